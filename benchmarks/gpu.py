@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from benchmarks.gpu_figures import SMALL, Figure, Sizes, Work, fastest, measure_limits, table_of
+from benchmarks.gpu_figures import SMALL, Figure, Sizes, Work, fastest, head, many_times, measure_limits, row_of, tied
 from benchmarks.gpu_models import MODELS, Setup, model_figures, of_transformers
 from benchmarks.random_model import MoEShape
 from llmjax.config import EngineConfig
@@ -86,8 +86,12 @@ def products(sizes: Sizes) -> Iterator[Figure]:
             x = jnp.asarray(rng.standard_normal((rows, size_in), np.float32), jnp.bfloat16)
             for name, layers in weights.items():
                 operation = LINEAR if name == "bf16" else QUANTIZED_LINEAR
-                run = jax.jit(lambda x, layers, operation=operation: [operation(x, layer, None) for layer in layers])
-                seconds = fastest(partial(run, x, layers), sizes.calls) / sizes.layers
+
+                def step(x: jax.Array, layers: list[Any], operation: Any = operation) -> jax.Array:
+                    return tied(x, [operation(x, layer, None) for layer in layers])
+
+                run = many_times(step, jnp.copy(x), layers, times=sizes.times)
+                seconds = fastest(run, sizes.calls) / (sizes.times * sizes.layers)
                 yield Figure(
                     f"{rows} x {size_in} by {size_out}, {name}",
                     operation.explain(platform, x, layers[0], None),
@@ -120,16 +124,11 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
             q = jnp.ones((requests * new, heads, head_dim), jnp.bfloat16)
             k = jnp.ones((requests * new, kv_heads, head_dim), jnp.bfloat16)
 
-            def step(q: jax.Array, k: jax.Array, layers: list[Any], batch: RaggedBatch) -> tuple[list[Any], list[Any]]:
+            def step(state: Any, k: jax.Array, batch: RaggedBatch) -> Any:
+                q, layers = state
                 rules = {"scale": head_dim**-0.5, "window": None, "softcap": None}
                 found = [ATTENTION(q, k, k, pages, batch, None, **rules) for pages in layers]
-                return [out for out, _ in found], [pages for _, pages in found]
-
-            program, state = jax.jit(step, donate_argnums=2), [layers]
-
-            def run(program: Any = program, state: Any = state, q: Any = q, k: Any = k, batch: Any = batch) -> Any:
-                out, state[0] = program(q, k, state[0], batch)
-                return out, state[0]
+                return tied(q, [out for out, _ in found]), [pages for _, pages in found]
 
             picked = ATTENTION.explain(
                 jax.devices()[0].platform, q, k, k, layers[0], batch, None, scale=1.0, window=None, softcap=None
@@ -137,7 +136,8 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
             seen = sum(new * length - new * (new - 1) // 2 for length in lengths)  # keys of all queries
             read = layers[0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * num_pages
             work = Work(read + 2 * q.nbytes, 4 * seen * heads * head_dim)
-            yield Figure(f"{name}, {cache}", picked, fastest(run, sizes.calls) / sizes.layers, work)
+            run = many_times(step, (q, layers), k, batch, times=sizes.times)
+            yield Figure(f"{name}, {cache}", picked, fastest(run, sizes.calls) / (sizes.times * sizes.layers), work)
 
 
 def batch_of(lengths: Sequence[int], new: int) -> tuple[RaggedBatch, int]:
@@ -174,20 +174,16 @@ def kv_writes(sizes: Sizes) -> Iterator[Figure]:
     for cache in CACHES:
         for tokens in sizes.writes:
             make = partial(make_pages, page_size=PAGE, num_kv_heads=kv_heads, head_dim=head_dim, dtype=jnp.dtype(cache))
-            state = [[make(num_pages=-(-tokens // PAGE) + 1) for _ in range(sizes.layers)]]
+            layers = [make(num_pages=-(-tokens // PAGE) + 1) for _ in range(sizes.layers)]
             k = jnp.ones((tokens, kv_heads, head_dim), jnp.bfloat16)
             kv_index = PAGE + jnp.arange(tokens, dtype=jnp.int32)
-            by = "CUDA kernel" if on_card and state[0][0].layout.token_scales else "XLA"
-            program = jax.jit(
-                lambda layers, k, kv_index: [write(pages, k, kv_index) for pages in layers], donate_argnums=0
-            )
+            stored = layers[0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * tokens / PAGE
 
-            def run(program: Any = program, state: Any = state, k: Any = k, kv_index: Any = kv_index) -> Any:
-                state[0] = program(state[0], k, kv_index)
-                return state[0]
+            def step(layers: list[KVPages], k: jax.Array, kv_index: jax.Array) -> list[KVPages]:
+                return [write(pages, k, kv_index) for pages in layers]
 
-            stored = state[0][0].layout.page_bytes(num_kv_heads=kv_heads, head_dim=head_dim) * tokens / PAGE
-            seconds = fastest(run, sizes.calls) / sizes.layers
+            run = many_times(step, layers, k, kv_index, times=sizes.times)
+            by, seconds = "CUDA kernel" if on_card else "XLA", fastest(run, sizes.calls) / (sizes.times * sizes.layers)
             yield Figure(f"KV of {tokens} tokens, {cache}", by, seconds, Work(2 * k.nbytes + stored, 0))
 
 
@@ -211,14 +207,16 @@ def expert_products(sizes: Sizes) -> Iterator[Figure]:
             x = plain(rng, rows, hidden)
             chosen = jnp.asarray(np.stack([rng.permutation(count)[:choices] for _ in range(rows)]), jnp.int32)
             shares = jnp.full((rows, choices), 1 / choices, jnp.float32)
-            run = jax.jit(
-                lambda x, chosen, shares, all: [EXPERTS(x, chosen, shares, w, activation="silu") for w in all]
-            )
+
+            def step(x: jax.Array, chosen: jax.Array, shares: jax.Array, layers: list[ExpertWeights]) -> jax.Array:
+                return tied(x, [EXPERTS(x, chosen, shares, each, activation="silu") for each in layers])
+
+            run = many_times(step, jnp.copy(x), chosen, shares, layers, times=sizes.times)
             used = len(np.unique(np.asarray(chosen)))
             yield Figure(
                 f"experts, {rows} rows: {used} of {count} in use, {name}",
                 EXPERTS.explain(platform, x, chosen, shares, layers[0], activation="silu"),
-                fastest(partial(run, x, chosen, shares, layers), sizes.calls) / len(layers),
+                fastest(run, sizes.calls) / (sizes.times * len(layers)),
                 Work(size * used / count + 4 * rows * hidden, 6 * rows * choices * hidden * inner),
             )
 
@@ -276,12 +274,20 @@ def main(argv: Sequence[str]) -> int:
         f"{limits.flops_per_second / 1e12:.4g} TFLOP/s; {about['versions']}; {about['date']}, commit {about['commit']}",
         highlight=False,
     )
+    output = Path(options.output) if options.output else None
+    if output is None and device.platform != "cpu" and not options.small:
+        output = free_path(RESULTS, f"{device.device_kind}-{about['date']}-{about['commit']}")
     figures: list[Figure] = []
 
     def show(found: Iterator[Figure]) -> None:
-        new = list(found)
-        console.print(table_of(new, limits))
-        figures.extend(new)
+        """Prints and writes each as soon as it is there."""
+        print(head(), flush=True)
+        for figure in found:
+            print(row_of(figure, limits), flush=True)
+            figures.append(figure)
+            if output:
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.write_text(json.dumps({**about, "figures": [asdict(f) for f in figures]}, indent=2))
 
     if peers:
         show(iter(peers))
@@ -295,12 +301,7 @@ def main(argv: Sequence[str]) -> int:
         for shape, form, graphs in product(shapes, options.formats.split(","), options.graphs.split(",")):
             setup = Setup(shape, form, graphs, options.offload if isinstance(MODELS[shape], MoEShape) else 0)
             show(model_figures(Path(options.work_dir), setup, sizes, extra))
-    output = Path(options.output) if options.output else None
-    if output is None and device.platform != "cpu" and not options.small:
-        output = free_path(RESULTS, f"{device.device_kind}-{about['date']}-{about['commit']}")
     if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps({**about, "figures": [asdict(f) for f in figures]}, indent=2))
         console.print(f"{output}", highlight=False)
     return 0
 

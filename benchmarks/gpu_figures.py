@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich import box
-from rich.table import Table
+
+from llmjax.engine.graphs import GRAPHS
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Sizes:
     matrices: tuple[tuple[int, int], ...] = ((4096, 4096), (14336, 4096), (4096, 14336))
     rows: tuple[int, ...] = (1, 2, 8, 16, 64, 256, 2048)
     layers: int = 16  # distinct inputs of a kernel: more than the card's cache holds
-    calls: int = 20  # on their way at once, so that the host's time does not count
+    calls: int = 5  # on their way at once, so that the host's time does not count
+    times: int = 20  # that a call of kernels computes all layers: the host takes longer to start some than they need
     attention: tuple[tuple[int, int], ...] = ((1, 512), (1, 4096), (16, 4096), (64, 2048))  # requests, context
     uneven: tuple[tuple[int, int, int], ...] = ((63, 500, 32768),)  # requests, context of each; that of one more
     experts: tuple[int, int, int, int] = (128, 8, 2048, 768)  # experts, of a token, hidden and inner size
@@ -40,6 +41,7 @@ SMALL = Sizes(
     rows=(1, 8),
     layers=2,
     calls=2,
+    times=2,
     attention=((2, 64),),
     uneven=((3, 20, 100),),
     experts=(8, 2, 64, 32),
@@ -94,10 +96,43 @@ def fastest(run: Callable[[], Any], calls: int, repeat: int = 5) -> float:
     return best
 
 
+def many_times(
+    step: Callable[..., Any], state: Any, *others: Any, times: int, options: Mapping[str, str] | None = None
+) -> Callable[[], Any]:
+    """A call of one program in which each step begins with what the one before it gave, on a GPU as one graph.
+
+    Args:
+        step: of ``state`` and the others; gives a new state. Where it has nothing to give, it says so by `tied`.
+        state: arrays; they are given away.
+        options: XLA's; None: those of graphs on a GPU, and nothing elsewhere.
+    """
+    if options is None:
+        options = GRAPHS if jax.devices()[0].platform == "gpu" else {}
+
+    def program(state: Any, others: Any) -> Any:
+        return jax.lax.fori_loop(0, times, lambda _, state: step(state, *others), state)
+
+    compiled = jax.jit(program, donate_argnums=0, compiler_options=dict(options))
+    last = [state]
+
+    def call() -> Any:
+        last[0] = compiled(last[0], others)
+        return last[0]
+
+    return call
+
+
+def tied(x: jax.Array, found: Any) -> jax.Array:
+    """x, finite as it is, once finite arrays have been computed."""
+    first = sum(leaf.ravel()[0].astype(jnp.float32) for leaf in jax.tree.leaves(found))
+    return x + (0 * first).astype(x.dtype)
+
+
 def measure_limits(sizes: Sizes) -> Limits:
-    x = jnp.zeros(sizes.copy_mib << 18, jnp.float32)
+    """By numbers at random: of zeros or ones a card computes faster, for it then takes less power."""
+    x = jax.random.normal(jax.random.key(0), (sizes.copy_mib << 18,), jnp.float32)
     copy = jax.jit(lambda x: x + 1)
-    a = jnp.ones((sizes.matmul, sizes.matmul), jnp.bfloat16)
+    a = jax.random.normal(jax.random.key(1), (sizes.matmul, sizes.matmul), jnp.bfloat16)
     product = jax.jit(lambda a: jnp.dot(a, a, preferred_element_type=jnp.bfloat16))
     return Limits(
         bytes_per_second=2 * x.nbytes / fastest(lambda: copy(x), sizes.calls),
@@ -105,18 +140,29 @@ def measure_limits(sizes: Sizes) -> Limits:
     )
 
 
-def table_of(figures: Sequence[Figure], limits: Limits) -> Table:
-    table = Table(box=box.MARKDOWN)
-    for title in ("", "by", "ms", "tok/s", "GB/s", "TFLOP/s", "of the bound"):
-        table.add_column(title, justify="left" if title in ("", "by") else "right")
-    for figure in figures:
-        table.add_row(
-            figure.name,
-            figure.implementation,
-            f"{figure.seconds * 1e3:.4g}",
-            f"{figure.tokens / figure.seconds:,.0f}" if figure.tokens else "",
-            f"{figure.work.bytes / figure.seconds / 1e9:,.0f}",
-            f"{figure.work.flops / figure.seconds / 1e12:.4g}",
-            f"{limits.seconds(figure.work) / figure.seconds:.0%}",
-        )
-    return table
+COLUMNS = (("", -64), ("by", -24), ("ms", 9), ("tok/s", 9), ("GB/s", 7), ("TFLOP/s", 8), ("of the bound", 12))
+
+
+def row_of(figure: Figure, limits: Limits) -> str:
+    """A line of the table."""
+    return _row(
+        figure.name,
+        figure.implementation,
+        f"{figure.seconds * 1e3:.4g}",
+        f"{figure.tokens / figure.seconds:,.0f}" if figure.tokens else "",
+        f"{figure.work.bytes / figure.seconds / 1e9:,.0f}",
+        f"{figure.work.flops / figure.seconds / 1e12:.4g}",
+        f"{limits.seconds(figure.work) / figure.seconds:.0%}",
+    )
+
+
+def head() -> str:
+    """The table's first two lines, in Markdown."""
+    rule = ("-" * -width if width < 0 else "-" * (width - 1) + ":" for _, width in COLUMNS)
+    return f"{_row(*(title for title, _ in COLUMNS))}\n{_row(*rule)}"
+
+
+def _row(*cells: str) -> str:
+    """Cells of so many letters at least, a negative width being that of one that begins on the left."""
+    widths = (width for _, width in COLUMNS)
+    return f"| {' | '.join(c.ljust(-w) if w < 0 else c.rjust(w) for c, w in zip(cells, widths, strict=True))} |"

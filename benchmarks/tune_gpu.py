@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,7 +29,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.gpu import FORMATS, PAGE, quantized
-from benchmarks.gpu_figures import fastest
+from benchmarks.gpu_figures import fastest, many_times, tied
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket, make_buckets
 from llmjax.kernels.attention import KVPages, RaggedBatch, make_pages
@@ -45,6 +46,7 @@ from llmjax.kernels.cuda.tuned import Key, Table, TableError, path_for
 from llmjax.kernels.qtensor import CUDA_TILE
 
 Choice = Mapping[str, int]
+Call = Callable[[], Any]
 KINDS = ("product", "experts", "decode", "prefill")
 WORTH = 0.97  # of the time before: less is noise
 BEYOND_CACHE = 1 << 28  # bytes of KV pages that no card's cache holds
@@ -69,14 +71,14 @@ class Problem:
     Args:
         start: what arithmetic gives, for each field.
         fields: what may be tried.
-        run: makes a call, given other values of some fields.
+        run: makes a call, given other values of some fields, which computes all layers as often as is said.
         layers: that a call computes, with inputs of their own.
     """
 
     key: Key
     start: Choice
     fields: Mapping[str, tuple[int, ...]]
-    run: Callable[[Choice], Callable[[], Any]]
+    run: Callable[[Choice, int], Call]
     layers: int = 1
 
 
@@ -104,7 +106,8 @@ class Sizes:
     context: int = 4096  # of each
     prefills: tuple[int, ...] = (*MIXED, 4096)
     formats: tuple[str, ...] = tuple(FORMATS)
-    calls: int = 20
+    calls: int = 5
+    times: int = 20  # that each computes all layers
     values: int = 8  # tried of each field at most
 
 
@@ -121,58 +124,78 @@ SMALL = Sizes(
     prefills=(32,),
     formats=("q4_k",),
     calls=1,
+    times=1,
     values=1,
 )
 
 
-def best(problem: Problem, seconds: Callable[[Choice], float]) -> Found:
+def best(problem: Problem, seconds: Callable[[Sequence[Choice]], list[float]]) -> Found:
     """Changes one field after the other until none makes it faster.
 
     Args:
-        seconds: of a call with these fields changed; infinite where the card cannot run it.
+        seconds: of a layer with each of some choices of fields; infinite where the card cannot run it.
     """
     choice: dict[str, int] = {}
-    at_start = fastest_yet = seconds(choice)
+    (at_start,) = seconds([choice])
+    fastest_yet = at_start
     again = True
     while again:
         again = False
         for field, values in problem.fields.items():
             now = choice.get(field, problem.start[field])
-            for value in values:
-                if value == now:
-                    continue
-                tried = {**choice, field: value}
-                if (taken := seconds(tried)) < WORTH * fastest_yet:
-                    choice, fastest_yet, again = tried, taken, True
+            tried = [{**choice, field: value} for value in values if value != now]
+            taken = seconds(tried)
+            if tried and min(taken) < WORTH * fastest_yet:
+                fastest_yet = min(taken)
+                choice, again = tried[taken.index(fastest_yet)], True
     return Found({k: v for k, v in choice.items() if v != problem.start[k]}, fastest_yet, at_start)
 
 
-def timed(problem: Problem, calls: int, console: Console) -> Callable[[Choice], float]:
-    """Measures choices, each once."""
+def timed(problem: Problem, sizes: Sizes, console: Console) -> Callable[[Sequence[Choice]], list[float]]:
+    """Measures choices, each once: compiled side by side, and run one after the other."""
     known: dict[tuple[tuple[str, int], ...], float] = {}
 
-    def seconds(choice: Choice) -> float:
-        name = tuple(sorted({**problem.start, **choice}.items()))
-        if name not in known:
-            try:
-                known[name] = fastest(problem.run(choice), calls) / problem.layers
-            except CANNOT as error:  # more shared memory or registers than the card has, or a form that does not lower
-                reason = next(iter(str(error).splitlines()), type(error).__name__)
-                console.print(f"  {dict(choice)} cannot run: {reason}", highlight=False)
-                known[name] = float("inf")
-        return known[name]
+    def name_of(choice: Choice) -> tuple[tuple[str, int], ...]:
+        return tuple(sorted({**problem.start, **choice}.items()))
+
+    def ready(choice: Choice) -> Call | None:
+        try:
+            call = problem.run(choice, sizes.times)
+            jax.block_until_ready(call())
+            return call
+        except CANNOT as error:  # more shared memory or registers than the card has, or a form that does not lower
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            console.print(f"  {dict(choice)} cannot run: {reason}", highlight=False)
+            return None
+
+    def seconds(choices: Sequence[Choice]) -> list[float]:
+        new = {name_of(choice): choice for choice in choices if name_of(choice) not in known}
+        with ThreadPoolExecutor() as threads:
+            calls = list(threads.map(ready, new.values()))
+        for name, call in zip(new, calls, strict=True):
+            taken = fastest(call, sizes.calls) if call else float("inf")
+            known[name] = taken / (problem.layers * sizes.times)
+        return [known[name_of(choice)] for choice in choices]
 
     return seconds
 
 
-def with_each_choice(call: Callable[..., Any]) -> Callable[..., Any]:
-    """``call(x, chosen, ...)`` for several ``chosen``."""
-    return jax.jit(lambda x, chosen, *others: [call(x, each, *others) for each in chosen])
+def with_each_choice(call: Callable[..., Any], x: jax.Array, chosen: jax.Array, *others: Any, times: int) -> Call:
+    """``call(x, chosen, ...)`` for several ``chosen``, so often."""
+
+    def step(x: jax.Array, chosen: jax.Array, *others: Any) -> jax.Array:
+        return tied(x, [call(x, each, *others) for each in chosen])
+
+    return many_times(step, jnp.copy(x), chosen, *others, times=times)
 
 
-def with_each_layer(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Attention for several layers of pages, without sinks."""
-    return jax.jit(lambda q, layers, *others: [call(q, pages, *others, None) for pages in layers])
+def with_each_layer(call: Callable[..., Any], x: jax.Array, layers: list[Any], *others: Any, times: int) -> Call:
+    """``call(x, layer, ...)`` for several layers, so often."""
+
+    def step(x: jax.Array, layers: list[Any], *others: Any) -> jax.Array:
+        return tied(x, [call(x, layer, *others) for layer in layers])
+
+    return many_times(step, jnp.copy(x), layers, *others, times=times)
 
 
 def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
@@ -183,10 +206,10 @@ def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 x = jnp.ones((rows, size_in), jnp.bfloat16)
                 start = plan_of(rows, layers[0])
 
-                def run(choice: Choice, x: Any = x, layers: Any = layers, start: Any = start) -> Any:
+                def run(choice: Choice, times: int, x: Any = x, layers: Any = layers, start: Any = start) -> Call:
                     plan = start.changed(choice, layers[0].format.num_chunks)
                     call = partial(quantized_linear, plan=plan, interpret=interpret)
-                    return partial(jax.jit(lambda x, layers: [call(x, layer) for layer in layers]), x, layers)
+                    return with_each_layer(call, x, layers, times=times)
 
                 fields: dict[str, tuple[int, ...]] = {"splits": (1, 2, 4, 8, 16)}
                 if isinstance(start, FragmentPlan):
@@ -224,10 +247,12 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 for key, start in plans_of(rows, tokens * top, weights).items():
                     inputs = (x, chosen, shares, weights)
 
-                    def run(choice: Choice, key: Key = key, start: Any = start, inputs: Any = inputs) -> Any:
+                    def run(
+                        choice: Choice, times: int, key: Key = key, start: Any = start, inputs: Any = inputs
+                    ) -> Call:
                         choices = {key.kernel: {**asdict(start), **choice}}
                         call = partial(experts, activation="silu", choices=choices, interpret=interpret)
-                        return partial(with_each_choice(call), *inputs)
+                        return with_each_choice(call, *inputs, times=times)
 
                     records = name in FORMATS
                     fields: dict[str, tuple[int, ...]] = {"splits": (1, 2, 4, 8)}
@@ -277,9 +302,9 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 jnp.arange(requests + 1, dtype=jnp.int32), kv_len, table, jnp.zeros(requests, jnp.int32), decode=True
             )
 
-            def run(choice: Choice, start: Split = start, inputs: Any = (q, layers, batch)) -> Any:
-                call = partial(decode, rules=rules, split=replace(start, **choice), interpret=interpret)
-                return partial(with_each_layer(call), *inputs)
+            def run(choice: Choice, times: int, start: Split = start, inputs: Any = (q, layers, batch)) -> Call:
+                call = partial(decode, sinks=None, rules=rules, split=replace(start, **choice), interpret=interpret)
+                return with_each_layer(call, *inputs, times=times)
 
             fields = {"shares": (8, 16, 32, 64, 128, 256), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
             fields |= {"stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
@@ -295,9 +320,9 @@ def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
             start, count = Tiles.of(length, group, reader), jnp.full(1, length, jnp.int32)
             batch = RaggedBatch(jnp.asarray([0, length], jnp.int32), count, table, jnp.zeros(length, jnp.int32))
 
-            def run(choice: Choice, start: Tiles = start, inputs: Any = (q, layers, batch, count)) -> Any:
-                call = partial(prefill, rules=rules, tiles=replace(start, **choice), interpret=interpret)
-                return partial(with_each_layer(call), *inputs)
+            def run(choice: Choice, times: int, start: Tiles = start, inputs: Any = (q, layers, batch, count)) -> Call:
+                call = partial(prefill, sinks=None, rules=rules, tiles=replace(start, **choice), interpret=interpret)
+                return with_each_layer(call, *inputs, times=times)
 
             fields = {"tokens": (4, 8, 16, 32, 64, 128), "keys": (16, 32, 64, 128), "warps": (4, 8)}
             fields |= {"stages": (1, 2, 3, 4)}
@@ -306,7 +331,7 @@ def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
             if getattr(jax.devices()[0], "compute_capability", "") == "9.0" and not mosaic_prefill.refuses(
                 q, pages, None
             ):
-                fields["mosaic"] = (1,)
+                fields["mosaic"] = (0, 1)
             yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run, len(layers))
 
 
@@ -339,7 +364,7 @@ def main(argv: Sequence[str]) -> int:
             if options.missing and problem.key in entries:
                 continue
             fields = {field: values[: sizes.values] for field, values in problem.fields.items()}
-            found = best(replace(problem, fields=fields), timed(problem, sizes.calls, console))
+            found = best(replace(problem, fields=fields), timed(problem, sizes, console))
             text = f"{found.seconds_at_start * 1e6:,.1f} µs, {found.seconds * 1e6:,.1f} with {dict(found.choice)}"
             console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
             if found.seconds < float("inf"):

@@ -1,9 +1,8 @@
 """Attention of rows with several queries for Hopper, by Mosaic GPU: bulk copies of pages, products of warpgroups.
 
 One warpgroup asks the copy engine for pages, two others multiply, each with its 64 rows of a tile, and take turns: one
-multiplies while the other computes its softmax (FlashAttention-3, arXiv:2407.08608). Tiles of queries are gathered and put back by XLA: rows of a tile that
-belong to nobody are then nowhere stored. Never measured on a card, so that it runs only where a card's table asks for
-it (`Tiles.mosaic`).
+multiplies while the other computes its softmax (FlashAttention-3, arXiv:2407.08608). Tiles of queries are gathered and
+put back by XLA: rows of a tile that belong to nobody are then nowhere stored.
 """
 
 from __future__ import annotations
@@ -38,9 +37,9 @@ FLOATS = (jnp.bfloat16, jnp.float16)
 def refuses(q: jax.Array, pages: KVPages, sinks: jax.Array | None) -> str | None:
     """Why the kernel does not take these; None: it does."""
     group, head_dim = q.shape[1] // pages.data.shape[2], q.shape[2]
-    capability = getattr(default_device(), "compute_capability", CAPABILITY)  # unknown where there is no card
+    capability = getattr(default_device(), "compute_capability", None)
     if capability != CAPABILITY:
-        return f"a card of compute capability {capability} does not multiply by warpgroups"
+        return f"a card of compute capability {capability} does not multiply by warpgroups as Hopper does"
     if q.dtype not in FLOATS or pages.dtype != q.dtype:
         return f"queries are {q.dtype}, pages {pages.dtype}"
     if pages.layout.value_dim is not None:
@@ -137,7 +136,7 @@ class _Kernel:
     def _run(
         self, q: Any, data: Any, table: Any, work: Any, out: Any, tiles: Any, q_ready: Any, turn: Any, *parts: Any
     ) -> None:
-        """turn: a barrier of both warpgroups; parts: of keys and of values, their memory, when it is filled and read."""
+        """turn: a barrier of both warpgroups; parts: of keys and of values, memory, and when it is filled and read."""
         # The last tiles of a row see the most keys: those begin first.
         program = jax.lax.axis_size("program") - 1 - jax.lax.axis_index("program")
         head, warpgroup = jax.lax.axis_index("head"), jax.lax.axis_index("warpgroup")
@@ -239,17 +238,18 @@ class _Kernel:
         if self.interpret:  # the interpreter knows products of plain references alone, and no sums in place
             a, b = a[...].astype(jnp.float32), b[...].astype(jnp.float32)
             meanwhile()
-            found = jnp.dot(a, b.T if transpose else b)
-            return found if acc is None else acc + found
+            product = jnp.dot(a, b.T if transpose else b)
+            return product if acc is None else acc + product
 
         def multiply(sums: Any) -> Any:
             mosaic.wgmma(sums, a, b.transpose((1, 0)) if transpose else b)
             meanwhile()
             return sums[...] if acc is None else None
 
-        if acc is not None:
-            return pl.run_state(multiply)(mosaic.ACC.init(acc))
-        found: jax.Array = pl.run_scoped(multiply, mosaic.ACC((ROWS, KEYS), jnp.float32))
+        if acc is None:
+            found: jax.Array = pl.run_scoped(multiply, mosaic.ACC((ROWS, KEYS), jnp.float32))
+        else:
+            found = pl.run_state(multiply)(mosaic.ACC.init(acc))
         return found
 
     def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:

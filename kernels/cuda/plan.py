@@ -10,7 +10,7 @@ from llmjax.kernels.cuda.tuned import Key, tuned
 from llmjax.kernels.qtensor import CUDA_TILE
 from llmjax.kernels.row_format import Codes
 
-# Not measured on a card yet: sizes that fill one by the arithmetic in README.md.
+# Sizes that fill a card by arithmetic; `python -m benchmarks.tune_gpu` measures them.
 MAX_VECTOR_ROWS = 2  # with more, tensor cores; code and compile time grow with the rows
 ENOUGH_PROGRAMS = 192
 

@@ -1,10 +1,11 @@
 """Products with quantized matrices, straight from the records of a `QTensor`.
 
 Five kernels. For one or two rows of x the memory is the limit: weights become floats in registers and are multiplied
-there. For more rows codes become bf16 fragments of tensor cores (`fragments.py`); where weights are of another type or
-codes have levels of their own, a tile of weights is dequantized first; where x may be rounded to int8 and rows of the
-matrix have one scale, codes are multiplied as they are; and so are those of 8-bit floats, where x may be rounded to
-them. All may divide the columns among programs, whose sums XLA adds. What a program computes is in `products.py`.
+there. For more rows, or where scales have scales, codes become bf16 fragments of tensor cores (`fragments.py`); where
+weights are of another type or codes have levels of their own, a tile of weights is dequantized first; where x may be
+rounded to int8 and rows of the matrix have one scale, codes are multiplied as they are; and so are those of 8-bit
+floats, where x may be rounded to them. All may divide the columns among programs, whose sums XLA adds. What a program
+computes is in `products.py`.
 """
 
 from __future__ import annotations
@@ -137,9 +138,11 @@ def quantized_linear(
 
 
 def multiplies_fragments(rows: int, weight: QTensor) -> bool:
-    """Whether codes become bf16 fragments."""
+    """Whether codes become bf16 fragments: where rows are many, or scales have scales of their own, which cost the
+    kernel for few rows up to four times as much (H100)."""
     others = multiplies_float8(weight) or multiplies_integers(weight)
-    return rows > MAX_VECTOR_ROWS and not others and fragments.refuses(weight) is None
+    many = rows > MAX_VECTOR_ROWS or bool(weight.format.super_size)
+    return many and not others and fragments.refuses(weight) is None
 
 
 def multiplies_integers(weight: QTensor) -> bool:

@@ -119,12 +119,15 @@ def test_a_field_that_a_kernel_lacks_is_an_error(tmp_path: Path) -> None:
 def test_the_tuner_goes_downhill() -> None:
     """To the least of a sum of distances, past what cannot run, and no further for noise."""
     fields = {"warps": (1, 2, 4, 8), "chunks": (16, 32, 64), "stages": (1, 2)}
-    problem = Problem(Key("k", "f", ()), {"warps": 1, "chunks": 64, "stages": 1}, fields, lambda choice: lambda: None)
+    start = {"warps": 1, "chunks": 64, "stages": 1}
+    problem = Problem(Key("k", "f", ()), start, fields, lambda choice, times: lambda: None)
     tried = []
 
-    def seconds(choice: Any) -> float:
-        tried.append(dict(choice))
-        full = {**problem.start, **choice}
+    def seconds(choices: Any) -> list[float]:
+        tried.extend(map(dict, choices))
+        return [taken({**problem.start, **choice}) for choice in choices]
+
+    def taken(full: Any) -> float:
         if full["chunks"] == 32:
             return float("inf")
         return 1 + abs(full["warps"] - 4) + abs(full["chunks"] - 16) - 0.01 * full["stages"]
@@ -179,14 +182,15 @@ def test_a_table_grows_and_keeps_what_it_has(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_does_not_lower_is_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
-    def run(choice: Any) -> Any:
+    def run(choice: Any, times: int) -> Any:
         if choice.get("warps") == 8:
             raise NotImplementedError("no such form\nmore")
         return lambda: jnp.zeros(1)
 
-    seconds = timed(Problem(Key("k", "f", ()), {"warps": 4}, {"warps": (8,)}, run, layers=2), 1, Console())
-    assert seconds({"warps": 8}) == float("inf")
-    assert 0 < seconds({}) < float("inf")
+    seconds = timed(Problem(Key("k", "f", ()), {"warps": 4}, {"warps": (8,)}, run, layers=2), tune_gpu.SMALL, Console())
+    failed, found = seconds([{"warps": 8}, {}])
+    assert failed == float("inf")
+    assert 0 < found < float("inf")
     assert "cannot run: no such form\n" in capsys.readouterr().out
 
 
