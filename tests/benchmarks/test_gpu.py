@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import gpu
 from benchmarks.gpu import PAGE, batch_of, commit, free_path, main
-from benchmarks.gpu_figures import Limits, Work
+from benchmarks.gpu_figures import Figure, Limits, Work, head, many_times, row_of, tied
 from benchmarks.gpu_models import MODELS, Reads, Setup
 from llmjax import platforms
 from llmjax.errors import LLMJaxError
@@ -82,6 +83,22 @@ def test_the_bound_is_the_larger_of_reading_and_computing() -> None:
     limits = Limits(bytes_per_second=100, flops_per_second=1000)
     assert limits.seconds(Work(bytes=200, flops=1000)) == 2
     assert limits.seconds(Work(bytes=200, flops=4000)) == 4
+
+
+def test_a_step_begins_with_what_the_one_before_it_gave() -> None:
+    x, added = jnp.arange(4.0), jnp.full(4, 2.0)
+    call = many_times(lambda state, added: state + added, jnp.copy(x), added, times=3)
+    assert [call()[1], call()[1]] == [7, 13]
+    kept = many_times(lambda x, added: tied(x, {"a": x @ added, "b": added}), jnp.copy(x), added, times=3)
+    assert kept().tolist() == x.tolist()
+
+
+def test_a_line_of_the_table() -> None:
+    figure = Figure("a product", "a kernel", 0.5, Work(bytes=25e9, flops=1e12), tokens=10)
+    cells = [cell.strip() for cell in row_of(figure, Limits(1e11, 1e13)).strip("|").split("|")]
+    assert cells == ["a product", "a kernel", "500", "20", "50", "2", "50%"]
+    titles, rule = head().splitlines()
+    assert len(titles) == len(rule) == len(row_of(figure, Limits(1e11, 1e13)))
 
 
 def test_experts_that_a_step_reads() -> None:

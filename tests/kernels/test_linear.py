@@ -13,6 +13,7 @@ import pytest
 from llmjax.kernels.cpu import library as cpu_library
 from llmjax.kernels.cpu import linear as cpu
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.dense_linear import LINEAR, linear_by_cublas
 from llmjax.kernels.linear import linear
 from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
@@ -81,3 +82,25 @@ def test_rows_that_nobody_looks_at(rows: int) -> None:
     np.testing.assert_allclose(found[:5], product(x[:5], weight, bias), atol=2e-2)
     if NATIVE is not None and "llmjax_linears" in jax.jit(linear).lower(x, weight, bias, jnp.int32(5)).as_text():
         assert not found[5:].any()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_sums_that_a_card_stores_in_their_type_are_the_nearest(dtype: str) -> None:
+    x, weight = normal(0, 80, 600, dtype=dtype), normal(1, 24, 600, dtype=dtype)
+    found = np.asarray(jax.jit(linear_by_cublas)(x, weight))
+    exact = product(x, weight)
+    assert found.dtype == np.float32
+    step = np.finfo(np.float16).eps if dtype == "float16" else 2.0**-7
+    assert np.all(np.abs(found - exact) <= 0.51 * step * np.abs(exact) + 1e-4)
+
+
+def test_a_card_rounds_the_sums_of_many_rows_without_a_bias_alone() -> None:
+    def picked(rows: int, *, x: str = "bfloat16", weight: str = "bfloat16", bias: bool = False) -> str:
+        added = jax.ShapeDtypeStruct((32,), jnp.float32) if bias else None
+        arguments = [jax.ShapeDtypeStruct(shape, x_or_w) for shape, x_or_w in (((rows, 64), x), ((32, 64), weight))]
+        return LINEAR.pick("gpu", *arguments, added).name
+
+    assert picked(64) == "cuBLAS"
+    assert picked(63) == picked(64, bias=True) == "XLA"
+    assert picked(64, x="float32") == picked(64, x="float32", weight="float32") == "XLA"  # the head is in f32
+    assert LINEAR.pick("cpu", jnp.zeros((64, 8), jnp.bfloat16), jnp.zeros((8, 8), jnp.bfloat16)).name != "cuBLAS"
