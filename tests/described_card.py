@@ -20,6 +20,8 @@ from jax.experimental.mosaic.gpu import core as mosaic_core
 from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.experimental.pallas import triton
 
+from llmjax.kernels.cuda import mosaic_prefill
+
 # Llama-3.1-8B with two layers.
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -189,6 +191,8 @@ def _present(card: Card) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         holder = mosaic_utils if hasattr(mosaic_utils, "_infer_arch") else mosaic_core
         patch.setattr(holder, "_infer_arch", lambda: tuple(map(int, card.capability.split("."))))
+        present = SimpleNamespace(compute_capability=card.capability)
+        patch.setattr(mosaic_prefill, "default_device", lambda: present)
         with _present_to_triton(card):
             yield
 

@@ -56,6 +56,8 @@ COMMON = (
     "zeros",
     "isa",
 )  # compiled once
+SEARCHED = ("generic", "avx2")  # for which searches are compiled
+SEARCH_FLAGS = ("-ffp-contract=off",)  # their results are those of ggml's quantizers, bit for bit
 QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod", "i8mm")  # of no use to other kernels
 
 
@@ -126,6 +128,11 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: boo
             for name in ("kernels", "quantized_kernels")
             for isa, flags in isas.items()
             if name == "quantized_kernels" or isa not in QUANTIZED_ONLY
+        ]
+        jobs += [
+            (SOURCES / "searches.cc", f"searches_{isa}.o", (*isas[isa], *SEARCH_FLAGS, f"-DLLMJAX_ISA={isa}"))
+            for isa in SEARCHED
+            if isa in isas
         ]
         jobs += [(SOURCES / f"{name}.cc", f"{name}.o", have) for name in COMMON]
         with ThreadPoolExecutor(_usable_cores()) as pool:

@@ -28,7 +28,7 @@ def compile_with(*arguments: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 def test_sources_are_valid(isa: str) -> None:
-    for name in ("kernels", "quantized_kernels"):
+    for name in ("kernels", "quantized_kernels", "searches"):
         compile_with(*ISAS[isa], f"-DLLMJAX_ISA={isa}", "-fsyntax-only", str(SOURCES / f"{name}.cc"))
 
 
@@ -38,6 +38,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     jobs = {"kernels": ("-DLLMJAX_ISA=generic", "-c", str(SOURCES / "kernels.cc"))}
     for isa, flags in ISAS.items():
         jobs[isa] = (*flags, f"-DLLMJAX_ISA={isa}", "-c", str(SOURCES / "quantized_kernels.cc"))
+    jobs["searches"] = ("-ffp-contract=off", "-DLLMJAX_ISA=generic", "-c", str(SOURCES / "searches.cc"))
     have = (f"-DLLMJAX_HAVE_{isa.upper()}" for isa in ISAS)
     jobs["isa"] = (*have, '-DLLMJAX_DIGEST=""', "-c", str(SOURCES / "isa.cc"))
     jobs["sets"] = ("-c", str(PROGRAM))

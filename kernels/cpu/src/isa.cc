@@ -2,6 +2,7 @@
 
 #include "kernels.h"
 #include "quantized.h"
+#include "searches.h"
 
 #if defined(__linux__) && defined(__x86_64__)
 #include <sys/syscall.h>
@@ -20,7 +21,9 @@ namespace llmjax {
 
 extern const Kernels kernels_generic;
 extern const QuantizedKernels quantized_generic;
+extern const Searches searches_generic;
 #if defined(LLMJAX_HAVE_AVX2)
+extern const Searches searches_avx2;
 extern const Kernels kernels_avx2;
 extern const QuantizedKernels quantized_avx2;
 #endif
@@ -116,6 +119,7 @@ struct Table {
   bool usable[kCount] = {true};
   const Kernels* kernels[kCount] = {&kernels_generic};
   const QuantizedKernels* quantized[kCount] = {&quantized_generic};
+  const Searches* searches[kCount] = {&searches_generic};
 
   void add(int isa, bool here, const Kernels* plain, const QuantizedKernels* of_quantized) {
     if (!here) return;
@@ -127,6 +131,7 @@ struct Table {
   Table() {
 #if defined(LLMJAX_HAVE_AVX2)
     add(1, has_avx2(), &kernels_avx2, &quantized_avx2);
+    if (usable[1]) searches[1] = &searches_avx2;
 #endif
 #if defined(LLMJAX_HAVE_AVXVNNI)
     add(2, has_avxvnni(), nullptr, &quantized_avxvnni);
@@ -179,6 +184,16 @@ const QuantizedKernels* find_quantized_kernels(int isa) {
   return table().quantized[i];
 }
 
+namespace {
+
+const Searches* find_searches(int isa, const SubBlocks& blocks) {
+  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa)) || blocks.numbers > kMostNumbers) return nullptr;
+  int i = isa < 0 ? kCount - 1 : isa;
+  while (table().searches[i] == nullptr) --i;
+  return table().searches[i];
+}
+
+}  // namespace
 }  // namespace llmjax
 
 // For the Python side, which asks through ctypes.
@@ -187,5 +202,25 @@ extern "C" {
 int llmjax_isa_count() { return llmjax::isa_count(); }
 const char* llmjax_isa_name(int isa) { return llmjax::isa_name(isa); }
 int llmjax_isa_usable(int isa) { return llmjax::isa_usable(isa) ? 1 : 0; }
+
+// Both: 1 if it was done; 0: there is no such instruction set, or sub-blocks have too many numbers.
+// fit: [4, count], scale, minimum, origin and multiplier.
+int llmjax_fit_affine(int isa, const float* x, const float* weights, size_t numbers, size_t count, float top, float first,
+                      int steps, int absolute, float* fit) {
+  const llmjax::SubBlocks blocks{x, numbers, count};
+  const llmjax::Searches* searches = llmjax::find_searches(isa, blocks);
+  if (searches == nullptr) return 0;
+  searches->affine(blocks, weights, {top, first, steps, absolute != 0}, {fit, fit + count, fit + 2 * count, fit + 3 * count});
+  return 1;
+}
+
+// fit: [2, count], scale and multiplier.
+int llmjax_fit_symmetric(int isa, const float* x, const float* peaks, size_t numbers, size_t count, float middle, float* fit) {
+  const llmjax::SubBlocks blocks{x, numbers, count};
+  const llmjax::Searches* searches = llmjax::find_searches(isa, blocks);
+  if (searches == nullptr) return 0;
+  searches->symmetric(blocks, peaks, middle, fit, fit + count);
+  return 1;
+}
 }
 #pragma GCC visibility pop

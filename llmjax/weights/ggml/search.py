@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmjax.kernels.cpu import searches as cpu
+
 ALL_ZERO = np.float32(1e-15)
 """ggml's GROUP_MAX_EPS: sub-blocks whose numbers are all smaller count as zero."""
 
@@ -103,13 +105,20 @@ class AffineFit:
 
 
 def fit_affine(x: np.ndarray, weights: np.ndarray, search: AffineSearch) -> AffineFit:
-    """Scale and minimum of least weighted error: ``make_qkx2_quants``.
+    """Scale and minimum of least weighted error: ``make_qkx2_quants``; in C++ where the kernels are built.
 
     Args:
         x: f32 [m, n].
         weights: f32 [m, n], what an error counts.
         search: which multipliers are tried.
     """
+    top, first, steps, absolute = search.top, search.first, search.steps, search.absolute
+    found = cpu.fit_affine(x, weights, top=top, first=first, steps=steps, absolute=absolute)
+    return fit_affine_by_numpy(x, weights, search) if found is None else AffineFit(search.top, *found)
+
+
+def fit_affine_by_numpy(x: np.ndarray, weights: np.ndarray, search: AffineSearch) -> AffineFit:
+    """`fit_affine` where there are no kernels."""
     low, high = x.min(axis=0), x.max(axis=0)
     least = np.minimum(low, 0)
     flat = high == least
@@ -180,7 +189,8 @@ class SymmetricFit:
 
 
 def fit_symmetric(x: np.ndarray, middle: int) -> SymmetricFit:
-    """Scale of least error weighted by squares, codes from -middle to middle - 1: ``make_qx_quants``, type 1.
+    """Scale of least error weighted by squares, codes from -middle to middle - 1: ``make_qx_quants``, type 1; in C++
+    where the kernels are built.
 
     Args:
         x: f32 [m, n].
@@ -189,6 +199,20 @@ def fit_symmetric(x: np.ndarray, middle: int) -> SymmetricFit:
     peak = largest(x)
     zero = np.abs(peak) < ALL_ZERO
     peak[zero] = 1
+    found = cpu.fit_symmetric(x, peak, middle=middle)
+    scale, multiplier = symmetric_scale_by_numpy(x, peak, middle) if found is None else found
+    final = nearest(x * multiplier).clip(-middle, middle - 1) + middle
+    final[:, zero] = 0
+    scale[zero] = 0
+    return SymmetricFit(scale, final)
+
+
+def symmetric_scale_by_numpy(x: np.ndarray, peak: np.ndarray, middle: int) -> tuple[np.ndarray, np.ndarray]:
+    """The scale of `fit_symmetric` and the multiplier of its codes, f32 [n], where there are no kernels.
+
+    Args:
+        peak: f32 [n], the numbers of largest magnitude; 1 for sub-blocks that count as zero.
+    """
     half = np.float32(middle)
     weights = x * x
     weighted = weights * x
@@ -207,10 +231,7 @@ def fit_symmetric(x: np.ndarray, middle: int) -> SymmetricFit:
         scale = np.where(better, found, scale)
         best = np.where(better, found * sum_xl, best)
         multiplier = np.where(better, tried, multiplier)
-    final = nearest(x * multiplier).clip(-middle, middle - 1) + middle
-    final[:, zero] = 0
-    scale[zero] = 0
-    return SymmetricFit(scale, final)
+    return scale, multiplier
 
 
 def fit_symmetric_by_code(x: np.ndarray, middle: int) -> SymmetricFit:
