@@ -82,6 +82,7 @@ def test_symmetric(isa: str, seed: int, count: int) -> None:
     assert_same_bits(found, list(expected))
 
 
+@pytest.mark.skipif(NATIVE is None, reason="the kernels are not built")
 def test_what_the_kernels_do_not_take_is_an_error() -> None:
     with pytest.raises(ValueError, match="too many numbers"):
         cpu.fit_symmetric(np.ones((33, 2), np.float32), np.ones(2, np.float32), middle=32)
