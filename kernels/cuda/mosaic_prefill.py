@@ -7,6 +7,7 @@ put back by XLA: rows of a tile that belong to nobody are then nowhere stored.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from llmjax.kernels.cuda.tuned import default_device
 
 ROWS = 64  # of a warpgroup's product
 WARPGROUPS = 2  # that multiply
+COLUMNS = 64  # of a head that lie together in shared memory
 KEYS = 128  # at a time
 STAGES = 2  # of the pipeline of keys and values
 LOG2_E = math.log2(math.e)
@@ -77,14 +79,16 @@ def prefill(
     tiles = tiles.transpose(2, 0, 1, 3, 4).reshape(kv_heads, programs, WARPGROUPS, ROWS, head_dim)
 
     # Row of the page table, position of the first query, first block of keys, how many blocks, how many of them all
-    # queries see whole, the layer's first page.
+    # queries see whole, how many keys the row has, the layer's first page.
     position = before[blocks.group] + blocks.first
     last = jnp.minimum(position + own, batch.kv_len[blocks.group])
     first_block = rules.first_key(position) // KEYS
     stop = jnp.where(blocks.first < count[blocks.group], -(-last // KEYS), first_block)
     whole = jnp.zeros_like(stop) if rules.window is not None else jnp.minimum((position + 1) // KEYS, stop)
     first_page = jnp.full(programs, batch.first_page, jnp.int32)
-    work = jnp.stack([blocks.group, position, first_block, stop - first_block, whole, first_page], 1).astype(jnp.int32)
+    have = batch.kv_len[blocks.group]
+    work = [blocks.group, position, first_block, stop - first_block, whole, have, first_page]
+    work = jnp.stack(work, 1).astype(jnp.int32)
     kernel = _Kernel(rules, pages.page_size, width, head_dim, batch.page_table.shape[1], q.dtype, interpret is not None)
     call = mosaic.kernel(
         kernel,
@@ -118,8 +122,8 @@ class _Kernel:
     interpret: bool
 
     def __call__(self, q: Any, data: Any, table: Any, work: Any, out: Any) -> None:
-        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 6]."""
-        transforms = (mosaic.TilingTransform((8, 64)), mosaic.SwizzleTransform(128))
+        """q, out: [K, programs, warpgroups, rows, h]; table: i32 [R * P]; work: i32 [programs * 7]."""
+        transforms = (mosaic.TilingTransform((8, COLUMNS)), mosaic.SwizzleTransform(128))
         keys = mosaic.SMEM((STAGES, KEYS, self.head_dim), self.dtype, transforms=transforms)
         filled = mosaic.Barrier(num_arrivals=KEYS // self.page_size, num_barriers=STAGES)
         read = mosaic.Barrier(num_arrivals=WARPGROUPS, num_barriers=STAGES)
@@ -140,7 +144,7 @@ class _Kernel:
         # The last tiles of a row see the most keys: those begin first.
         program = jax.lax.axis_size("program") - 1 - jax.lax.axis_index("program")
         head, warpgroup = jax.lax.axis_index("head"), jax.lax.axis_index("warpgroup")
-        row, position, first, blocks, whole, first_page = (work[program * 6 + i] for i in range(6))
+        row, position, first, blocks, whole, have, first_page = (work[program * 7 + i] for i in range(7))
         (keys, keys_filled, keys_read), (values, values_filled, values_read) = parts
 
         @pl.when(warpgroup == WARPGROUPS)
@@ -154,7 +158,8 @@ class _Kernel:
                     pl.when(block >= STAGES)(partial(mosaic.barrier_wait, read.at[stage]))
                     for i in range(KEYS // self.page_size):
                         number = (first + block) * (KEYS // self.page_size) + i
-                        page = first_page + table[row * self.table_width + jnp.minimum(number, self.table_width - 1)]
+                        last = jax.lax.div(have - 1, jnp.int32(self.page_size))  # behind it, what may be anything
+                        page = first_page + table[row * self.table_width + jnp.minimum(number, last)]
                         place = memory.at[stage, pl.ds(i * self.page_size, self.page_size)]
                         mosaic.copy_gmem_to_smem(data.at[page, part, head], place, filled.at[stage])
 
@@ -205,6 +210,8 @@ class _Kernel:
                     acc, total, higher, narrow = jax.lax.optimization_barrier((acc, total, higher, narrow))
                 mosaic.barrier_arrive(turn)
                 mosaic.barrier_wait(values_filled.at[stage])
+                if masked:
+                    self._clear(values.at[stage], have - (first + block) * KEYS)
                 mosaic.barrier_wait(turn)
                 acc = self._product(narrow, values.at[stage], acc)
                 mosaic.barrier_arrive(values_read.at[stage])
@@ -252,10 +259,26 @@ class _Kernel:
             found = pl.run_state(multiply)(mosaic.ACC.init(acc))
         return found
 
+    def _clear(self, values: Any, count: jax.Array) -> None:
+        """Values behind the first so many become zeros: pages may hold what is not a number where nobody has written.
+        Both warpgroups do it, with the same outcome."""
+
+        @pl.when(count < KEYS)
+        def _() -> None:
+            for first, column in itertools.product(range(0, KEYS, ROWS), range(0, self.head_dim, COLUMNS)):
+                part = values.at[pl.ds(first, ROWS), pl.ds(column, COLUMNS)]
+                found = part[...] if self.interpret else mosaic.load(part, (), layout=mosaic.Layout.WGMMA)
+                number = self._iota((ROWS, COLUMNS), 0) + first
+                part[...] = jnp.where(number < count, found, jnp.zeros_like(found))
+            mosaic.commit_smem()
+
     def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:
         return x if self.interpret else mosaic.layout_cast(x, layout)
 
     def _index(self, axis: int) -> jax.Array:
+        return self._iota((ROWS, KEYS), axis)
+
+    def _iota(self, shape: tuple[int, int], axis: int) -> jax.Array:
         if self.interpret:
-            return jax.lax.broadcasted_iota(jnp.int32, (ROWS, KEYS), axis)
-        return mosaic.broadcasted_iota(jnp.int32, (ROWS, KEYS), axis, layout=mosaic.Layout.WGMMA)
+            return jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        return mosaic.broadcasted_iota(jnp.int32, shape, axis, layout=mosaic.Layout.WGMMA)

@@ -36,14 +36,21 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def error(case: Case, *, interpret: object = None) -> float:
-    """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does."""
+    """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does. What no
+    token has stored is not a number, which the kernel is not to meet."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
     pages = reference.write_kv(pages, data.k, data.v, data.batch.places(case.page_size))
     q, count = jnp.asarray(data.q), jnp.diff(data.batch.query_start)
     assert refuses(q, pages, None) is None
     rules = QueryRules(**data.rules)
-    out = jax.jit(partial(prefill, rules=rules, interpret=interpret))(q, pages, data.batch, count)
+    stored = np.zeros(case.all_pages * case.page_size, bool)
+    for table, length in zip(np.asarray(data.batch.page_table), np.asarray(data.batch.kv_len), strict=True):
+        page, offset = np.divmod(np.arange(length), case.page_size)
+        stored[(data.batch.first_page + table[page]) * case.page_size + offset] = True
+    stored = stored.reshape(case.all_pages, 1, 1, case.page_size, 1)
+    poisoned = pages.with_data(jnp.where(stored, pages.data, jnp.nan))
+    out = jax.jit(partial(prefill, rules=rules, interpret=interpret))(q, poisoned, data.batch, count)
     expected = reference.ragged_paged_attention(q, pages, data.batch, **data.rules)
     out, expected = (np.asarray(x, np.float32)[data.real] for x in (out, expected))
     return float(np.linalg.norm(out - expected) / np.linalg.norm(expected))
