@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from llmjax.engine.batch import StepBatch
 from llmjax.engine.device_state import DeviceState
 from llmjax.engine.rows import ENDED
+from llmjax.kernels.attention.types import up_to_last
 from llmjax.models import ModelGraph
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import Span
@@ -114,7 +115,7 @@ def propose(
         asked = SamplingBatch.from_words(words, slot=slot, samples=wanted, position=one.kv_len)
 
         def next_tokens() -> jax.Array:
-            logits = _as_wide(model.logits(hidden), vocab_size)
+            logits = _as_wide(model.logits(hidden, up_to_last(wanted)), vocab_size)
             chosen = sampler.choose(logits, state.sampler, asked, last_token=token, max_logprobs=0, uncounted=found)
             return chosen.tokens
 
