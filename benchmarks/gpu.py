@@ -31,7 +31,19 @@ import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 
-from benchmarks.gpu_figures import SMALL, Figure, Sizes, Work, fastest, head, many_times, measure_limits, row_of, tied
+from benchmarks.gpu_figures import (
+    SMALL,
+    Figure,
+    Sizes,
+    Work,
+    fastest,
+    head,
+    many_times,
+    measure_limits,
+    row_of,
+    tied,
+    with_each,
+)
 from benchmarks.gpu_models import MODELS, Setup, model_figures, of_transformers
 from benchmarks.random_model import MoEShape
 from llmjax.config import EngineConfig
@@ -86,11 +98,7 @@ def products(sizes: Sizes) -> Iterator[Figure]:
             x = jnp.asarray(rng.standard_normal((rows, size_in), np.float32), jnp.bfloat16)
             for name, layers in weights.items():
                 operation = LINEAR if name == "bf16" else QUANTIZED_LINEAR
-
-                def step(x: jax.Array, layers: list[Any], operation: Any = operation) -> jax.Array:
-                    return tied(x, [operation(x, layer, None) for layer in layers])
-
-                run = many_times(step, jnp.copy(x), layers, times=sizes.times)
+                run = with_each(operation, x, layers, None, times=sizes.times)
                 seconds = fastest(run, sizes.calls) / (sizes.times * sizes.layers)
                 yield Figure(
                     f"{rows} x {size_in} by {size_out}, {name}",
@@ -208,10 +216,10 @@ def expert_products(sizes: Sizes) -> Iterator[Figure]:
             chosen = jnp.asarray(np.stack([rng.permutation(count)[:choices] for _ in range(rows)]), jnp.int32)
             shares = jnp.full((rows, choices), 1 / choices, jnp.float32)
 
-            def step(x: jax.Array, chosen: jax.Array, shares: jax.Array, layers: list[ExpertWeights]) -> jax.Array:
-                return tied(x, [EXPERTS(x, chosen, shares, each, activation="silu") for each in layers])
+            def call(x: jax.Array, weights: ExpertWeights, chosen: jax.Array, shares: jax.Array) -> jax.Array:
+                return EXPERTS(x, chosen, shares, weights, activation="silu")
 
-            run = many_times(step, jnp.copy(x), chosen, shares, layers, times=sizes.times)
+            run = with_each(call, x, layers, chosen, shares, times=sizes.times)
             used = len(np.unique(np.asarray(chosen)))
             yield Figure(
                 f"experts, {rows} rows: {used} of {count} in use, {name}",
@@ -277,6 +285,8 @@ def main(argv: Sequence[str]) -> int:
     output = Path(options.output) if options.output else None
     if output is None and device.platform != "cpu" and not options.small:
         output = free_path(RESULTS, f"{device.device_kind}-{about['date']}-{about['commit']}")
+    if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
     figures: list[Figure] = []
 
     def show(found: Iterator[Figure]) -> None:
@@ -286,7 +296,6 @@ def main(argv: Sequence[str]) -> int:
             print(row_of(figure, limits), flush=True)
             figures.append(figure)
             if output:
-                output.parent.mkdir(parents=True, exist_ok=True)
                 output.write_text(json.dumps({**about, "figures": [asdict(f) for f in figures]}, indent=2))
 
     if peers:

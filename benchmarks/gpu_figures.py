@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,23 +96,19 @@ def fastest(run: Callable[[], Any], calls: int, repeat: int = 5) -> float:
     return best
 
 
-def many_times(
-    step: Callable[..., Any], state: Any, *others: Any, times: int, options: Mapping[str, str] | None = None
-) -> Callable[[], Any]:
+def many_times(step: Callable[..., Any], state: Any, *others: Any, times: int) -> Callable[[], Any]:
     """A call of one program in which each step begins with what the one before it gave, on a GPU as one graph.
 
     Args:
         step: of ``state`` and the others; gives a new state. Where it has nothing to give, it says so by `tied`.
         state: arrays; they are given away.
-        options: XLA's; None: those of graphs on a GPU, and nothing elsewhere.
     """
-    if options is None:
-        options = GRAPHS if jax.devices()[0].platform == "gpu" else {}
+    options = dict(GRAPHS) if jax.devices()[0].platform == "gpu" else {}
 
     def program(state: Any, others: Any) -> Any:
         return jax.lax.fori_loop(0, times, lambda _, state: step(state, *others), state)
 
-    compiled = jax.jit(program, donate_argnums=0, compiler_options=dict(options))
+    compiled = jax.jit(program, donate_argnums=0, compiler_options=options)
     last = [state]
 
     def call() -> Any:
@@ -126,6 +122,22 @@ def tied(x: jax.Array, found: Any) -> jax.Array:
     """x, finite as it is, once finite arrays have been computed."""
     first = sum(leaf.ravel()[0].astype(jnp.float32) for leaf in jax.tree.leaves(found))
     return x + (0 * first).astype(x.dtype)
+
+
+def with_each(
+    call: Callable[..., Any], x: jax.Array, each: Iterable[Any], *others: Any, times: int
+) -> Callable[[], Any]:
+    """``call(x, one, *others)`` for all that there are of something, as layers' weights, so often.
+
+    Args:
+        x: f[T, D], or queries; a copy is given away.
+        each: a pytree that programs can iterate, a list or an array.
+    """
+
+    def step(x: jax.Array, each: Iterable[Any], *others: Any) -> jax.Array:
+        return tied(x, [call(x, one, *others) for one in each])
+
+    return many_times(step, jnp.copy(x), each, *others, times=times)
 
 
 def measure_limits(sizes: Sizes) -> Limits:

@@ -158,6 +158,7 @@ def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]], *, scale: fl
     """Normal weights; those of norms are 1. Experts are stored in 8 bits, for there are many of them: a model reads
     them as whatever it runs in."""
     block = np.random.default_rng(0).standard_normal(BLOCK, np.float32) * scale
+    ones = _bfloat16(np.ones(BLOCK, np.float32))
     blocks = {"BF16": _bfloat16(block), "F8_E4M3": block.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)}
     header: dict[str, Any] = {}
     end = 0
@@ -175,8 +176,7 @@ def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]], *, scale: fl
 
     def fill(name: str) -> None:
         begin, stop = header[name]["data_offsets"]
-        norm = len(tensors[name]) == 1
-        values = (_bfloat16(np.ones(BLOCK, np.float32)) if norm else blocks[header[name]["dtype"]]).view(np.uint8)
+        values = (ones if len(tensors[name]) == 1 else blocks[header[name]["dtype"]]).view(np.uint8)
         for at in range(begin, stop, values.size):
             part = data[at : min(at + values.size, stop)]
             part[:] = values[: part.size]

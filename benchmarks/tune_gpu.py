@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.gpu import FORMATS, PAGE, quantized
-from benchmarks.gpu_figures import fastest, many_times, tied
+from benchmarks.gpu_figures import fastest, with_each
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket, make_buckets
 from llmjax.kernels.attention import KVPages, RaggedBatch, make_pages
@@ -180,24 +180,6 @@ def timed(problem: Problem, sizes: Sizes, console: Console) -> Callable[[Sequenc
     return seconds
 
 
-def with_each_choice(call: Callable[..., Any], x: jax.Array, chosen: jax.Array, *others: Any, times: int) -> Call:
-    """``call(x, chosen, ...)`` for several ``chosen``, so often."""
-
-    def step(x: jax.Array, chosen: jax.Array, *others: Any) -> jax.Array:
-        return tied(x, [call(x, each, *others) for each in chosen])
-
-    return many_times(step, jnp.copy(x), chosen, *others, times=times)
-
-
-def with_each_layer(call: Callable[..., Any], x: jax.Array, layers: list[Any], *others: Any, times: int) -> Call:
-    """``call(x, layer, ...)`` for several layers, so often."""
-
-    def step(x: jax.Array, layers: list[Any], *others: Any) -> jax.Array:
-        return tied(x, [call(x, layer, *others) for layer in layers])
-
-    return many_times(step, jnp.copy(x), layers, *others, times=times)
-
-
 def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
     for size_out, size_in in sizes.matrices:
         for name in sizes.formats:
@@ -209,7 +191,7 @@ def products(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 def run(choice: Choice, times: int, x: Any = x, layers: Any = layers, start: Any = start) -> Call:
                     plan = start.changed(choice, layers[0].format.num_chunks)
                     call = partial(quantized_linear, plan=plan, interpret=interpret)
-                    return with_each_layer(call, x, layers, times=times)
+                    return with_each(call, x, layers, times=times)
 
                 fields: dict[str, tuple[int, ...]] = {"splits": (1, 2, 4, 8, 16)}
                 if isinstance(start, FragmentPlan):
@@ -252,7 +234,7 @@ def mixtures(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                     ) -> Call:
                         choices = {key.kernel: {**asdict(start), **choice}}
                         call = partial(experts, activation="silu", choices=choices, interpret=interpret)
-                        return with_each_choice(call, *inputs, times=times)
+                        return with_each(call, *inputs, times=times)
 
                     records = name in FORMATS
                     fields: dict[str, tuple[int, ...]] = {"splits": (1, 2, 4, 8)}
@@ -304,7 +286,7 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
 
             def run(choice: Choice, times: int, start: Split = start, inputs: Any = (q, layers, batch)) -> Call:
                 call = partial(decode, sinks=None, rules=rules, split=replace(start, **choice), interpret=interpret)
-                return with_each_layer(call, *inputs, times=times)
+                return with_each(call, *inputs, times=times)
 
             fields = {"shares": (8, 16, 32, 64, 128, 256), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
             fields |= {"stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
@@ -322,7 +304,7 @@ def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
 
             def run(choice: Choice, times: int, start: Tiles = start, inputs: Any = (q, layers, batch, count)) -> Call:
                 call = partial(prefill, sinks=None, rules=rules, tiles=replace(start, **choice), interpret=interpret)
-                return with_each_layer(call, *inputs, times=times)
+                return with_each(call, *inputs, times=times)
 
             fields = {"tokens": (4, 8, 16, 32, 64, 128), "keys": (16, 32, 64, 128), "warps": (4, 8)}
             fields |= {"stages": (1, 2, 3, 4)}

@@ -28,6 +28,7 @@ TARGETS = (
     "llmjax_selective_scan",
     "llmjax_zeros",
 )
+FUNCTIONS = ("llmjax_fit_affine", "llmjax_fit_symmetric")  # called from Python (`searches.py`)
 AGAIN = "run `pip install` again, or `python -m llmjax.kernels.cpu.build`"
 LEFT_OUT = " without "  # in what the library says it was made from: before instruction sets that it lacks
 CPUINFO = Path("/proc/cpuinfo")
@@ -116,6 +117,8 @@ def _load() -> Library | str:
         handle = ctypes.CDLL(str(LIBRARY))
         for target in TARGETS:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(handle, target)), platform="cpu")
+        for function in FUNCTIONS:
+            getattr(handle, function)  # an older library, made before a source was changed, lacks it
     except (OSError, AttributeError, RuntimeError) as error:
         return f"{LIBRARY.name} cannot be used: {error}; {AGAIN}"
     handle.llmjax_isa_name.restype = ctypes.c_char_p

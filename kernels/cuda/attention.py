@@ -61,7 +61,7 @@ def store_kv(
     """Stores keys and values, as `write_kv` says: by it where tokens have scales, or are many."""
     if pages.layout.token_scales or not batch.decode:
         return write_kv(pages, k, v, batch, interpret=interpret)
-    # XLA makes one kernel too, which takes in what made the keys, but is slow at many (scatter: 7 times, H100).
+    # XLA makes one kernel too, which takes in what made the keys, but scatters many slowly.
     return portable.write_kv(pages, k, v, batch.places(pages.page_size))
 
 

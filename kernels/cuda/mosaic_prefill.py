@@ -192,8 +192,9 @@ class _Kernel:
 
                 logits = self.rules.cap(logits)
                 if masked:
-                    query = position + jax.lax.div(self._index(0) + warpgroup * ROWS, jnp.int32(self.width))
-                    key = (first + block) * KEYS + self._index(1)
+                    lane, number = (self._iota((ROWS, KEYS), axis) for axis in range(2))
+                    query = position + jax.lax.div(lane + warpgroup * ROWS, jnp.int32(self.width))
+                    key = (first + block) * KEYS + number
                     visible = key <= query
                     if self.rules.window is not None:
                         visible &= key > query - self.rules.window
@@ -274,9 +275,6 @@ class _Kernel:
 
     def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:
         return x if self.interpret else mosaic.layout_cast(x, layout)
-
-    def _index(self, axis: int) -> jax.Array:
-        return self._iota((ROWS, KEYS), axis)
 
     def _iota(self, shape: tuple[int, int], axis: int) -> jax.Array:
         if self.interpret:
