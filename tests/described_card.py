@@ -140,8 +140,10 @@ def lower_for(
         arguments: arrays or ``ShapeDtypeStruct``s.
         donated: positions of donated ones.
     """
+    # A function of its own: JAX would keep what it traced of `call` for another card.
     with _present(card):
-        return jax.jit(call, donate_argnums=donated).trace(*arguments).lower(lowering_platforms=("cuda",))
+        own = jax.jit(lambda *given: call(*given), donate_argnums=donated)
+        return own.trace(*arguments).lower(lowering_platforms=("cuda",))
 
 
 def compile_for_card(
