@@ -123,11 +123,13 @@ double int16_loop(int64_t rounds) {
 #endif
 }
 
+// In four places side by side, since memory gives less to a core that reads it in one.
 void read_memory(const char* from, int64_t bytes) {
   typedef uint64_t Line __attribute__((vector_size(64)));
   Line sums[4] = {};
-  for (int64_t at = 0; at + 256 <= bytes; at += 256) {
-    for (int i = 0; i < 4; ++i) sums[i] += load_as<Line>(from + at + 64 * i);
+  const int64_t run = bytes / 256 * 64;
+  for (int64_t at = 0; at < run; at += 64) {
+    for (int i = 0; i < 4; ++i) sums[i] += load_as<Line>(from + i * run + at);
   }
   const Line all = sums[0] + sums[1] + sums[2] + sums[3];
   __asm__ volatile("" : : "m"(all));

@@ -33,8 +33,10 @@ from llmjax.sampling.settings import request_sampling
 logger = logging.getLogger(__name__)
 
 COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
-GRAPHS: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": COMMANDS})
-LAUNCHES: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": ""})
+# Else each step would first put the weights of queries, keys and values in one matrix.
+ALONE = {"xla_gpu_dot_merger_threshold_mb": "0"}
+GRAPHS: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": COMMANDS, **ALONE})
+LAUNCHES: Mapping[str, str] = MappingProxyType({"xla_gpu_enable_command_buffer": "", **ALONE})
 
 # What the rows of the test ask for, each something else in each dispatch: every branch of the sampler is taken in some
 # dispatch, even by a single row, and left out in another.

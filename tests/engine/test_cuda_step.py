@@ -110,7 +110,7 @@ def test_without_graphs_everything_is_started_by_the_host(tmp_path: Path) -> Non
     assert len(found.started) > 30
 
 
-@pytest.mark.parametrize("options", [{"steps": 8}, {"seqs": 32}, {"tokens": 64}], ids=str)
+@pytest.mark.parametrize("options", [{"steps": 8}, {"seqs": 32}, {"tokens": 64}, {"tokens": 512}], ids=str)
 def test_nothing_large_is_copied_converted_or_sorted(options: dict[str, int], tmp_path: Path) -> None:
     found = compiled_step(tmp_path, **options)
     rows = options.get("tokens") or options.get("seqs", 1)  # whose logits there are
@@ -118,6 +118,8 @@ def test_nothing_large_is_copied_converted_or_sorted(options: dict[str, int], tm
         shape for line in found.text.splitlines() if " sort(" in line for shape in re.findall(r"\[(\d+,\d+)\]", line)
     ]
     assert max(int(shape.split(",")[1]) for shape in sorts) < 4096
+    joined = [line for line in found.text.splitlines() if " concatenate(" in line]
+    assert not [line for line in joined if f",{LLAMA['hidden_size']}]{{" in line]  # nor weights to one matrix
     # Some copies of the logits, and no matrix or page: a layer's pages are 32 MiB, the embedding 1 GiB.
     assert found.memory.temp_size_in_bytes < 6 * rows * LLAMA["vocab_size"] * 4 + (4 << 20)
 

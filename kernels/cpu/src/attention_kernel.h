@@ -28,6 +28,7 @@ using llmjax::AttentionTask;
 using llmjax::Type;
 
 constexpr int kBlock = 128;  // keys
+constexpr int kPlaces = 4;   // of a block, which are fetched in turns: as in read_ahead.h
 constexpr int kRowTile = 16;
 constexpr int kFewRows = 8;
 constexpr int kPad = 32;  // key ranges inside a block are widened to multiples of this, so that no product has a tail
@@ -243,14 +244,19 @@ class AttentionKernel {
     const bool last = begin + kBlock >= task_.key_end;
     if (last && task_.next == nullptr) {
       *next_ = *block_;
-      return;
+    } else {
+      const AttentionTask& task = last ? *task_.next : task_;
+      const int first = last ? task.key_begin : begin + kBlock, count = imin(kBlock, task.key_end - first);
+      locate(task, first, count, *next_);
+      for (int c = round_up(count, kPad); c < kBlock; ++c) {
+        next_->keys[c] = next_->keys[0];
+        next_->values[c] = next_->values[0];
+      }
     }
-    const AttentionTask& task = last ? *task_.next : task_;
-    const int first = last ? task.key_begin : begin + kBlock, count = imin(kBlock, task.key_end - first);
-    locate(task, first, count, *next_);
-    for (int c = round_up(count, kPad); c < kBlock; ++c) {
-      next_->keys[c] = next_->keys[0];
-      next_->values[c] = next_->values[0];
+    for (int c = 0; c < kBlock; ++c) {
+      const int from = c % kPlaces * (kBlock / kPlaces) + c / kPlaces;
+      coming_.keys[c] = next_->keys[from];
+      coming_.values[c] = next_->values[from];
     }
   }
 
@@ -405,7 +411,7 @@ class AttentionKernel {
     }
     if (widened_) return score_rows(q, rows, wide_keys_, first, end);
     for (int c = first; c < end; c += kLanes) {
-      if (m == 0) fetch(next_->keys, c, c + kLanes, head_dim_);
+      if (m == 0) fetch(coming_.keys, c, c + kLanes, head_dim_);
       score_rows(q, rows, block_->keys, c, c + kLanes);
     }
   }
@@ -536,7 +542,7 @@ class AttentionKernel {
 
   void add_from_pages(float* sums, int rows, int first, int end) {
     in_groups(rows, [&](int i, auto count) {
-      const T* const* next = i == 0 && !call_.latent() ? next_->values : nullptr;
+      const T* const* next = i == 0 && !call_.latent() ? coming_.values : nullptr;
       add_few<count.value>(scores_of(i), kBlock, block_->values, next, first, end,
                            sums + static_cast<size_t>(i) * value_dim_, value_dim_);
     });
@@ -582,6 +588,7 @@ class AttentionKernel {
   const bool widened_;  // keys and values are read from copies in f32
   Rows located_[2];
   Rows *block_ = located_, *next_ = located_ + 1;  // of the block at hand, and of what comes after it
+  Rows coming_;  // the latter in the order in which it is fetched
   const float* wide_keys_[kBlock];
 #if defined(__AMX_BF16__)
   const Bf16* starts_[kBlock / kTile];  // of each 16 keys as bf16

@@ -26,16 +26,16 @@ constexpr int kPanelStep = kChunk * llmjax::kTileRows / 2;  // words of a chunk 
 constexpr int kPairRows = 2 * llmjax::kTileRows;          // rows of x that are multiplied together
 constexpr int kFilledAhead = 2;                           // steps from a store until it is in the cache, at least
 
-// Dequantizes a tile, chunk by chunk, and fetches the one that lies `ahead` tiles further on.
+// Dequantizes a tile, chunk by chunk, and reads ahead.
 template <class Codes>
 class PanelFiller {
  public:
-  PanelFiller(const QuantizedMatrix& w, int tile, int ahead, const GroupScales& scales)
-      : values_(w), group_(w, scales, 0), words_(w.tile(tile)), fetch_(w, words_, ahead, w.chunks()) {
+  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales& scales)
+      : values_(w), group_(w, scales, 0), words_(w.tile(tile)), ahead_(read_ahead(w, words_, w.chunks())) {
     read_scales(w, words_, scales, 1, 0);
   }
   void fill(uint32_t* panel) {
-    fetch_.next<1>();
+    ahead_.next<turns<Codes>()>();
     fill_pairs<Codes, llmjax::kTileRows>(words_, values_, group_, panel);
     words_ += Codes::kBits * llmjax::kTileRows;
   }
@@ -44,7 +44,7 @@ class PanelFiller {
   const FloatValues<Codes> values_;
   GroupCursor group_;
   const uint32_t* words_;
-  TileFetch fetch_;
+  ReadAhead ahead_;
 };
 
 // 32 rows of x with both tiles of a panel: rows 0 to 15 with either tile, then rows 16 to 31.
@@ -231,7 +231,7 @@ inline void bf16_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int b
   const Bf16Workspace memory(w, w, in.rows, workspace);
   for (int tile = begin; tile < end; tile += 2) {
     const int next = imin(tile + 1, w.tiles() - 1);
-    multiply_panel(PanelFiller<Codes>(w, tile, 2, memory.scales[0]), PanelFiller<Codes>(w, next, 2, memory.scales[1]), in, memory,
+    multiply_panel(PanelFiller<Codes>(w, tile, memory.scales[0]), PanelFiller<Codes>(w, next, memory.scales[1]), in, memory,
                    PlainOutputs(w, tile));
   }
 }
@@ -243,7 +243,7 @@ inline void gated_bf16_tiles(const QuantizedMatrix& gate, const QuantizedMatrix&
   const Tiles tiles;
   const Bf16Workspace memory(gate, up, in.rows, workspace);
   for (int tile = begin; tile < end; ++tile) {
-    multiply_panel(PanelFiller<Codes>(gate, tile, 1, memory.scales[0]), PanelFiller<Codes>(up, tile, 1, memory.scales[1]), in,
+    multiply_panel(PanelFiller<Codes>(gate, tile, memory.scales[0]), PanelFiller<Codes>(up, tile, memory.scales[1]), in,
                    memory, GatedOutputs(gate, up, activation, out, tile));
   }
 }

@@ -7,6 +7,7 @@
 #include "float_panels.h"
 #include "kernels.h"
 #include "pairs.h"
+#include "read_ahead.h"
 
 #if defined(__AMX_BF16__)
 #include "amx.h"
@@ -30,12 +31,11 @@ constexpr int kMaxVectorRows = sizeof(T) == sizeof(float) ? 48 : 16;
 // From so many rows on x comes in the order of pairs: with fewer, bringing it there costs more than it saves.
 constexpr int kMinPairRows = 3;
 
-// Dot products of kRows rows of x with kStreams rows of the weight. kInPairs: x is in the order of pairs of T; kAhead:
-// those rows that come next are fetched.
+// Dot products of kRows rows of x with kStreams rows of the weight. kInPairs: x is in the order of pairs of T; `ahead`, with
+// kAhead: of the weight, in size / kPair steps.
 template <int kRows, bool kInPairs, bool kAhead, class T>
-inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sums)[kLanes]) {
+inline void dot_rows(const float* x, int size, const T* const* weight, ReadAhead* ahead, Vec (*sums)[kLanes]) {
   Vec partial[kRows][kStreams<kRows, T>] = {};
-  const size_t ahead = static_cast<size_t>(size) * kMostStreams;  // hardware loses track at the end of each short row
   const auto add = [&](int i, const auto& load_weight) {
     Vec row[kRows];
 #pragma GCC unroll 4
@@ -49,10 +49,7 @@ inline void dot_rows(const float* x, int size, const T* const* weight, Vec (*sum
   };
   int i = 0;
   for (; i + kPair <= size; i += kPair) {
-    if (kAhead) {
-#pragma GCC unroll 4
-      for (int j = 0; j < kStreams<kRows, T>; ++j) __builtin_prefetch(weight[j] + ahead + i, 0, 2);
-    }
+    if (kAhead) ahead->next();
     if constexpr (kInPairs) {
       add(i, [i](const T* from) { return load_half<0>(from + i); });
       add(i + kLanes, [i](const T* from) { return load_half<1>(from + i); });
@@ -79,10 +76,12 @@ void linear_rows(const Linear& call, const float* x, int first_row, int output, 
       weight[s] = static_cast<const T*>(call.weight) + static_cast<size_t>(output + imin(j + s, count - 1)) * call.size_in;
     }
     Vec part[kRows][kLanes];
-    if (first_row == 0) {
-      dot_rows<kRows, kInPairs, true>(x, call.size_in, weight, part);
+    if (first_row == 0 && call.size_in >= kPair) {
+      const size_t bytes = static_cast<size_t>(kStreams<kRows, T>) * call.size_in * sizeof(T);
+      ReadAhead ahead(call.weight, weight[0], bytes, call.size_in / kPair);
+      dot_rows<kRows, kInPairs, true>(x, call.size_in, weight, &ahead, part);
     } else {
-      dot_rows<kRows, kInPairs, false>(x, call.size_in, weight, part);
+      dot_rows<kRows, kInPairs, false>(x, call.size_in, weight, nullptr, part);
     }
     for (int m = 0; m < kRows; ++m) {
       for (int s = 0; s < kStreams<kRows, T>; ++s) sums[m][j + s] = part[m][s];

@@ -5,10 +5,9 @@
 
 #include "gemm.h"
 #include "quantized_input.h"
+#include "read_ahead.h"
 
 namespace {
-
-constexpr int kAhead = 16384;  // bytes that are fetched before they are needed, at least
 
 // The group that a walk over the columns is in.
 struct GroupCursor {
@@ -30,39 +29,15 @@ struct GroupCursor {
   }
 };
 
-// Fetches the words of a tile further on while this one is multiplied: hardware loses track at the end of each page, and
-// where the scales are read before the codes.
-class TileFetch {
- public:
-  TileFetch(const QuantizedMatrix& w, const uint32_t* words, int tiles, int steps)
-      : at_(reinterpret_cast<const char*>(words + static_cast<size_t>(tiles) * w.num_words * llmjax::kTileRows)),
-        lines_((w.num_words + steps - 1) / steps),
-        left_(steps) {}
-  // In a step, of which those after the last do nothing; kLines: what surely is to be fetched.
-  template <int kLines>
-  void next() {
-    if (left_ == 0) return;
-    --left_;
-#pragma GCC unroll 8
-    for (int i = 0; i < kLines; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
-    for (int i = kLines; i < lines_; ++i) __builtin_prefetch(at_ + i * kLine, 0, 2);
-    at_ += lines_ * kLine;
-  }
-
- private:
-  static constexpr long kLine = sizeof(uint32_t) * llmjax::kTileRows;
-  const char* at_;
-  int lines_;  // of a step
-  int left_;   // steps
-};
-
-// For a walk over a tile in so many steps.
-inline TileFetch fetch_ahead(const QuantizedMatrix& w, const uint32_t* words, int steps) {
-  const int bytes = w.num_words * llmjax::kTileRows * static_cast<int>(sizeof(uint32_t));
-  return TileFetch(w, words, 1 + kAhead / bytes, steps);
+// For a walk over a tile, in so many steps.
+inline ReadAhead read_ahead(const QuantizedMatrix& w, const uint32_t* tile, int steps) {
+  return ReadAhead(w.words, tile, static_cast<size_t>(w.num_words) * llmjax::kTileRows * sizeof(uint32_t), steps);
 }
-// Over all its parts, one after another; codes of kBits make kBits / kParts lines of a step.
-inline TileFetch fetch_ahead(const QuantizedMatrix& w, const uint32_t* words) { return fetch_ahead(w, words, kParts * w.chunks()); }
+// Turns of a step that reads the codes of a chunk, or a part of them, and what belongs to them.
+template <class Codes>
+constexpr int turns(int parts = 1) {
+  return Codes::kBits * static_cast<int>(sizeof(uint32_t)) * llmjax::kTileRows / parts / ReadAhead::kTurn + 1;
+}
 
 // Outputs of a tile that not all lanes have. Apart, so that it exists once.
 __attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
@@ -118,7 +93,7 @@ inline bool has_only_byte_bias(const QuantizedMatrix& w) {
 // scale of x; without kOffsets `has_only_byte_bias`, and the integer sums begin with it.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
+                          const GroupScales& scales, ReadAhead& ahead, int tile, int part, int row) {
   constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
   constexpr int kBias = byte_bias_log<Codes>(), kTurns = kSumsInPairs ? 1 : kRows;
@@ -158,7 +133,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
         if (i != 0 && !second) break;
         if (first == 0) {
           unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
-          fetch.next<Codes::kBits / kParts>();
+          ahead.next<turns<Codes>(kParts)>();
           words += Codes::kBits * llmjax::kTileRows;
         }
         const int8_t* const bytes = x + (static_cast<size_t>(i) * block + first) * kChunk;
@@ -200,7 +175,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // share its magnitudes and sums in pairs hold a single product.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
+                          const GroupScales& scales, ReadAhead& ahead, int tile, int part, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTurns = kSumsInPairs && Codes::kBits == 8 ? kRows : 1;
   const ByteTable table(w, kUnsignedBytes);
@@ -217,7 +192,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
     unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
-    fetch.next<Codes::kBits / kParts>();
+    ahead.next<turns<Codes>(kParts)>();
 #pragma GCC unroll 2
     for (int segment = 0; segment < kSegments; ++segment) {
       const int which = (kSegments == 2 ? segment : 2) * block;
@@ -280,10 +255,10 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
   const float *x_scale = in.byte_scales, *x_sum = in.byte_sums;
   const int32_t* x_total = in.byte_totals;
   GroupCursor group(w, scales, 0);
-  TileFetch fetch = fetch_ahead(w, words, w.chunks());
+  ReadAhead ahead = read_ahead(w, words, w.chunks());
   Vec sums[kParts] = {};
   for (int c = 0; c < w.chunks(); ++c) {
-    fetch.next<Codes::kBits>();
+    ahead.next<turns<Codes>()>();
 #pragma GCC unroll 2
     for (int segment = 0; segment < kSegments; ++segment) {
       const int which = kSegments == 2 ? segment : 2;
@@ -368,7 +343,7 @@ inline void multiply_segment(const Bits* codes, const int8_t* x, const float* x_
 // Rows `row` .. `row` + `rows` of x, all of a block, with a tile.
 template <class Codes, int kSegment>
 inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                               TileFetch& fetch, int tile, int row, int rows) {
+                               int tile, int row, int rows) {
   constexpr int kSegments = kChunk / kSegment;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
@@ -383,7 +358,10 @@ inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& i
 #pragma GCC unroll 8
       for (int q = 0; q < kQuads; ++q) codes[q * kParts + v] = part[q];
     }
-    for (int v = 0; v < kParts; ++v) fetch.next<Codes::kBits / kParts>();
+    if (row == 0) {  // the same of the next tile: memory has time while so much is computed
+#pragma GCC unroll 8
+      for (int i = 0; i < Codes::kBits; ++i) __builtin_prefetch(words + (w.num_words + i) * llmjax::kTileRows, 0, 2);
+    }
     const int8_t* x = in.bytes + (at + static_cast<size_t>(c) * block) * kChunk;
     const float* x_scale = in.byte_scales + at + static_cast<size_t>(c) * block;
     const float* x_sum = in.byte_sums + (at + static_cast<size_t>(c) * block) * 3;
@@ -413,7 +391,7 @@ inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& i
 // The same in f32.
 template <class Codes, int kRows>
 inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                            const GroupScales& scales, TileFetch& fetch, int tile, int part, int row) {
+                            const GroupScales& scales, ReadAhead& ahead, int tile, int part, int row) {
   const FloatValues<Codes> values(w);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -425,7 +403,7 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
     unpack<Codes::kBits, FloatValues<Codes>::kMasked>(words, codes);
-    fetch.next<Codes::kBits / kParts>();
+    ahead.next<turns<Codes>(kParts)>();
     for (int half = 0; half < 2; ++half) {
       Vec products[kRows][2] = {};
 #pragma GCC unroll 4
@@ -469,32 +447,36 @@ inline void for_rows(const QuantizedInput& in, const Body& body) {
   if (in.rows - m >= 2) body(Count<2>(), m), m += 2;
   if (in.rows > m) body(Count<1>(), m);
 }
+template <int kMost>
+inline int passes(const QuantizedInput& in) {
+  int count = 0;
+  for_rows<kMost>(in, [&](auto, int) { ++count; });
+  return count;
+}
 
 template <class Codes>
 inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
   const uint32_t* words = w.tile(tile);
-  TileFetch fetch = fetch_ahead(w, words);
   read_scales(w, words, scales, Codes::kMeaning == Meaning::kTable ? w.level_factor : 1,
               Codes::kSigned && kUnsignedBytes ? 128 : 0);
   const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
     constexpr bool kOffsets = decltype(offsets)::value != 0;
 #if defined(__AVX2__) && !defined(__AVX512F__)
-    if constexpr (Codes::kBits < 8) {  // which wait for memory
-      if (in.rows == 1) return multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, tile);
-    }
+    if (in.rows == 1) return multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, tile);
 #endif
 #if !defined(__AVX512F__) && !defined(__ARM_FEATURE_MATMUL_INT8)
     if (in.rows > kRowsOfBytes) {
       for (int m = 0; m < in.rows; m += in.block) {
-        multiply_int8_rows<Codes, kSegment>(w, in, words, scales, fetch, tile, m, imin(in.block, in.rows - m));
+        multiply_int8_rows<Codes, kSegment>(w, in, words, scales, tile, m, imin(in.block, in.rows - m));
       }
       return;
     }
 #endif
+    ReadAhead ahead = read_ahead(w, words, passes<kRowsOfCodes>(in) * kParts * w.chunks());
     for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
       for_rows<kRowsOfCodes>(in, [&](auto rows, int m) {
-        multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
+        multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, ahead, tile, part, m);
       });
     }
   };
@@ -512,11 +494,11 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
 template <class Codes>
 inline void float_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
   const uint32_t* words = w.tile(tile);
-  TileFetch fetch = fetch_ahead(w, words);
+  ReadAhead ahead = read_ahead(w, words, passes<4>(in) * kParts * w.chunks());
   read_scales(w, words, scales, 1, 0);
   for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
     for_rows<4>(in, [&](auto rows, int m) {
-      multiply_floats<Codes, decltype(rows)::value>(w, in, words, scales, fetch, tile, part, m);
+      multiply_floats<Codes, decltype(rows)::value>(w, in, words, scales, ahead, tile, part, m);
     });
   }
 }
