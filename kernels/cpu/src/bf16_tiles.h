@@ -31,11 +31,11 @@ template <class Codes>
 class PanelFiller {
  public:
   PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales& scales)
-      : values_(w), group_(w, scales, 0), words_(w.tile(tile)), ahead_(read_ahead(w, words_, w.chunks())) {
+      : values_(w), group_(w, scales, 0), words_(w.tile(tile)), ahead_(w, words_) {
     read_scales(w, words_, scales, 1, 0);
   }
   void fill(uint32_t* panel) {
-    ahead_.next<turns<Codes>()>();
+    ahead_.next();
     fill_pairs<Codes, llmjax::kTileRows>(words_, values_, group_, panel);
     words_ += Codes::kBits * llmjax::kTileRows;
   }
@@ -44,7 +44,7 @@ class PanelFiller {
   const FloatValues<Codes> values_;
   GroupCursor group_;
   const uint32_t* words_;
-  ReadAhead ahead_;
+  TileAhead<Codes> ahead_;
 };
 
 // 32 rows of x with both tiles of a panel: rows 0 to 15 with either tile, then rows 16 to 31.

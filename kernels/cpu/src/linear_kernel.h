@@ -34,7 +34,7 @@ constexpr int kMinPairRows = 3;
 // Dot products of kRows rows of x with kStreams rows of the weight. kInPairs: x is in the order of pairs of T; `ahead`, with
 // kAhead: of the weight, in size / kPair steps.
 template <int kRows, bool kInPairs, bool kAhead, class T>
-inline void dot_rows(const float* x, int size, const T* const* weight, ReadAhead* ahead, Vec (*sums)[kLanes]) {
+inline void dot_rows(const float* x, int size, const T* const* weight, ReadAhead<1>* ahead, Vec (*sums)[kLanes]) {
   Vec partial[kRows][kStreams<kRows, T>] = {};
   const auto add = [&](int i, const auto& load_weight) {
     Vec row[kRows];
@@ -78,7 +78,7 @@ void linear_rows(const Linear& call, const float* x, int first_row, int output, 
     Vec part[kRows][kLanes];
     if (first_row == 0 && call.size_in >= kPair) {
       const size_t bytes = static_cast<size_t>(kStreams<kRows, T>) * call.size_in * sizeof(T);
-      ReadAhead ahead(call.weight, weight[0], bytes, call.size_in / kPair);
+      ReadAhead<1> ahead(call.weight, weight[0], bytes, call.size_in / kPair);
       dot_rows<kRows, kInPairs, true>(x, call.size_in, weight, &ahead, part);
     } else {
       dot_rows<kRows, kInPairs, false>(x, call.size_in, weight, nullptr, part);

@@ -29,16 +29,13 @@ struct GroupCursor {
   }
 };
 
-// For a walk over a tile, in so many steps.
-inline ReadAhead read_ahead(const QuantizedMatrix& w, const uint32_t* tile, int steps) {
-  return ReadAhead(w.words, tile, static_cast<size_t>(w.num_words) * llmjax::kTileRows * sizeof(uint32_t), steps);
-}
-// Turns of a step that reads the codes of a chunk, or a part of them, and what belongs to them.
-template <class Codes>
-constexpr int turns(int parts = 1) {
-  return Codes::kBits * static_cast<int>(sizeof(uint32_t)) * llmjax::kTileRows / parts / ReadAhead::kTurn + 1;
-}
-
+// For `walks` over a tile, a chunk a step or, one part of its rows after another, kStepParts steps a chunk.
+template <class Codes, int kStepParts = 1>
+struct TileAhead : ReadAhead<Codes::kBits / kStepParts / 4 + 1> {  // which is more than a step has, with its scales
+  TileAhead(const QuantizedMatrix& w, const uint32_t* tile, int walks = 1)
+      : ReadAhead<Codes::kBits / kStepParts / 4 + 1>(w.words, tile, sizeof(uint32_t) * w.num_words * llmjax::kTileRows,
+                                                    walks * kStepParts * w.chunks()) {}
+};
 // Outputs of a tile that not all lanes have. Apart, so that it exists once.
 __attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
   for (int i = 0; i < w.size_out - output; ++i) {
@@ -93,7 +90,7 @@ inline bool has_only_byte_bias(const QuantizedMatrix& w) {
 // scale of x; without kOffsets `has_only_byte_bias`, and the integer sums begin with it.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, ReadAhead& ahead, int tile, int part, int row) {
+                          const GroupScales& scales, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
   constexpr int kBias = byte_bias_log<Codes>(), kTurns = kSumsInPairs ? 1 : kRows;
@@ -133,7 +130,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
         if (i != 0 && !second) break;
         if (first == 0) {
           unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
-          ahead.next<turns<Codes>(kParts)>();
+          ahead.next();
           words += Codes::kBits * llmjax::kTileRows;
         }
         const int8_t* const bytes = x + (static_cast<size_t>(i) * block + first) * kChunk;
@@ -175,7 +172,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // share its magnitudes and sums in pairs hold a single product.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, ReadAhead& ahead, int tile, int part, int row) {
+                          const GroupScales& scales, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTurns = kSumsInPairs && Codes::kBits == 8 ? kRows : 1;
   const ByteTable table(w, kUnsignedBytes);
@@ -192,7 +189,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
     unpack_bytes<Codes>(words, table, kUnsignedBytes, codes);
-    ahead.next<turns<Codes>(kParts)>();
+    ahead.next();
 #pragma GCC unroll 2
     for (int segment = 0; segment < kSegments; ++segment) {
       const int which = (kSegments == 2 ? segment : 2) * block;
@@ -255,10 +252,10 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
   const float *x_scale = in.byte_scales, *x_sum = in.byte_sums;
   const int32_t* x_total = in.byte_totals;
   GroupCursor group(w, scales, 0);
-  ReadAhead ahead = read_ahead(w, words, w.chunks());
+  TileAhead<Codes> ahead(w, words);
   Vec sums[kParts] = {};
   for (int c = 0; c < w.chunks(); ++c) {
-    ahead.next<turns<Codes>()>();
+    ahead.next();
 #pragma GCC unroll 2
     for (int segment = 0; segment < kSegments; ++segment) {
       const int which = kSegments == 2 ? segment : 2;
@@ -391,7 +388,7 @@ inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& i
 // The same in f32.
 template <class Codes, int kRows>
 inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                            const GroupScales& scales, ReadAhead& ahead, int tile, int part, int row) {
+                            const GroupScales& scales, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   const FloatValues<Codes> values(w);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -403,7 +400,7 @@ inline void multiply_floats(const QuantizedMatrix& w, const QuantizedInput& in, 
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
     unpack<Codes::kBits, FloatValues<Codes>::kMasked>(words, codes);
-    ahead.next<turns<Codes>(kParts)>();
+    ahead.next();
     for (int half = 0; half < 2; ++half) {
       Vec products[kRows][2] = {};
 #pragma GCC unroll 4
@@ -473,7 +470,7 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
       return;
     }
 #endif
-    ReadAhead ahead = read_ahead(w, words, passes<kRowsOfCodes>(in) * kParts * w.chunks());
+    TileAhead<Codes, kParts> ahead(w, words, passes<kRowsOfCodes>(in));
     for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
       for_rows<kRowsOfCodes>(in, [&](auto rows, int m) {
         multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, ahead, tile, part, m);
@@ -494,7 +491,7 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
 template <class Codes>
 inline void float_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
   const uint32_t* words = w.tile(tile);
-  ReadAhead ahead = read_ahead(w, words, passes<4>(in) * kParts * w.chunks());
+  TileAhead<Codes, kParts> ahead(w, words, passes<4>(in));
   read_scales(w, words, scales, 1, 0);
   for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
     for_rows<4>(in, [&](auto rows, int m) {

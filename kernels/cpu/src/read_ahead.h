@@ -9,39 +9,36 @@ namespace {
 
 // Hardware fetches the lines behind those read, but loses track at the end of each page, and memory gives less to a core that
 // reads it in one place than in some. So an array is blocks of kPlaces runs, and while a block is read the next one is fetched,
-// a line of every run at a time.
+// kLines lines of every run in turn.
+template <int kLines>
 class ReadAhead {
  public:
   // For a walk over the `bytes` of `array` that begin at `at`, in so many steps.
   ReadAhead(const void* array, const void* at, size_t bytes, int steps) : step_(static_cast<int>(bytes)), turn_(kTurn * steps) {
     const size_t before = static_cast<size_t>(static_cast<const char*>(at) - static_cast<const char*>(array));
     const size_t turn = before / kTurn, of_block = turn % kTurns;
-    line_ = static_cast<const char*>(array) + (turn / kTurns + 1) * kBlock + of_block * kLine;
+    line_ = static_cast<const char*>(array) + (turn / kTurns + 1) * kBlock + of_block * kLines * kLine;
     left_ = kTurns - static_cast<int>(of_block);
     due_ = turn_ - static_cast<int>(before % kTurn) * steps;
   }
-  // Once a step, in which kMost turns are due at most. Without a branch, which would be mispredicted where turns and steps have no
+  // Once a step, in which a turn may be due, or none. Without a branch, which would be mispredicted, for turns and steps have no
   // common rhythm: when none is due, the same lines are asked for again.
-  template <int kMost = 1>
   void next() {
+#pragma GCC unroll 12
+    for (int i = 0; i < kPlaces * kLines; ++i) __builtin_prefetch(line_ + i / kLines * kRun + i % kLines * kLine, 0, 2);
     due_ -= step_;
-#pragma GCC unroll 4
-    for (int turn = 0; turn < kMost; ++turn) {
-#pragma GCC unroll 4
-      for (int place = 0; place < kPlaces; ++place) __builtin_prefetch(line_ + place * kRun, 0, 2);
-      const bool due = due_ <= 0;
-      due_ += due ? turn_ : 0;
-      line_ += due ? kLine : 0;
-      left_ -= due;
-      if (left_ == 0) line_ += kBlock - kRun, left_ = kTurns;
-    }
+    const bool due = due_ <= 0;
+    due_ += due ? turn_ : 0;
+    line_ += due ? kLines * kLine : 0;
+    left_ -= due;
+    if (left_ == 0) line_ += kBlock - kRun, left_ = kTurns;
   }
 
-  // Sizes are in bytes. A turn is a line of each run; two blocks are a quarter of a small second cache.
-  static constexpr int kPlaces = 4, kLine = 64, kTurn = kPlaces * kLine;
-
  private:
-  static constexpr int kRun = 16384, kBlock = kPlaces * kRun, kTurns = kBlock / kTurn;
+  // In bytes, but for kTurns. Two blocks are a quarter of a small second cache.
+  static constexpr int kPlaces = 4, kLine = 64, kTurn = kPlaces * kLines * kLine;
+  static constexpr int kRun = 240 * kLine, kBlock = kPlaces * kRun, kTurns = kBlock / kTurn;
+  static_assert(kTurns * kTurn == kBlock, "all lines of a run have their turn");
   const char* line_;  // the next one of the first run
   int left_;          // turns of this block
   int due_;           // bytes until the next turn, times the steps
