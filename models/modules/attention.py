@@ -70,25 +70,25 @@ class AttentionModule(nnx.Module):
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' keys and values stored."""
         heads, pages = self.heads(n, context)
-        return self.o_proj(heads), pages
+        return self.o_proj(heads, context.batch.used), pages
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """`__call__` without the bias of ``o_proj``."""
         heads, pages = self.heads(n, context)
-        return self.o_proj.product(heads), pages
+        return self.o_proj.product(heads, context.batch.used), pages
 
     def heads(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """What ``o_proj`` is given, [T, H * h], and the pages."""
-        spec = self.spec
-        q, gate = self.queries(n)
+        spec, used = self.spec, context.batch.used
+        q, gate = self.queries(n, used)
         q, batch = self.clipped(q), context.batch
         if spec.reads_only:  # what is stored goes where that of padding goes
             q = self.placed(q, self.q_norm, context)
             k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
             batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
         else:
-            k = self.k_proj(n).reshape(len(n), -1, spec.head_dim)
-            v = k if spec.values_of_keys else self.v_proj(n).reshape(k.shape)
+            k = self.k_proj(n, used).reshape(len(n), -1, spec.head_dim)
+            v = k if spec.values_of_keys else self.v_proj(n, used).reshape(k.shape)
             k, v = self.clipped(k), normed(self.clipped(v), self.v_norm)
             of_q, of_k = self.mean_squares(q, k)
             q, k = self.placed(q, self.q_norm, context, of_q), self.placed(k, self.k_norm, context, of_k)
@@ -145,9 +145,9 @@ class AttentionModule(nnx.Module):
             x = rotate(x, context.rotation, interleaved=spec.rope.interleaved)
         return x if spec.qk_norm_first else _normed(x, norm, spec)
 
-    def queries(self, n: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Queries [T, H, h], and what gates the heads, [T, H * h]."""
-        q = self.q_proj(n)
+    def queries(self, n: jax.Array, used: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Queries [T, H, h], and what gates the heads, [T, H * h]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        q = self.q_proj(n, used)
         if not self.spec.gated:
             return q.reshape(len(n), -1, self.spec.head_dim), None
         # A head's query and gate follow each other, and then come the next one's.

@@ -52,28 +52,28 @@ class ChannelDeltaModule(nnx.Module):
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""
-        spec, f32 = self.spec, jnp.float32
+        spec, f32, used = self.spec, jnp.float32, context.batch.used
         state: RecurrentState = context.state
         assert state.memory is not None and state.recent is not None
         by_head = (len(n), spec.heads, spec.head_dim)
-        x = jnp.concatenate([getattr(self, f"{part}_proj")(n) for part in "qkv"], axis=-1).astype(f32)
+        x = jnp.concatenate([getattr(self, f"{part}_proj")(n, used) for part in "qkv"], axis=-1).astype(f32)
         weight = jnp.concatenate([getattr(self, f"{part}_conv1d").weight.get_value()[:, 0] for part in "qkv"])
         x, recent = causal_convolution(x, weight, state.recent, context.batch, page_size=state.page_size)
         q, k, v = (part.reshape(by_head) for part in jnp.split(ACTIVATIONS[spec.activation](x), 3, axis=-1))
-        forgets = self.f_b_proj(self.f_a_proj(n)).astype(f32) + self.dt_bias.get_value()
+        forgets = self.f_b_proj(self.f_a_proj(n, used), used).astype(f32) + self.dt_bias.get_value()
         read, memory = channel_delta(
             of_length_one(q) * spec.head_dim**-0.5,
             of_length_one(k),
             v,
             -jnp.exp(self.A_log.get_value()[0]) * jax.nn.softplus(forgets).reshape(by_head),
-            jax.nn.sigmoid(self.b_proj(n).astype(f32)),
+            jax.nn.sigmoid(self.b_proj(n, used).astype(f32)),
             state.memory,
             context.batch,
             page_size=state.page_size,
         )
         read = rms_norm(read.astype(n.dtype), self.o_norm.norm).astype(f32)
-        gate = self.g_b_proj(self.g_a_proj(n)).astype(f32).reshape(by_head)
-        out = self.o_proj((read * jax.nn.sigmoid(gate)).astype(n.dtype).reshape(len(n), -1))
+        gate = self.g_b_proj(self.g_a_proj(n, used), used).astype(f32).reshape(by_head)
+        out = self.o_proj((read * jax.nn.sigmoid(gate)).astype(n.dtype).reshape(len(n), -1), used)
         return out, RecurrentState(recent, memory, state.page_size)
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:

@@ -55,6 +55,6 @@ class ShortConvolutionModule(ReadOut):
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         state: RecurrentState = context.state
-        b, c, x = jnp.split(self.in_proj(n).astype(jnp.float32), 3, axis=-1)
+        b, c, x = jnp.split(self.in_proj(n, context.batch.used).astype(jnp.float32), 3, axis=-1)
         x, recent = self.conv(b * x, state, context.batch)
         return (c * x).astype(n.dtype), RecurrentState(recent, None, state.page_size)

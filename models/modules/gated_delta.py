@@ -59,7 +59,7 @@ class GatedDeltaModule(nnx.Module):
         state: RecurrentState = context.state
         assert state.memory is not None
         shared = spec.value_heads // spec.key_heads
-        x, z, b, a = self._projected(n)
+        x, z, b, a = self._projected(n, batch.used)
         heads = x.shape[-1] // (2 * spec.key_dim + shared * spec.value_dim)  # of this device
         x, recent = self.conv1d(x, state, batch)
         keys = heads * spec.key_dim
@@ -78,20 +78,20 @@ class GatedDeltaModule(nnx.Module):
         )
         read = rms_norm(read.astype(n.dtype), self.norm.norm).astype(jnp.float32)
         read = read * jax.nn.silu(z.reshape(read.shape).astype(jnp.float32))
-        out = self.out_proj(read.astype(n.dtype).reshape(tokens, -1))
+        out = self.out_proj(read.astype(n.dtype).reshape(tokens, -1), batch.used)
         return out, RecurrentState(recent, memory, state.page_size)
 
-    def _projected(self, n: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    def _projected(self, n: jax.Array, used: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
         """What the convolution is given, f32 [T, channels], gates [T, heads x value size], and of each value head how
         much is written and what decays, f32 [T, heads] before their functions."""
         spec, tokens, f32 = self.spec, len(n), jnp.float32
         if spec.in_turn:
-            b, a = self.in_proj_b(n).astype(f32), self.in_proj_a(n).astype(f32)
-            return self.in_proj_qkv(n).astype(f32), self.in_proj_z(n), b, a
+            b, a = self.in_proj_b(n, used).astype(f32), self.in_proj_a(n, used).astype(f32)
+            return self.in_proj_qkv(n, used).astype(f32), self.in_proj_z(n, used), b, a
         shared = spec.value_heads // spec.key_heads
         sizes = (spec.key_dim, spec.key_dim, shared * spec.value_dim, shared * spec.value_dim)
-        q, k, v, z = _split(self.in_proj_qkvz(n).reshape(tokens, -1, sum(sizes)), sizes)
-        b, a = _split(self.in_proj_ba(n).reshape(tokens, -1, 2 * shared).astype(f32), (shared, shared))
+        q, k, v, z = _split(self.in_proj_qkvz(n, used).reshape(tokens, -1, sum(sizes)), sizes)
+        b, a = _split(self.in_proj_ba(n, used).reshape(tokens, -1, 2 * shared).astype(f32), (shared, shared))
         x = jnp.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1).astype(f32)
         return x, z, b, a
 

@@ -36,10 +36,10 @@ class IndexerModule(nnx.Module):
             n: [T, D], what the mixer is given.
             latent: [T, q_rank], its latent queries, normed.
         """
-        spec = self.spec
-        q = self._rotated(self.wq_b(latent).reshape(len(n), -1, spec.size), context)
-        k = self._rotated(jnp.expand_dims(self.k_norm(self.wk(n)), 1), context)[:, 0]
-        weights = self.weights_proj(n.astype(jnp.float32)) * spec.heads**-0.5
+        spec, used = self.spec, context.batch.used
+        q = self._rotated(self.wq_b(latent, used).reshape(len(n), -1, spec.size), context)
+        k = self._rotated(jnp.expand_dims(self.k_norm(self.wk(n, used)), 1), context)[:, 0]
+        weights = self.weights_proj(n.astype(jnp.float32), used) * spec.heads**-0.5
         scale = spec.size**-0.5
         return best_keys(q, weights, k, context.state, context.batch, scale=scale, count=spec.count)
 

@@ -52,26 +52,26 @@ class LatentAttentionModule(nnx.Module):
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """[T, D] to [T, D], and the pages with the tokens' latent vectors stored."""
         values, pages = self.values(n, context)
-        return self.o_proj(values), pages
+        return self.o_proj(values, context.batch.used), pages
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
         """`__call__` without the bias of ``o_proj``."""
         values, pages = self.values(n, context)
-        return self.o_proj.product(values), pages
+        return self.o_proj.product(values, context.batch.used), pages
 
     def partial_to(self, n: jax.Array, context: Context, chosen: jax.Array) -> tuple[jax.Array, KVPages]:
         """`partial`, with attention to the keys at the positions ``chosen``, i32 [T, count]."""
         values, pages = self.values(n, context, partial(attend_chosen, chosen=chosen))
-        return self.o_proj.product(values), pages
+        return self.o_proj.product(values, context.batch.used), pages
 
     def values(
         self, n: jax.Array, context: Context, attend: Callable[..., tuple[jax.Array, KVPages]] = attend
     ) -> tuple[jax.Array, KVPages]:
         """What ``o_proj`` is given, [T, H * value_dim], and the pages."""
-        spec = self.spec
+        spec, used = self.spec, context.batch.used
         of_keys, of_values = self._up_projections()
-        queries = self._queries(n).reshape(len(n), -1, spec.nope_dim + spec.rope_dim)
-        latent = self.kv_a_proj_with_mqa(n)
+        queries = self._queries(n, used).reshape(len(n), -1, spec.nope_dim + spec.rope_dim)
+        latent = self.kv_a_proj_with_mqa(n, used)
         key = jnp.expand_dims(latent[:, spec.kv_rank :], 1)  # [T, 1, rope_dim]
         latent = jnp.expand_dims(self.kv_a_layernorm(latent[:, : spec.kv_rank]), 1)  # [T, 1, kv_rank]
         turned = queries[..., spec.nope_dim :]
@@ -89,14 +89,14 @@ class LatentAttentionModule(nnx.Module):
         )
         return _by_head("thr,hvr->thv", found, of_values).reshape(len(n), -1), pages
 
-    def _queries(self, n: jax.Array) -> jax.Array:
+    def _queries(self, n: jax.Array, used: jax.Array) -> jax.Array:
         if self.spec.q_rank is None:
-            return self.q_proj(n)
-        return self.q_b_proj(self.latent_queries(n))
+            return self.q_proj(n, used)
+        return self.q_b_proj(self.latent_queries(n, used), used)
 
-    def latent_queries(self, n: jax.Array) -> jax.Array:
-        """[T, D] to [T, q_rank], normed."""
-        latent: jax.Array = self.q_a_layernorm(self.q_a_proj(n))
+    def latent_queries(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """[T, D] to [T, q_rank], normed; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        latent: jax.Array = self.q_a_layernorm(self.q_a_proj(n, used))
         return latent
 
     def _up_projections(self) -> tuple[jax.Array, jax.Array]:

@@ -42,18 +42,18 @@ class LightningAttentionModule(nnx.Module):
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""
-        spec, tokens, f32 = self.spec, len(n), jnp.float32
+        spec, tokens, f32, used = self.spec, len(n), jnp.float32, context.batch.used
         state: RecurrentState = context.state
         assert state.memory is not None
-        fused = ACTIVATIONS[spec.activation](self.qkv_proj(n).astype(f32))
+        fused = ACTIVATIONS[spec.activation](self.qkv_proj(n, used).astype(f32))
         q, k, v = jnp.split(fused.reshape(tokens, spec.heads, -1), 3, axis=-1)
         whole, heads = spec.whole or spec.heads, jnp.arange(1, spec.heads * parts(self.divided) + 1, dtype=f32)
         rates = own_part(spec.decay * 2.0 ** (-8.0 * heads / whole), self.divided)
         decay = jnp.broadcast_to(-rates, (tokens, spec.heads))
         read, memory = linear_attention(q, k, v, decay, state.memory, context.batch, page_size=state.page_size)
         read = normed_together(read.reshape(tokens, -1), self.norm, whole * spec.head_dim, self.divided)
-        read = (jax.nn.sigmoid(self.output_gate(n).astype(f32)) * read).astype(n.dtype)
-        return self.out_proj(read), RecurrentState(None, memory, state.page_size)
+        read = (jax.nn.sigmoid(self.output_gate(n, used).astype(f32)) * read).astype(n.dtype)
+        return self.out_proj(read, used), RecurrentState(None, memory, state.page_size)
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """`__call__`, which ends in a product without a bias."""

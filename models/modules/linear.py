@@ -37,9 +37,9 @@ class Linear(nnx.Module):
         """[T, in] to [T, out]; ``used`` as in ``llmjax.kernels.linear.linear``."""
         return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value(), used)
 
-    def product(self, x: jax.Array) -> jax.Array:
+    def product(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
         """`__call__` without the bias."""
-        return linear(x, self.weight.get_value())
+        return linear(x, self.weight.get_value(), None, used)
 
     @property
     def projection(self) -> Projection:

@@ -48,20 +48,20 @@ class MambaModule(ReadOut):
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """What ``out_proj`` is given, [T, inner]."""
-        spec, f32 = self.spec, jnp.float32
+        spec, f32, used = self.spec, jnp.float32, context.batch.used
         state: RecurrentState = context.state
         assert state.memory is not None
-        x, gate = jnp.split(self.in_proj(n).astype(f32), 2, axis=-1)
+        x, gate = jnp.split(self.in_proj(n, used).astype(f32), 2, axis=-1)
         x, recent = self.conv1d(x, state, context.batch)
         x = ACTIVATIONS[spec.activation](x)
-        made = all_sum(self.x_proj(x.astype(n.dtype)), self.divided)  # of all channels
+        made = all_sum(self.x_proj(x.astype(n.dtype), used), self.divided)  # of all channels
         steps, b, c = jnp.split(made, (spec.rank, spec.rank + spec.state_dim), axis=-1)
         steps, b, c = normed(steps, self.dt_layernorm), normed(b, self.b_layernorm), normed(c, self.c_layernorm)
         read, memory = selective_scan(
             c.astype(f32),
             b.astype(f32),
             x,
-            jax.nn.softplus(self.dt_proj(steps).astype(f32)),
+            jax.nn.softplus(self.dt_proj(steps, used).astype(f32)),
             -jnp.exp(self.A_log.get_value()).T,
             state.memory,
             context.batch,

@@ -46,12 +46,12 @@ class Mamba2Module(nnx.Module):
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""
         read, state = self._read(n, context)
-        return _scaled(self.out_proj(read), self.spec.out_scale), state
+        return _scaled(self.out_proj(read, context.batch.used), self.spec.out_scale), state
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """`__call__` without the bias of ``out_proj``."""
         read, state = self._read(n, context)
-        return _scaled(self.out_proj.product(read), self.spec.out_scale), state
+        return _scaled(self.out_proj.product(read, context.batch.used), self.spec.out_scale), state
 
     @property
     def last_bias(self) -> jax.Array | None:
@@ -64,7 +64,7 @@ class Mamba2Module(nnx.Module):
         spec, tokens = self.spec, len(n)
         state: RecurrentState = context.state
         assert state.memory is not None
-        parts = self._parts(self.in_proj(_scaled(n, spec.scale)).astype(jnp.float32))
+        parts = self._parts(self.in_proj(_scaled(n, spec.scale), context.batch.used).astype(jnp.float32))
         gate, steps = parts[0], parts[4]
         mixed_in, recent = self.conv1d(jnp.concatenate(parts[1:4], axis=-1), state, context.batch)
         x, b, c = _split(ACTIVATIONS[spec.activation](mixed_in), spec.parts[1:4])

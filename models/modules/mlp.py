@@ -30,17 +30,19 @@ class InnerModule(nnx.Module):
     down_proj: Linear
     gate_proj: Linear | None = None
 
-    def inner(self, n: jax.Array) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]."""
+    def inner(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """What ``down_proj`` is given, [T, inner]; ``used`` as in ``llmjax.kernels.linear.linear``."""
         raise NotImplementedError
 
     def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
         """[T, D] to [T, D]."""
-        return self.down_proj(self.inner(n))
+        used = None if context is None else context.batch.used
+        return self.down_proj(self.inner(n, used), used)
 
     def partial(self, n: jax.Array, context: Context | None = None) -> jax.Array:
         """`__call__` without the bias of ``down_proj``."""
-        return self.down_proj.product(self.inner(n))
+        used = None if context is None else context.batch.used
+        return self.down_proj.product(self.inner(n, used), used)
 
     @property
     def last_bias(self) -> jax.Array | None:
@@ -90,14 +92,14 @@ class GatedMLPModule(InnerModule):
         self.down_proj = Linear(spec.inner, size, bias=of_down, dtype=dtype, axes=("hidden", "inner"))
         self.down_norm = None if spec.down_norm is None else build_norm(spec.down_norm, spec.inner, axes=("inner",))
 
-    def inner(self, n: jax.Array) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]."""
-        gate = self.gate_proj(n).astype(jnp.float32)
+    def inner(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """What ``down_proj`` is given, [T, inner]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        gate = self.gate_proj(n, used).astype(jnp.float32)
         gate = gate if self.spec.gate_scale == 1 else gate * self.spec.gate_scale
         if self.spec.cutoff is not None:
             gate = jax.nn.relu(gate - gate.mean(-1, keepdims=True) - self.spec.cutoff * gate.std(-1, keepdims=True))
         gate = ACTIVATIONS[self.spec.activation](gate)
-        inner = gate.astype(n.dtype) * self.up_proj(n)
+        inner = gate.astype(n.dtype) * self.up_proj(n, used)
         if self.down_norm is None:
             return inner
         assert isinstance(self.down_norm, RMSNorm)
@@ -128,10 +130,10 @@ class MLPModule(InnerModule):
         self.down_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "inner"))
         self.act_fn = XIELUModule() if spec.activation == XIELU else None
 
-    def inner(self, n: jax.Array) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]."""
+    def inner(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """What ``down_proj`` is given, [T, inner]; ``used`` as in ``llmjax.kernels.linear.linear``."""
         function = ACTIVATIONS[self.spec.activation] if self.act_fn is None else self.act_fn
-        return function(self.up_proj(n).astype(jnp.float32)).astype(n.dtype)
+        return function(self.up_proj(n, used).astype(jnp.float32)).astype(n.dtype)
 
 
 class XIELUModule(nnx.Module):

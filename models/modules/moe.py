@@ -82,10 +82,10 @@ class ExpertsModule(nnx.Module):
         if self.spec.scaled_inputs:
             out = out.reshape(len(n), -1, out.shape[1]).sum(axis=1)
         if self.spec.latent is not None:
-            out = self.fc2_latent_proj(out)
+            out = self.fc2_latent_proj(out, context.batch.used)
         out = normed(out, self.after_experts)
         if (shared := self.spec.shared) is not None:
-            added = normed(getattr(self, shared.name)(normed(n, self.before_shared)), self.after_shared)
+            added = normed(getattr(self, shared.name)(normed(n, self.before_shared), context), self.after_shared)
             if shared.gated:
                 score = _in_f32(n, getattr(self, f"{shared.name}_gate"))
                 added = jax.nn.sigmoid(score).astype(n.dtype) * added
@@ -100,7 +100,7 @@ class ExpertsModule(nnx.Module):
         shares = jnp.where(real[:, None], shares, 0)
         given = normed(n, self.before_experts)
         if self.spec.latent is not None:
-            given = self.fc1_latent_proj(given)
+            given = self.fc1_latent_proj(given, context.batch.used)
         if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
             given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
             chosen = chosen.reshape(-1, 1)

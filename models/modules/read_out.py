@@ -24,12 +24,12 @@ class ReadOut(nnx.Module):
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """[T, D] to [T, D], and the state with the tokens taken in."""
         read, state = self._read(n, context)
-        return self.out_proj(read), state
+        return self.out_proj(read, context.batch.used), state
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
         """`__call__` without the bias of ``out_proj``."""
         read, state = self._read(n, context)
-        return self.out_proj.product(read), state
+        return self.out_proj.product(read, context.batch.used), state
 
     @property
     def last_bias(self) -> jax.Array | None:
