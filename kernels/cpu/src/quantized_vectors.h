@@ -36,6 +36,7 @@ struct TileAhead : ReadAhead<Codes::kBits / kStepParts / 4 + 1> {  // which is m
       : ReadAhead<Codes::kBits / kStepParts / 4 + 1>(w.words, tile, sizeof(uint32_t) * w.num_words * llmjax::kTileRows,
                                                     walks * kStepParts * w.chunks()) {}
 };
+
 // Outputs of a tile that not all lanes have. Apart, so that it exists once.
 __attribute__((noinline)) void put_last_outputs(const QuantizedMatrix& w, int output, size_t at, Vec sum) {
   for (int i = 0; i < w.size_out - output; ++i) {
