@@ -27,7 +27,9 @@ KINDS = {
     "qwen3-next": 8,
     "qwen3_5": 0,
 }
-PRODUCT = re.compile(r"custom_call @llmjax_linears\(.*: \(tensor<16x\d+xf32>, tensor<(\d)xi32>.*-> tensor<16x(\d+)xf32>")
+PRODUCT = re.compile(
+    r"custom_call @llmjax_linears\(.*: \(tensor<16x\d+xf32>, tensor<(\d)xi32>.*-> tensor<16x(\d+)xf32>"
+)
 
 
 @pytest.mark.skipif(library() is None, reason="needs the compiled kernels")
