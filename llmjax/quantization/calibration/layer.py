@@ -139,9 +139,9 @@ class _Recorder:
         self.of = projection
         self.given: jax.Array | None = None
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
         self.given = x
-        return self.of(x)
+        return self.of(x, used)
 
 
 # Which projections follow each other, those with the same input together; the first ones are given what the layer's
