@@ -392,7 +392,8 @@ class StepPrograms:
     """All buckets of one model.
 
     Programs that are kept on disk are read when a plan wants them, or while nobody computes anything: reading takes a
-    core and the interpreter for a tenth of a second each, which running requests would wait for.
+    core and the interpreter for a tenth of a second each, which running requests would wait for. Only the two that one
+    short request needs are read at once, beside what else a start has to do.
 
     Args:
         build: compiles or reads the program of one bucket; may be called by several threads.
@@ -419,7 +420,10 @@ class StepPrograms:
         self._building = {bucket: threading.Lock() for bucket in buckets}
         self._last_pick = time.monotonic()  # the first request may come any moment
         self._all_wanted = threading.Event()
-        order = sorted(in_turn(buckets), key=lambda bucket: bucket in self._kept)  # they wait, so they come last
+        cheapest = {bucket.decode: bucket for bucket in reversed(self._order)}
+        self._at_once = self._kept.intersection(cheapest.values())
+        # Those that wait come last.
+        order = sorted(in_turn(buckets), key=lambda b: b in self._kept and b not in self._at_once)
         self._largest: Future[Program] = Future()  # which the others look at, whoever comes first
         self._futures = [self._submit(bucket, threads, apart.get(bucket)) for bucket in order]
         follow(self._futures[order.index(self._order[-1])], self._largest)
@@ -514,7 +518,8 @@ class StepPrograms:
         return program
 
     def _compile_in_turn(self, bucket: Bucket) -> Program:
-        while bucket in self._kept and not self._all_wanted.is_set():
+        waits = bucket in self._kept and bucket not in self._at_once
+        while waits and not self._all_wanted.is_set():
             if (left := self._last_pick + QUIET - time.monotonic()) <= 0:
                 break
             self._all_wanted.wait(left)

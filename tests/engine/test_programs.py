@@ -96,16 +96,27 @@ def mixed(tokens: int) -> Bucket:
     return Bucket(tokens=tokens, rows=4, decode=False)
 
 
+FIRST = {Bucket(tokens=1, rows=1, decode=True), mixed(16)}  # what one short request needs
+
+
+def until(done: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def test_what_is_kept_is_read_when_a_plan_wants_it(programs: Callable[..., StepPrograms]) -> None:
     built: list[Bucket] = []
     made = programs(kept=BUCKETS, built=built)
     made.wait_first()  # nothing to wait for
-    assert built == [] and made.most_steps(4) == 1
+    assert made.most_steps(4) == 1
     assert made.pick(plan(20)).bucket == mixed(32)
     assert made.pick(plan(17)).bucket == mixed(32)
     assert made.pick(plan(1)).bucket == mixed(16)
-    assert built == [mixed(32), mixed(16)]
-    assert [program.bucket for program in made.ready] == [mixed(16), mixed(32)]
+    until(lambda: len(made.ready) == 3)
+    assert sorted(map(str, built)) == sorted(map(str, [*FIRST, mixed(32)]))
+    assert {program.bucket for program in made.ready} == {*FIRST, mixed(32)}
     made.wait_all()
     assert sorted(map(str, built)) == sorted(map(str, BUCKETS))  # each once
     assert [program.bucket for program in made.ready] == made.buckets
@@ -120,7 +131,7 @@ def test_the_rest_is_read_while_nobody_computes_anything(
     for _ in range(10):
         made.pick(plan(1))
         time.sleep(0.1)
-    assert built == [mixed(16)]
+    assert set(built) == FIRST
     for future in made._futures:  # without a word to hurry up
         future.result(timeout=60)
     assert len(built) == len(BUCKETS)
@@ -128,13 +139,13 @@ def test_the_rest_is_read_while_nobody_computes_anything(
 
 def test_what_is_not_kept_is_compiled_at_once(programs: Callable[..., StepPrograms]) -> None:
     built: list[Bucket] = []
-    kept = {LARGEST, mixed(16)}
+    kept = {LARGEST, mixed(32)}
     made = programs(kept=kept, built=built, threads=1)
     while len(built) < len(BUCKETS) - len(kept):
         made.pick(plan(60))
         time.sleep(0.01)
-    assert mixed(16) not in built
-    assert made.pick(plan(1)).bucket == mixed(16)
+    assert mixed(32) not in built
+    assert made.pick(plan(20)).bucket == mixed(32)
 
 
 def test_a_largest_one_that_is_kept_is_not_waited_for(
