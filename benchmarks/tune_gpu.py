@@ -29,25 +29,28 @@ import numpy as np
 from rich.console import Console
 
 from benchmarks.gpu import FORMATS, PAGE, quantized
-from benchmarks.gpu_figures import fastest, with_each
+from benchmarks.gpu_figures import fastest, many_times, with_each
 from llmjax.config import EngineConfig
 from llmjax.engine.batch import Bucket, make_buckets
 from llmjax.kernels.attention import KVPages, RaggedBatch, make_pages
 from llmjax.kernels.blocks import ExpertWeights, Projection
-from llmjax.kernels.cuda import mosaic_prefill
-from llmjax.kernels.cuda.decode import Split, decode
+from llmjax.kernels.cuda import mosaic_decode, mosaic_kv_write, mosaic_prefill
+from llmjax.kernels.cuda.decode import decode
 from llmjax.kernels.cuda.experts import experts, plans_of, rows_of
 from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.fragments import FragmentPlan
+from llmjax.kernels.cuda.kv_write import Storing, write_kv
+from llmjax.kernels.cuda.lowering import has_triton
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.prefill import Tiles, prefill
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, key_of, plan_of, quantized_linear
+from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, path_for
 from llmjax.kernels.qtensor import CUDA_TILE
 
 Choice = Mapping[str, int]
 Call = Callable[[], Any]
-KINDS = ("product", "experts", "decode", "prefill")
+KINDS = ("product", "experts", "decode", "prefill", "store")
 WORTH = 0.97  # of the time before: less is noise
 BEYOND_CACHE = 1 << 28  # bytes of KV pages that no card's cache holds
 CANNOT = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # of XLA and of Pallas' lowering
@@ -73,6 +76,7 @@ class Problem:
         fields: what may be tried.
         run: makes a call, given other values of some fields, which computes all layers as often as is said.
         layers: that a call computes, with inputs of their own.
+        lowerings: what may be tried besides while the field ``mosaic`` is 0, and while it is 1.
     """
 
     key: Key
@@ -80,6 +84,24 @@ class Problem:
     fields: Mapping[str, tuple[int, ...]]
     run: Callable[[Choice, int], Call]
     layers: int = 1
+    lowerings: tuple[Mapping[str, tuple[int, ...]], ...] = ({}, {})
+
+    @property
+    def names(self) -> list[str]:
+        """Of all fields."""
+        return list(dict.fromkeys([*self.fields, *self.lowerings[0], *self.lowerings[1]]))
+
+    def values(self, field: str, choice: Choice) -> tuple[int, ...]:
+        """Of a field, that may be tried; none where the lowering that is chosen does not have it."""
+        own = self.lowerings[{**self.start, **choice}.get("mosaic", 0)]
+        return own.get(field, self.fields.get(field, ()))
+
+    def shortened(self, most: int) -> Problem:
+        """The same, with at most so many values of each field."""
+        fields, *lowerings = (
+            {field: values[:most] for field, values in each.items()} for each in (self.fields, *self.lowerings)
+        )
+        return replace(self, fields=fields, lowerings=tuple(lowerings))
 
 
 @dataclass(frozen=True)
@@ -141,11 +163,13 @@ def best(problem: Problem, seconds: Callable[[Sequence[Choice]], list[float]]) -
     again = True
     while again:
         again = False
-        for field, values in problem.fields.items():
+        for field in problem.names:
             now = choice.get(field, problem.start[field])
-            tried = [{**choice, field: value} for value in values if value != now]
+            tried = [{**choice, field: value} for value in problem.values(field, choice) if value != now]
+            if not tried:
+                continue
             taken = seconds(tried)
-            if tried and min(taken) < WORTH * fastest_yet:
+            if min(taken) < WORTH * fastest_yet:
                 fastest_yet = min(taken)
                 choice, again = tried[taken.index(fastest_yet)], True
     return Found({k: v for k, v in choice.items() if v != problem.start[k]}, fastest_yet, at_start)
@@ -288,9 +312,12 @@ def decodes(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 call = partial(decode, sinks=None, rules=rules, split=replace(start, **choice), interpret=interpret)
                 return with_each(call, *inputs, times=times)
 
-            fields = {"shares": (8, 16, 32, 64, 128, 256), "keys": (16, 32, 64, 128), "warps": (1, 2, 4, 8)}
-            fields |= {"stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
-            yield Problem(Split.key(q, pages, reader), asdict(start), fields, run, len(layers))
+            fields: dict[str, tuple[int, ...]] = {"shares": (8, 16, 32, 64, 128, 256), "keys": (16, 32, 64, 128)}
+            by_triton = {"warps": (1, 2, 4, 8), "stages": (1, 2, 3, 4), "heads": (16, 32, 64)}
+            if has_triton() and not mosaic_decode.refuses(q, pages):
+                fields = {"mosaic": (0, 1), **fields}
+            lowerings = (by_triton, {"heads": (8, 16)})
+            yield Problem(Split.key(q, pages, reader), asdict(start), fields, run, len(layers), lowerings)
 
 
 def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
@@ -306,18 +333,42 @@ def prefills(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
                 call = partial(prefill, sinks=None, rules=rules, tiles=replace(start, **choice), interpret=interpret)
                 return with_each(call, *inputs, times=times)
 
-            fields = {"tokens": (4, 8, 16, 32, 64, 128), "keys": (16, 32, 64, 128), "warps": (4, 8)}
-            fields |= {"stages": (1, 2, 3, 4)}
+            by_triton: dict[str, tuple[int, ...]] = {"keys": (16, 32, 64, 128), "warps": (4, 8), "stages": (1, 2, 3, 4)}
             # A tile has 16 queries at least, for tensor cores.
-            fields["tokens"] = tuple(n for n in fields["tokens"] if 16 <= n * start.heads <= 256)
-            if getattr(jax.devices()[0], "compute_capability", "") == "9.0" and not mosaic_prefill.refuses(
-                q, pages, None
-            ):
-                fields["mosaic"] = (0, 1)
-            yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run, len(layers))
+            by_triton["tokens"] = tuple(n for n in (4, 8, 16, 32, 64, 128) if 16 <= n * start.heads <= 256)
+            hopper = getattr(jax.devices()[0], "compute_capability", "") == "9.0"
+            takes = hopper and not mosaic_prefill.refuses(q, pages, None)
+            fields, lowerings = ({"mosaic": (0, 1)}, (by_triton, {})) if takes else (by_triton, ({}, {}))
+            yield Problem(Tiles.key(q, pages, reader), asdict(start), fields, run, len(layers), lowerings)
 
 
-PROBLEMS = {"product": products, "experts": mixtures, "decode": decodes, "prefill": prefills}
+def stores(sizes: Sizes, interpret: bool) -> Iterator[Problem]:
+    none = jnp.zeros(0, jnp.int32)
+    for tokens in sizes.tokens:
+        for _, layers, _ in caches(sizes, 1, tokens):
+            pages = layers[0]
+            k = jnp.ones((tokens, pages.data.shape[2], pages.head_dim), jnp.bfloat16)
+            v = None if pages.layout.value_dim else k
+            batch = RaggedBatch(none, none, none, PAGE + jnp.arange(tokens, dtype=jnp.int32))
+            start = Storing.of(tokens)
+
+            def run(
+                choice: Choice, times: int, start: Any = start, inputs: Any = (k, v, batch), layers: Any = layers
+            ) -> Call:
+                write = partial(write_kv, storing=replace(start, **choice), interpret=interpret)
+
+                def step(layers: list[KVPages], *inputs: Any) -> list[KVPages]:
+                    return [write(pages, *inputs) for pages in layers]
+
+                return many_times(step, jax.tree.map(jnp.copy, layers), *inputs, times=times)
+
+            takes = has_triton() and not mosaic_kv_write.refuses(k, pages)
+            fields = {"mosaic": (0, 1)} if takes else {}
+            lowerings = ({"tokens": (1, 2, 4, 8, 16, 32)}, {})
+            yield Problem(Storing.key(k, pages), asdict(start), fields, run, len(layers), lowerings)
+
+
+PROBLEMS = {"product": products, "experts": mixtures, "decode": decodes, "prefill": prefills, "store": stores}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -345,8 +396,7 @@ def main(argv: Sequence[str]) -> int:
         for problem in PROBLEMS[kind](sizes, options.small):
             if options.missing and problem.key in entries:
                 continue
-            fields = {field: values[: sizes.values] for field, values in problem.fields.items()}
-            found = best(replace(problem, fields=fields), timed(problem, sizes, console))
+            found = best(problem.shortened(sizes.values), timed(problem, sizes, console))
             text = f"{found.seconds_at_start * 1e6:,.1f} µs, {found.seconds * 1e6:,.1f} with {dict(found.choice)}"
             console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
             if found.seconds < float("inf"):

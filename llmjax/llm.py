@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from numbers import Integral
 from typing import Any, TypeVar
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
@@ -87,6 +89,7 @@ class LLM(LoadedLLM):
             follow(config)
         super().__init__(config, _client(config))
         self._requests = 0
+        self._turn = threading.RLock()  # calls of several threads come one after another
 
     @property
     def engine(self) -> Engine:
@@ -142,7 +145,7 @@ class LLM(LoadedLLM):
             partial(self._frontend.open, prompt, own, priority=rank)
             for prompt, own, rank in zip(batch, params, priority or [0] * len(batch), strict=True)
         ]
-        return self._finished(self._open_calls(calls), RequestOutput, progress=bool(use_tqdm))
+        return self._finished(calls, RequestOutput, progress=bool(use_tqdm))
 
     def beam_search(
         self,
@@ -199,7 +202,7 @@ class LLM(LoadedLLM):
             params, salt = search.step_params, search.cache_salt
             calls += [partial(self._frontend.open, ids, params, cache_salt=salt) for ids in search.prompts]
             ends.append(len(calls))
-        outputs = self._finished(self._open_calls(calls), RequestOutput, progress=False)
+        outputs = self._finished(calls, RequestOutput, progress=False)
         errors: dict[int, LLMJaxError] = {}
         for (number, search), (start, end) in zip(searches.items(), pairwise(ends), strict=True):
             made = outputs[start:end]
@@ -209,16 +212,20 @@ class LLM(LoadedLLM):
                 search.take([scores for output in made for scores in output.outputs[0].logprobs or ()])
         return errors
 
-    def _finished(self, requests: Mapping[str, EngineRequest], kind: type[Output], *, progress: bool) -> list[Output]:
-        """What comes of all requests, in their order."""
-        try:
-            outputs = self._run(requests, progress=progress)
-        except BaseException:
-            # Interrupted or failed: nothing of this call may stay behind in the engine.
-            for request in requests.values():
-                self._frontend.forget(request.request_id)
-                self.client.abort(request.request_id)
-            raise
+    def _finished(
+        self, calls: Sequence[Callable[[str], EngineRequest]], kind: type[Output], *, progress: bool
+    ) -> list[Output]:
+        """What comes of all requests, in their order; see `_open_calls`."""
+        with self._turn:
+            requests = self._open_calls(calls)
+            try:
+                outputs = self._run(requests, progress=progress)
+            except BaseException:
+                # Interrupted or failed: nothing of this call may stay behind in the engine.
+                for request in requests.values():
+                    self._frontend.forget(request.request_id)
+                    self.client.abort(request.request_id)
+                raise
         done = [output for name in requests if isinstance(output := outputs[name], kind)]
         if failed := [output.error for output in done if output.error is not None]:
             logger.warning("%d of %d requests failed: %s", len(failed), len(done), failed[0])
@@ -265,7 +272,7 @@ class LLM(LoadedLLM):
             partial(self._frontend.open_pooling, prompt, own, add_special_tokens=special)
             for prompt, own in zip(batch, each, strict=True)
         ]
-        made = self._finished(self._open_calls(calls), PoolingRequestOutput, progress=use_tqdm)
+        made = self._finished(calls, PoolingRequestOutput, progress=use_tqdm)
         return [self._frontend.finish_vectors(output, own) for output, own in zip(made, each, strict=True)]
 
     def embed(
@@ -442,11 +449,11 @@ class LLM(LoadedLLM):
 
     def warm_up(self) -> None:
         """Waits until every step program is compiled."""
-        self.client.control(Control.WARM_UP).result()
+        self._control(Control.WARM_UP)
 
     def reset_prefix_cache(self) -> None:
         """Forgets what past requests have computed."""
-        self.client.control(Control.RESET_PREFIX_CACHE).result()
+        self._control(Control.RESET_PREFIX_CACHE)
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Frees the memory of the device until ``wake_up``; requests are refused meanwhile.
@@ -462,8 +469,9 @@ class LLM(LoadedLLM):
         if mode not in ("abort", "wait", "keep"):
             raise InvalidRequest(f"mode must be abort, wait or keep, not {mode!r}", field="mode")
         control = sleep_control(level)
-        self.client.control(control).result()
-        self._away, self._asleep = frozenset({WEIGHTS, KV_CACHE}), asleep_at(level)
+        with self._turn:
+            self._control(control)
+            self._away, self._asleep = frozenset({WEIGHTS, KV_CACHE}), asleep_at(level)
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Takes back what ``sleep`` has freed; the prefix cache is empty then.
@@ -475,27 +483,35 @@ class LLM(LoadedLLM):
             CheckpointError: weights have to be loaded again, and their files have changed.
             InvalidRequest: a tag is not known.
         """
-        for tag, control in wake_controls(tags, self._away).items():
-            self.client.control(control).result()
-            self._away -= {tag}
+        with self._turn:
+            for tag, control in wake_controls(tags, self._away).items():
+                self._control(control)
+                self._away -= {tag}
 
     def start_profile(self) -> None:
         """Begins to write down what is computed, in ``profile_dir``; raises InvalidRequest if that cannot be."""
-        self.client.control(Control.START_PROFILE).result()
+        self._control(Control.START_PROFILE)
 
     def stop_profile(self) -> None:
         """Ends the profile and writes it; raises InvalidRequest if there is none."""
-        self.client.control(Control.STOP_PROFILE).result()
+        self._control(Control.STOP_PROFILE)
 
     def close(self) -> None:
         """Stops the compiler threads; the model is freed with the object."""
         self.client.close()
+
+    def _control(self, control: Control) -> None:
+        with self._turn:
+            self.client.control(control).result()
 
     def _params(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
         if params is None:
             params = self.get_default_sampling_params()
         if isinstance(params, SamplingParams):
             params = [params] * count
+        params = list(params)
+        if wrong := next((type(p).__name__ for p in params if not isinstance(p, SamplingParams)), None):
+            raise InvalidRequest(f"sampling_params must be SamplingParams, not {wrong}", field="sampling_params")
         if len(params) != count:
             raise InvalidRequest(f"{count} prompts and {len(params)} sampling_params", field="sampling_params")
         return [p.clone(output_kind=RequestOutputKind.FINAL_ONLY) for p in params]
@@ -514,7 +530,7 @@ class LLM(LoadedLLM):
                 name = str(self._requests)
                 self._requests += 1
                 requests[name] = call(name)
-        except InvalidRequest:
+        except BaseException:  # Ctrl-C too
             for request in requests.values():
                 self._frontend.forget(request.request_id)
             raise
@@ -567,15 +583,17 @@ def generate(
         if name not in known:
             hint = nearest(name, [*PARAM_NAMES, *known])
             raise InvalidRequest(f"{name} is neither a sampling parameter nor an engine setting{hint}", field=name)
-    llm = _kept.get(model, settings)
-    params = SamplingParams(**{**llm.default_sampling_params, **sampling})
-    return llm.generate(prompts, params)
+    with _kept.turn:
+        llm = _kept.get(model, settings)
+        params = SamplingParams(**{**llm.default_sampling_params, **sampling})
+        return llm.generate(prompts, params)
 
 
 class _KeptModel:
     """The model of the last ``generate``: one at a time, for two may not fit."""
 
     def __init__(self) -> None:
+        self.turn = threading.RLock()  # of the call that uses it
         self._llm: LLM | None = None
         self._asked: tuple[str, dict[str, Any]] | None = None
 
@@ -660,7 +678,9 @@ def _as_list(prompts: Any) -> list[Any]:
     """One prompt is a list of one; a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
+    if not isinstance(prompts, Iterable):
+        raise InvalidRequest(f"prompts must be text, token ids or a list of them, not {prompts!r}", field="prompts")
     items: list[Any] = list(prompts)
     if not items:
         raise InvalidRequest("there are no prompts", field="prompts")
-    return [items] if all(isinstance(item, int) for item in items) else items
+    return [items] if all(isinstance(item, Integral) for item in items) else items

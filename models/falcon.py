@@ -68,7 +68,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         fields.flag("bias"),
     )
     alibi = fields.flag("alibi")
-    scale = (hidden_size // heads) ** -0.5
+    scale = max(hidden_size // heads, 1) ** -0.5  # fewer than one is refused with the heads
     attention = attention_by_kind(
         fields,
         kinds,

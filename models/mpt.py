@@ -78,7 +78,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         # Hugging Face's class takes 8 whatever is asked for; StoryWriter was trained with 16.
         slopes=alibi_slopes(heads, largest=own.number("alibi_bias_max")),
         clip=own.optional_number("clip_qkv"),
-        scale=own.optional_number("softmax_scale") or (fields.integer("hidden_size") // heads) ** -0.5,
+        scale=own.optional_number("softmax_scale") or max(fields.integer("hidden_size") // heads, 1) ** -0.5,
     )
     inner = fields.integer("expansion_ratio", maximum=1024) * fields.integer("hidden_size")
     mlp = MLP(inner=inner, activation="gelu", bias=False)

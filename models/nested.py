@@ -44,10 +44,11 @@ PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)languag
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The config.json that the text model would have by itself; None: it is not inside of another one."""
     architectures, text = config.get("architectures"), config.get(TEXT)
-    if text is None and config.get("model_type") in OF_AXES:
+    outer_type = config.get("model_type")
+    if text is None and isinstance(outer_type, str) and outer_type in OF_AXES:
         text = {key: value for key, value in config.items() if key != "vision_config"}
     named = architectures[0] if isinstance(architectures, list) and architectures else None
-    if named not in MULTIMODAL or not isinstance(text, Mapping):
+    if not isinstance(named, str) or named not in MULTIMODAL or not isinstance(text, Mapping):
         return None
     model_type = text.get("model_type")
     architecture = {**MODEL_TYPES, **OF_AXES}.get(model_type) if isinstance(model_type, str) else None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import llmjax
@@ -54,7 +56,7 @@ def test_every_form_of_prompt_is_the_same_prompt(llm: LLM) -> None:
     assert llm.tokenizer is not None
     ids = llm.tokenizer.encode("Hello")
     (expected,) = said(llm, "Hello")
-    assert said(llm, ids) == said(llm, tuple(ids)) == [expected]
+    assert said(llm, ids) == said(llm, tuple(ids)) == said(llm, np.array(ids)) == [expected]
     forms: list[Any] = ["Hello", ids, {"prompt": "Hello"}, {"prompt_token_ids": ids}]
     assert said(llm, forms) == [expected] * 4
     (output,) = llm.generate({"prompt_token_ids": ids, "prompt": "shown"}, GREEDY, use_tqdm=False)
@@ -118,7 +120,10 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(llm: LLM, monkey
     ("prompts", "params", "field"),
     [
         ([], GREEDY, "prompts"),
+        (None, GREEDY, "prompts"),
         (["ok", ""], [GREEDY], "sampling_params"),
+        (["ok"], {"max_tokens": 8}, "sampling_params"),
+        (["ok"], [None], "sampling_params"),
         (["ok", [96]], GREEDY, "prompt"),
         (["ok", [3] * 64], GREEDY, "prompt"),
         (["ok", "ok"], [GREEDY, GREEDY.clone(logprobs=21)], "logprobs"),
@@ -160,6 +165,109 @@ def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest
     first = said(llm, "a")
     assert first == said(llm, "a")
     assert len(first[0]) == 8
+
+
+def test_an_interrupted_check_of_prompts_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, calls = llm._frontend.encode, []
+
+    def interrupted(text: str) -> list[int]:
+        calls.append(text)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(text)
+
+    monkeypatch.setattr(llm._frontend, "encode", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
+    assert (llm._frontend.num_requests, llm._frontend.num_unfinished) == (0, 0)
+
+
+def test_calls_of_several_threads_come_one_after_another(llm: LLM) -> None:
+    prompts = [f"prompt {number}" for number in range(6)]
+    expected, found = [said(llm, prompt) for prompt in prompts], [[] for _ in prompts]
+    together = threading.Barrier(len(prompts))
+
+    def call(number: int) -> None:
+        together.wait()
+        for _ in range(3):
+            found[number] += said(llm, prompts[number])
+            llm.reset_prefix_cache()
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [tokens * 3 for tokens in expected]
+
+
+def test_generate_from_several_threads_keeps_one_model(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llmjax.llm._kept.close()
+    start, began = LLM._start, []
+
+    def watched(self: LLM, config: Any) -> None:
+        began.append(config)
+        start(self, config)
+
+    monkeypatch.setattr(LLM, "_start", watched)
+    found: list[list[int]] = []
+    together = threading.Barrier(2)
+
+    def call() -> None:
+        together.wait()
+        (output,) = llmjax.generate("Hello", model=str(GOLDEN), **settings, temperature=0, max_tokens=4)
+        found.append(output.outputs[0].token_ids)
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    llmjax.llm._kept.close()
+    assert len(began) == 1
+    assert len(found) == 2 and found[0] == found[1]
+
+
+def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else pages that are still to be computed would be found by the next request, full of what was there before."""
+    prompt = "A prompt of more pages than one"
+    expected = said(llm, prompt)
+    said(llm, "x" * 40)
+    llm.reset_prefix_cache()
+    dispatch, calls = llm.engine.runner.dispatch, []
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+        return dispatch(*args, **options)
+
+    monkeypatch.setattr(llm.engine.runner, "dispatch", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompt, GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    assert len(calls) == 1
+    assert llm.kv_stats().used == 0
+    assert said(llm, prompt) == expected
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_second_ctrl_c_does_not_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached = []
+
+    def hangs() -> Any:
+        signal.raise_signal(signal.SIGINT)
+        reached.append(1)
+        signal.raise_signal(signal.SIGINT)
+        reached.append(2)
+
+    monkeypatch.setattr(llm.engine, "step", hangs)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate("a", GREEDY, use_tqdm=False)
+    assert reached == [1]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_without_a_tokenizer(settings: dict[str, Any], llm: LLM) -> None:

@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.cuda.lowering import MOSAIC_ON_AMPERE, power_of_2
+from llmjax.kernels.cuda.lowering import power_of_2
 from llmjax.kernels.cuda.plan import ENOUGH_PROGRAMS
 from llmjax.kernels.cuda.records import E2M1, Line, weight_line
-from llmjax.kernels.cuda.threads import THREADS, WARPS, Threads, launch
-from llmjax.kernels.cuda.tuned import Key, default_device, tuned
+from llmjax.kernels.cuda.threads import THREADS, WARPS, Threads, launch, refuses_card
+from llmjax.kernels.cuda.tuned import Key, tuned
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import CHUNK, PLANES, RowFormat
 
@@ -44,10 +44,7 @@ def refuses(weight: QTensor) -> str | None:
         return "codes have levels of their own"
     if codes.kind == "e5m2":
         return "codes are e5m2"
-    capability = str(getattr(default_device(), "compute_capability", "9.0"))  # unknown where there is no card
-    if int(capability.split(".")[0]) < 9 and not MOSAIC_ON_AMPERE:
-        return f"JAX {jax.__version__} compiles no such kernels for compute capability {capability}"
-    return None
+    return refuses_card()
 
 
 @dataclass(frozen=True)

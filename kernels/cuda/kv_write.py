@@ -13,28 +13,63 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.attention.types import KVLayout, KVPages, RaggedBatch
-from llmjax.kernels.cuda.lowering import Launch, launch, load, power_of_2, program_id, store
-from llmjax.kernels.cuda.pages import Columns, first_page
+from llmjax.kernels.cuda import mosaic_kv_write
+from llmjax.kernels.cuda.lowering import Launch, has_triton, launch, load, power_of_2, program_id, store
+from llmjax.kernels.cuda.pages import ROUNDER, Columns, PageReader, first_page
+from llmjax.kernels.cuda.tuned import Key, tuned
 
 TOKENS = 8  # that a program stores
 FLOAT8 = {"float8_e4m3fn": (3, 7), "float8_e5m2": (2, 15)}  # bits of the mantissa, bias of the exponent
 NAN = 0x7F  # in both
 MANTISSA, BIAS = 23, 127  # of f32
-ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and lies in the lowest bits
+
+
+@dataclass(frozen=True)
+class Storing:
+    """How it is done.
+
+    Args:
+        tokens: that a program stores; a power of two.
+        mosaic: 1: `mosaic_kv_write` does it, where it takes the arguments; tokens then mean nothing.
+    """
+
+    tokens: int
+    mosaic: int = 0
+
+    @classmethod
+    def of(cls, tokens: int) -> Storing:
+        """For so many tokens of a step."""
+        return cls(min(TOKENS, power_of_2(tokens)), mosaic=int(not has_triton()))
+
+    @staticmethod
+    def key(k: jax.Array, pages: KVPages) -> Key:
+        """What the table of a card knows it by."""
+        return Key.of("store", PageReader.of(pages, k).name, *k.shape[:2])
 
 
 def write_kv(
-    pages: KVPages, k: jax.Array, v: jax.Array | None, batch: RaggedBatch, *, interpret: bool = False
+    pages: KVPages,
+    k: jax.Array,
+    v: jax.Array | None,
+    batch: RaggedBatch,
+    *,
+    storing: Storing | None = None,
+    interpret: bool = False,
 ) -> KVPages:
     """Stores each token's K and V at its place. Tokens that share a place (padding, on the dummy page) may mix there.
 
     Args:
         k, v: [T, K, h]; v None for latent pages.
         batch: says where.
+        storing: how; None: as was measured, or `Storing.of` says.
         interpret: run the kernel as XLA operations, on any device.
     """
     tokens, kv_heads, head_dim = k.shape
-    block = min(TOKENS, power_of_2(tokens))
+    if storing is None:
+        storing = tuned(Storing.of(tokens), Storing.key(k, pages))
+    if storing.mosaic and not mosaic_kv_write.refuses(k, pages):
+        return mosaic_kv_write.write_kv(pages, k, v, batch, interpret=interpret)
+    block = storing.tokens
     parts = [k] if v is None else [k, v]
     calibration = batch.kv_index if pages.calibration is None else pages.calibration  # what is not there is not read
     kernel = _Kernel(pages.layout, head_dim, tokens, block, pages.calibration is not None)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +23,12 @@ from jax.interpreters import mlir
 PLATFORM = "cuda"  # as JAX names it while lowering
 MOSAIC_ON_AMPERE = jax.__version_info__ >= (0, 12)  # before, its kernels began with an instruction of Hopper's
 MIN_DOT = 16  # rows, columns and depth of the smallest product of tensor cores
+
+
+@cache
+def has_triton() -> bool:
+    """Whether this JAX lowers kernels by Triton too. Looked up without an import, which takes a while."""
+    return (Path(jax.__file__).parent / "experimental" / "pallas" / "triton.py").exists()
 
 
 @dataclass(frozen=True)

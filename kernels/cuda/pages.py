@@ -13,7 +13,7 @@ from llmjax.kernels.attention.types import KVLayout, KVPages, RaggedBatch
 from llmjax.kernels.cuda.lowering import MIN_DOT, load, power_of_2
 
 FLOAT8_GAIN = {"float8_e4m3fn": 256.0, "float8_e5m2": 1.0}  # of the halves that they are read as
-
+ROUNDER = np.float32(1.5 * 2**23)  # a small number added to it is rounded, and lies in the lowest bits
 
 MAX_HEAD_DIM = 256
 MAX_VALUE_DIM = 512  # of latent pages

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from llmjax.checkpoint.gguf.file import GGUFFile
@@ -36,12 +41,14 @@ class InlineEngine(EngineClient):
         return (EngineState(serving=True),)
 
     def submit(self, request: EngineRequest) -> int:
-        self.engine.add(request)
+        with _uninterrupted():
+            self.engine.add(request)
         return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         """As everywhere, but who calls it is not told of the end again."""
-        self.engine.abort(request_id, index)
+        with _uninterrupted():
+            self.engine.abort(request_id, index)
 
     def outputs(self) -> list[EngineOutput]:
         """Dispatches a step and returns what the one before brought.
@@ -50,7 +57,8 @@ class InlineEngine(EngineClient):
             EngineDead: a process that the engine needs has gone.
         """
         try:
-            return self.engine.step()
+            with _uninterrupted():
+                return self.engine.step()
         except Exception as error:
             if (cause := self.engine.runner.cause(error)) is error:
                 raise
@@ -66,3 +74,26 @@ class InlineEngine(EngineClient):
 
     def close(self) -> None:
         self.engine.close()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Has Ctrl-C wait for the end of what is done meanwhile: in the middle of a step the state on the device belongs to
+    nobody, and the prefix cache knows of pages that are still to be computed. A second Ctrl-C does not wait."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield
+        return
+    came: list[FrameType | None] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(frame)
+        signal.signal(number, handler)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came:
+        handler(signal.SIGINT, came[0])

@@ -11,6 +11,12 @@ from llmjax.parsing.source import Reading, Source
 _PLAIN = re.compile(r'[^"{}\[\]<|`;]*')  # between strings and brackets; the others do not belong to JSON
 _IN_STRING = re.compile(r'[^"\\]*')
 _ATOM = re.compile(r"[\w.+-]*")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
+
+
+def whole_characters(text: str) -> str:
+    """A text with U+FFFD for halves of surrogate pairs: JSON's escapes can write them, UTF-8 has none."""
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def json_value(source: Source, emit: Callable[[str], None]) -> Reading[None]:
@@ -49,7 +55,7 @@ def json_string(source: Source) -> Reading[str]:
     yield from _string(source, pieces.append)
     text = "".join(pieces)
     try:
-        return str(json.loads(text, strict=False))
+        return whole_characters(str(json.loads(text, strict=False)))
     except ValueError:  # an escape that JSON does not have, or no end
         return text.strip('"')
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmjax.parsing.json_reading import whole_characters
 from llmjax.parsing.python_literal import literal
 
 MAX_REFERENCES = 16  # followed for one parameter, so that a circle ends
@@ -53,8 +54,8 @@ def json_of_text(text: str, types: frozenset[str] | None) -> str:
     for read in (_json, literal):
         try:
             value = read(text.strip())
-            if types is None or _fits(value, types):
-                return json.dumps(value, ensure_ascii=False, allow_nan=False)
+            if types is None or (_fits(value, types) and not isinstance(value, str)):  # a text has no quotes
+                return whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, RecursionError):
             continue
     if types is not None and "boolean" in types and text.strip().lower() in ("true", "false"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -21,6 +21,13 @@ MAX_SCORED = 128  # tokens whose log-probabilities a request may name, as in vLL
 MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
 MAX_PATTERN = 256  # tokens; every length up to it is looked for behind each token
 MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
+FLAGS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+)
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
 
@@ -115,16 +122,20 @@ class SamplingParams:
             object.__setattr__(self, "guided_decoding", None)
         if isinstance(self.repetition_detection, Mapping):
             object.__setattr__(self, "repetition_detection", _repetition_detection(self.repetition_detection))
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
-        bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
+        bad_words = (self.bad_words,) if isinstance(self.bad_words, str) else _listed("bad_words", self.bad_words)
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "bad_words", bad_words)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
         if self.allowed_token_ids is not None:
-            object.__setattr__(self, "allowed_token_ids", tuple(self.allowed_token_ids))
+            object.__setattr__(self, "allowed_token_ids", _listed("allowed_token_ids", self.allowed_token_ids))
         if self.logprob_token_ids is not None:
-            object.__setattr__(self, "logprob_token_ids", tuple(dict.fromkeys(self.logprob_token_ids)) or None)
+            scored = _listed("logprob_token_ids", self.logprob_token_ids)
+            _token_ids("logprob_token_ids", scored)
+            object.__setattr__(self, "logprob_token_ids", tuple(dict.fromkeys(scored)) or None)
         if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, Mapping):
+                raise InvalidRequest(f"logit_bias must be a mapping, not {self.logit_bias!r}", field="logit_bias")
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         self._check()
 
@@ -172,11 +183,17 @@ class SamplingParams:
                 _integer(name, value, -1, 2**31 - 1)
         if self.logprob_token_ids is not None:
             _at_most("logprob_token_ids", self.logprob_token_ids, MAX_SCORED)
-            _token_ids("logprob_token_ids", self.logprob_token_ids)
         if self.repeat_last_n is not None:
             _integer("repeat_last_n", self.repeat_last_n, -1, MAX_WINDOW)
         if self.stream_interval is not None:
             _integer("stream_interval", self.stream_interval, 1, 2**31 - 1)
+        for name in FLAGS:
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be a boolean, not {value!r}", field=name)
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise InvalidRequest(
+                f"output_kind must be a RequestOutputKind, not {self.output_kind!r}", field="output_kind"
+            )
         if not isinstance(self.skip_reading_prefix_cache, bool | None):
             raise InvalidRequest("skip_reading_prefix_cache must be a boolean", field="skip_reading_prefix_cache")
         if not isinstance(self.repetition_detection, RepetitionDetectionParams | None):
@@ -240,6 +257,15 @@ class BeamSearchParams:
     def candidates(self) -> int:
         """The likeliest tokens that may follow each continuation: half of them may end it, and enough are left."""
         return 2 * self.beam_width
+
+
+def _listed(name: str, values: object) -> tuple[Any, ...]:
+    """A list's items; None has none."""
+    if values is None:
+        return ()
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise InvalidRequest(f"{name} must be a list, not {str(values)[:80]!r}", field=name)
+    return tuple(values)
 
 
 def _at_most(name: str, values: Sequence[object], limit: int) -> None:

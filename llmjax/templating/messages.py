@@ -67,7 +67,7 @@ def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if isinstance(arguments, str) or arguments is None:
         try:
             arguments = json.loads(arguments) if arguments else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise InvalidRequest(f"{where}.function.arguments is not JSON: {error}", field="messages") from error
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}.function.arguments is not a JSON object", field="messages")

@@ -179,7 +179,7 @@ def tokenizer_from_gguf(
         TokenizerError: a key is missing or malformed, or the kind of vocabulary is unknown; names key and file.
     """
     model = metadata.get(_PREFIX + "model")
-    if model not in _LOADERS:
+    if not isinstance(model, str) or model not in _LOADERS:
         known = ", ".join(_LOADERS)
         raise TokenizerError(f"{source}: {_PREFIX}model {model!r} is not supported (known: {known})")
     return _LOADERS[model](Vocabulary(metadata, source=source), chat_template or ChatTemplate.from_gguf(metadata))

@@ -39,6 +39,12 @@ def messages_of(
     return [ChatMessage.model_construct(**turn) for turn in turns]
 
 
+def without_empty_answer(messages: Sequence[Block]) -> Sequence[Block]:
+    """The messages but for a last one of the assistant in which nothing stands: Anthropic takes it for none."""
+    *before, last = messages
+    return before if before and last.get("role") == "assistant" and last.get("content") in ("", []) else messages
+
+
 def is_prefill(messages: Sequence[Block]) -> bool:
     """Whether the last message is the beginning of the answer."""
     last = messages[-1]

@@ -76,13 +76,18 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _at_most_one_unknown_field(cls, data: Any, info: ValidationInfo) -> Any:
-        """Of unknown fields those without a value go, and all but one of the others: pydantic makes an error object of
-        each, with its name, which is therefore cut."""
-        if not isinstance(data, dict) or data.keys() <= cls.model_fields.keys():
+    def _given_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        """Fields without a value go: they have their defaults. Of unknown ones that have one all but one go: pydantic
+        makes an error object of each, with its name, which is therefore cut."""
+        fields = cls.model_fields
+        if not isinstance(data, dict) or (data.keys() <= fields.keys() and None not in data.values()):
             return data
-        known = {name: value for name, value in data.items() if name in cls.model_fields}
-        unknown = (name for name, value in data.items() if name not in cls.model_fields and value is not None)
+        known = {
+            name: value
+            for name, value in data.items()
+            if name in fields and (value is not None or fields[name].is_required())
+        }
+        unknown = (name for name, value in data.items() if name not in fields and value is not None)
         if isinstance(info.context, IgnoredFields):
             if cls.model_config.get("extra") == "forbid":
                 info.context.names += [cut(name) for name in islice(unknown, MAX_IGNORED - len(info.context.names))]

@@ -15,6 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from llmjax.outputs import CompletionOutput, RequestOutput
+from llmjax.parsing.json_reading import whole_characters
 from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
@@ -161,7 +162,7 @@ class ChatAnswer:
         if self.body.return_token_ids:
             found["prompt_token_ids"] = prompt.token_ids
         if self.body.return_prompt_text:
-            found["prompt_text"] = prompt.text
+            found["prompt_text"] = whole_characters(prompt.text or "")
         return found
 
     def choice(self, choice: CompletionOutput) -> dict[str, Any]:

@@ -26,11 +26,12 @@ async def invocations(request: Request) -> Response | ASGIApp:
 
 
 def _route(body: dict[str, Any], pooler: PoolerInfo | None) -> Callable[[Request], Awaitable[Response | ASGIApp]]:
+    given = {name for name, value in body.items() if value is not None}
     if pooler is None:
-        return chat_completions if "messages" in body else completions
-    if "query" in body:
+        return chat_completions if "messages" in given else completions
+    if "query" in given:
         return rerank
-    if any(first in body and second in body for first, second in SIDES):
+    if any({*sides} <= given for sides in SIDES):
         return score
     return embeddings if pooler.task == "embed" else classify
 

@@ -19,7 +19,7 @@ from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError, anthropic_error, cut
 from llmjax.serve.generation import guarded
-from llmjax.serve.messages.conversation import is_prefill, messages_of
+from llmjax.serve.messages.conversation import is_prefill, messages_of, without_empty_answer
 from llmjax.serve.messages.writer import MessageWriter
 from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools, template_source
@@ -86,11 +86,12 @@ async def count_tokens(request: Request) -> Response:
 async def _chat(server: Server, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:
     """The chat request that a request comes to."""
     ignored += body.without_effect()
-    blocks = sum(len(content) if isinstance(content := turn.get("content"), list) else 1 for turn in body.messages)
+    turns = without_empty_answer(body.messages)
+    blocks = sum(len(content) if isinstance(content := turn.get("content"), list) else 1 for turn in turns)
     messages = await off_loop(
-        lambda: messages_of(body.system, body.messages, ignored), size=CHARS_PER_PART * (blocks + len(body.messages))
+        lambda: messages_of(body.system, turns, ignored), size=CHARS_PER_PART * (blocks + len(turns))
     )
-    prefill = is_prefill(body.messages)
+    prefill = is_prefill(turns)
     chat = ChatRequest.model_construct(
         model=body.model,
         messages=messages,

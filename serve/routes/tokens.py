@@ -18,7 +18,7 @@ async def tokenize(request: Request) -> Response:
     """Ids of a text, or of messages after the chat template."""
     server = server_of(request)
     data = await read_json(request)
-    if "messages" in data:
+    if "messages" in data and data.get("prompt") is None:
         chat = parse(data, TokenizeChatRequest, ignored=ignored_fields(request))
         server.check_model(chat.model)
         chat.tools, _ = from_chat(chat.tools or [])

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.kernels.attention import reference
-from llmjax.kernels.cuda.decode import IDLE, WHOLE, Parts, Split, decode
+from llmjax.kernels.cuda.decode import decode
 from llmjax.kernels.cuda.flash import QueryRules
+from llmjax.kernels.cuda.split import IDLE, WHOLE, Parts, Split
 from tests.kernels.attention_case import Case, filled_pages, make_data
 
 HURRY = {"xla_backend_optimization_level": "0"}

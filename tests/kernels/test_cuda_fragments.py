@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.kernels.cuda import fragments
+from llmjax.kernels.cuda import fragments, threads
 from llmjax.kernels.cuda.fragments import FragmentPlan, refuses
 from llmjax.kernels.cuda.lowering import MOSAIC_ON_AMPERE
 from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, key_of, multiplies_fragments, plan_of
@@ -161,7 +161,7 @@ def test_says_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refuses(random_tensor(RowFormat(64, Codes(8, "e5m2"), 64, "f32"), size_out=32, dtype="bfloat16"))
     for capability in ("8.0", "8.9", "9.0", "12.0"):
         card = SimpleNamespace(compute_capability=capability)
-        monkeypatch.setattr(fragments, "default_device", lambda card=card: card)
+        monkeypatch.setattr(threads, "default_device", lambda card=card: card)
         refused = capability < "9" and capability != "12.0" and not MOSAIC_ON_AMPERE
         assert (refuses(weight) is not None) is refused
 

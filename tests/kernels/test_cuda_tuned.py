@@ -20,11 +20,11 @@ from llmjax.config import EngineConfig
 from llmjax.engine.batch import make_buckets
 from llmjax.kernels.attention import make_pages
 from llmjax.kernels.cuda import tuned as tuned_module
-from llmjax.kernels.cuda.decode import Split
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.prefill import Tiles
 from llmjax.kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
+from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import Codes, RowFormat

@@ -601,6 +601,7 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
         ),
         ({"architectures": ["LlamaVision"], "model_type": "llama"}, "architecture 'LlamaVision' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
+        ({"architectures": [["x"]]}, "architecture ['x'] is not supported"),
         ({"architectures": [], "model_type": "t5"}, "model_type 't5' is not supported; supported are Yi"),
         ({}, "model_type None is not supported"),
         ({"model_type": ["llama"]}, "model_type ['llama'] is not supported"),
@@ -756,6 +757,8 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("MiniCPMForCausalLM", {"sparse_config": {"topk": 64}}, "sparse_config: dense_len = None must be an integer"),
         ("OlmoeForCausalLM", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
         ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "no_rope_layers = [1, 0] must be a list of 4 numbers"),
+        ("FalconForCausalLM", {"hidden_size": 8, "num_attention_heads": 71, "alibi": True}, "hidden_size = 8 is not"),
+        ("MPTForCausalLM", {"d_model": 8, "n_heads": 71}, "d_model = 8 is not divisible by num_attention_heads = 71"),
     ],
 )
 def test_refused(architecture: str, keys: dict[str, Any], message: str) -> None:

@@ -133,6 +133,23 @@ def test_arguments_come_as_they_are_written() -> None:
     assert [event.text for event in [*made.feed("\nKö"), *made.feed("ln\n")]] == ["Kö", "ln"]
 
 
+HALF = "\\ud83d"  # of a surrogate pair, as JSON's escapes write it
+
+
+@pytest.mark.parametrize(
+    ("tools", "text", "name", "arguments"),
+    [
+        ("hermes", f'<tool_call>{{"name": "now{HALF}", "arguments": {{}}}}', "now\ufffd", "{}"),
+        ("hermes", f'<tool_call>{{"name": "now", "arguments": "{HALF}\\ude00{HALF}"}}', "now", "😀\ufffd"),
+        ("qwen3_coder", f'<function=now><parameter=a>["{HALF}"]</parameter>', "now", '{"a": ["\ufffd"]'),
+        ("glm45", f'<tool_call>now<arg_key>a</arg_key><arg_value>"{HALF}b"</arg_value>', "now", '{"a": "\ufffdb"'),
+    ],
+)
+def test_half_a_surrogate_pair_is_no_character(tools: str, text: str, name: str, arguments: str) -> None:
+    (call,) = parsed(parser(tools, None), text).calls
+    assert (call.name, call.arguments) == (name, arguments)
+
+
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:
     made = parser("hermes", "think")
     assert made.feed("Hel") == [Content("Hel")]

@@ -31,6 +31,17 @@ from llmjax.sampling.params import MAX_WORD_CHARS, RepetitionDetectionParams, Sa
         ({"stop": ["x" * MAX_WORD_CHARS, "y"]}, "characters"),
         ({"stop": [""]}, "non-empty"),
         ({"bad_words": [1]}, "non-empty"),
+        ({"stop": 5}, "stop must be a list"),
+        ({"bad_words": b"word"}, "bad_words must be a list"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a list"),
+        ({"stop_token_ids": "12"}, "stop_token_ids must be a list"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids must be a list"),
+        ({"logprob_token_ids": 5}, "logprob_token_ids must be a list"),
+        ({"logprob_token_ids": [[1]]}, r"\[1\]"),
+        ({"logit_bias": [1]}, "logit_bias must be a mapping"),
+        ({"ignore_eos": "false"}, "'false'"),
+        ({"skip_special_tokens": None}, "None"),
+        ({"output_kind": 2}, "output_kind must be a RequestOutputKind, not 2"),
     ],
 )
 def test_refused(fields: dict[str, Any], says: str) -> None:

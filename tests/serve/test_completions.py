@@ -41,6 +41,8 @@ def test_an_invocation_is_what_its_fields_say(http: httpx.Client) -> None:
     assert http.post("/invocations", json={**asked, "prompt": "the hen"}).json()["choices"][0]["text"] == text
     chat = http.post("/invocations", json={**asked, "messages": [{"role": "user", "content": "hen"}], "stream": True})
     assert chat.text.startswith("data: ") and '"object":"chat.completion.chunk"' in chat.text
+    both = http.post("/invocations", json={**asked, "prompt": "the hen", "messages": None})
+    assert both.json()["choices"][0]["text"] == text
     refused = http.post("/invocations", json={"input": "the hen"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "prompt")
 

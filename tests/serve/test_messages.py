@@ -271,6 +271,14 @@ def test_the_beginning_of_an_answer_is_gone_on_with(http: httpx.Client) -> None:
     assert said(answer(http, "plain", messages=messages)["content"]) == EXPECTED["plain"]
 
 
+@pytest.mark.parametrize("nothing", ["", []])
+def test_an_empty_beginning_of_an_answer_is_none(nothing: Any, http: httpx.Client) -> None:
+    question = body("plain")["messages"]
+    messages = [*question, {"role": "assistant", "content": nothing}]
+    assert count(http, "plain", messages=messages) == count(http, "plain", messages=question)
+    assert said(answer(http, "plain", messages=messages)["content"]) == EXPECTED["plain"]
+
+
 def test_choices_among_tools_and_forms(http: httpx.Client) -> None:
     for choice in ({"type": "any"}, {"type": "tool", "name": "get_weather"}):
         found = answer(http, "forced", tool_choice=choice)

@@ -511,6 +511,14 @@ def test_history_with_calls(http: httpx.Client) -> None:
 EDIT: dict[str, Any] = {"type": "custom", "custom": {"name": "edit", "description": "Changes files"}}
 
 
+def test_half_a_surrogate_pair_in_history(http: httpx.Client) -> None:
+    function = {"name": "get_weather", "arguments": '{"city": "Ulm\\ud83d"}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    messages = [{"role": "user", "content": "Weather?"}, {"role": "assistant", "tool_calls": [call]}]
+    found = answer(http, "plain", messages=messages, return_prompt_text=True)
+    assert '(c1 get_weather {"city": "Ulm\ufffd"})' in found["prompt_text"]
+
+
 def test_custom_tools(http: httpx.Client) -> None:
     text = '- "old"\n+ new ü\n'
     (choice,) = answer(http, "edited", tools=[WEATHER, EDIT])["choices"]

@@ -95,6 +95,13 @@ def test_values_of_all_kinds(
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
+@pytest.mark.parametrize(("path", "base"), BODIES, ids=str)
+def test_null_is_as_good_as_nothing(http: httpx.Client, path: str, base: dict[str, Any]) -> None:
+    nulls = {field: None for field in fields_of(http, path) if field not in base}
+    plain, given = (http.post(path, json=body) for body in (base, {**base, **nulls}))
+    assert given.status_code == plain.status_code, given.text
+
+
 # Tested with models for vectors, or asked by what they hold; the last one needs a key.
 ELSEWHERE = {
     "/v1/embeddings",

@@ -131,6 +131,7 @@ def test_reasoning_under_its_names(name: str) -> None:
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
         [{"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": "{"}}]}],
         [{"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": "[1]"}}]}],
+        [{"role": "assistant", "content": "", "tool_calls": [{"function": {"arguments": '{"a":' + "[" * 10**5}}]}],
         [{"role": "assistant", "content": "", "tool_calls": [3]}],
         [{"role": "assistant", "content": "", "tool_calls": "x"}],
     ],

@@ -357,6 +357,8 @@ def small(**changes: Any) -> dict[str, Any]:
     [
         ({"model": "rwkv"}, r"tokenizer\.ggml\.model 'rwkv'"),
         ({"model": None}, r"tokenizer\.ggml\.model None"),
+        ({"model": ["gpt2"]}, r"tokenizer\.ggml\.model \['gpt2'\]"),
+        ({"model": np.array([1, 2])}, r"tokenizer\.ggml\.model array"),
         ({"pre": "unheard-of"}, r"tokenizer\.ggml\.pre 'unheard-of'"),
         ({"tokens": None}, r"tokenizer\.ggml\.tokens"),
         ({"tokens": ["a", 1]}, r"tokenizer\.ggml\.tokens"),

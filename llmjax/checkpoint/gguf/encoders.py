@@ -85,7 +85,7 @@ def modern_bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) 
 
 def qwen3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """Qwen3-Reranker, whose rows for yes and no are those of the embedding."""
-    if keys.value(POOLING, UNSAID) != RANK or YES_AND_NO not in gguf.tensors:
+    if keys.integer(POOLING, UNSAID, least=UNSAID) != RANK or YES_AND_NO not in gguf.tensors:
         return {}
     keys.value(LABELS, ["yes", "no"])
     return {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
@@ -98,7 +98,7 @@ def sentence_modules(gguf: GGUFFile) -> SentenceModules | None:
         CheckpointError: a kind of pooling that is not supported.
     """
     keys = ArchitectureKeys(gguf)
-    value = keys.value(POOLING, UNSAID)
+    value = keys.integer(POOLING, UNSAID, least=UNSAID)
     if value in (UNSAID, RANK):
         return None
     if value not in KINDS:
@@ -118,7 +118,7 @@ def _labels(keys: ArchitectureKeys, gguf: GGUFFile, architecture: str) -> dict[s
     """
     if keys.value("attention.causal", False) is not False:
         keys.fail("attention.causal", "is not false")
-    if keys.value(POOLING, UNSAID) != RANK:
+    if keys.integer(POOLING, UNSAID, least=UNSAID) != RANK:
         return {}
     for name in (HEAD, YES_AND_NO):
         if name not in gguf.tensors:

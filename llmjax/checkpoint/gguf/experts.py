@@ -95,7 +95,7 @@ def deepseek_experts(
         "n_group": keys.integer("expert_group_count", 1),
         "topk_group": keys.integer("expert_group_used_count", 1),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0) or 1.0,
-        "norm_topk_prob": bool(keys.value("expert_weights_norm", normalize)),
+        "norm_topk_prob": keys.flag("expert_weights_norm", normalize),
     }
 
 

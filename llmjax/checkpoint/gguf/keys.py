@@ -76,6 +76,8 @@ class ArchitectureKeys:
     def integer_of_some(self, key: str, default: int | None = None) -> int:
         """A whole number of at least 1 that layers have which it concerns; others may have 0."""
         value = self.value(key, default)
+        if isinstance(value, list):
+            self.fail(key, "is a list of strings, not whole numbers")
         counts = {each for each in value.tolist() if each != 0} if isinstance(value, np.ndarray) else {value}
         if len(counts) > 1:
             self.fail(key, "differs from layer to layer, which is not supported")
@@ -102,6 +104,19 @@ class ArchitectureKeys:
             return float(value)
         # Stored as f32: the shortest decimal that rounds to it is what config.json said (1e-05, not 9.9999997e-06).
         return float(str(np.float32(value)))
+
+    def positive(self, key: str, default: float) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if not value:
+            self.fail(key, "is 0, not a number above 0")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._one(key, default)
+        if not isinstance(value, bool):
+            self.fail(key, f"is {value!r}, neither true nor false")
+        return value
 
     def text(self, key: str, default: str) -> str:
         value = self.value(key, default)

@@ -24,7 +24,7 @@ def _stablelm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
 
 
 def _gptneox(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    parallel = keys.value("use_parallel_residual", True)
+    parallel = keys.flag("use_parallel_residual", True)
     return {"use_parallel_residual": parallel, "attention_bias": in_first_layer(gguf, f"{FUSED_QKV}.bias")}
 
 

@@ -38,7 +38,7 @@ def _gemma2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
     layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
     scaled_by = config["hidden_size"] // heads if layers == 46 else config["head_dim"]
     return {
-        "query_pre_attn_scalar": round(keys.number("attention.scale", scaled_by**-0.5) ** -2, 3),
+        "query_pre_attn_scalar": round(keys.positive("attention.scale", scaled_by**-0.5) ** -2, 3),
         "sliding_window": keys.integer("attention.sliding_window", 4096),
         "layer_types": layer_kinds(keys, layers, 2),
         "attn_logit_softcapping": keys.number("attn_logit_softcapping", 50.0) or None,
@@ -50,7 +50,7 @@ def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
     layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     # 27B, told by its depth, scales by hidden size over heads; no key carries query_pre_attn_scalar.
     scaled_by = config["hidden_size"] // config["num_attention_heads"] if layers == 62 else head_dim
-    scale = keys.number("attention.scale", scaled_by**-0.5)
+    scale = keys.positive("attention.scale", scaled_by**-0.5)
     found: dict[str, Any] = {
         "query_pre_attn_scalar": round(scale**-2, 3),
         "sliding_window": keys.integer("attention.sliding_window"),
@@ -139,7 +139,7 @@ def _minicpm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> 
     return {
         "scale_emb": keys.number("embedding_scale", 12.0),
         "scale_depth": keys.number("residual_scale", 1.4 / depth**0.5) * depth**0.5,
-        "dim_model_base": round(hidden / keys.number("logit_scale", hidden / 256)),
+        "dim_model_base": round(hidden / keys.positive("logit_scale", hidden / 256)),
     }
 
 

@@ -366,20 +366,24 @@ def hf_key_numbers(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Store
 
 
 def _change(tensor: GGUFTensor, stem: str, architecture: Architecture, config: Mapping[str, Any]) -> Change:
-    """What the converter did to a tensor."""
-    if stem in architecture.changes:
-        return architecture.changes[stem](tensor, config)
+    """What the converter did to a tensor.
+
+    Raises:
+        CheckpointError: the tensor has another shape than that makes.
+    """
+    try:
+        if stem in architecture.changes:
+            return architecture.changes[stem](tensor, config)
+        if architecture.permuted_qk and stem in QUERIES_AND_KEYS:
+            return Change(rows=halves_apart(tensor.shape[0], config[QUERIES_AND_KEYS[stem]]))
+    except ValueError as error:
+        raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} {error}") from None
     if architecture.norm_offset and tensor.name.endswith("norm.weight") and stem != HEADS_NORM:
         return Change(values=minus(architecture.norm_offset))
     if stem == CORRECTION and len(tensor.shape) == 2 and tensor.shape[0] == 1:
         return Change(shape=tensor.shape[1:])
     if stem == SHARED_GATE and len(tensor.shape) == 1:  # a matrix of one row, as models have it
         return Change(shape=(1, *tensor.shape))
-    if architecture.permuted_qk and stem in QUERIES_AND_KEYS:
-        try:
-            return Change(rows=halves_apart(tensor.shape[0], config[QUERIES_AND_KEYS[stem]]))
-        except ValueError as error:
-            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} {error}") from None
     return UNCHANGED
 
 

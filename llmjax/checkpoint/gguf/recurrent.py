@@ -8,6 +8,7 @@ and LFM2.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -70,47 +71,53 @@ CHANNEL_CHANGES: Changes = MappingProxyType(
 SHORT_CONVOLUTION_CHANGES: Changes = MappingProxyType({"shortconv.conv": _with_middle})
 
 
-def _heads_in_order(config: Config, size: int = 1) -> np.ndarray | None:
-    """Where the elements of value heads are, ``size`` each: Qwen3.5's converter puts the first value head of each key
-    head first, then all second ones. None: they are in order."""
+def _heads_in_order(config: Config, count: int, size: int = 1) -> np.ndarray | None:
+    """Where the ``count`` elements of value heads are, ``size`` each: Qwen3.5's converter puts the first value head of
+    each key head first, then all second ones. None: they are in order.
+
+    Raises:
+        ValueError: there are not so many elements.
+    """
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if keys == values:
         return None
+    if count != values * size:
+        raise ValueError(f"does not have {size} rows or columns for each of {values} heads of values")
     order = np.arange(values).reshape(-1, keys).T.reshape(-1)
     return (order[:, None] * size + np.arange(size)).reshape(-1)
 
 
-def _behind_keys(config: Config) -> np.ndarray | None:
+def _behind_keys(config: Config, count: int) -> np.ndarray | None:
     """As `_heads_in_order`, where queries and keys of all heads come first."""
-    order = _heads_in_order(config, config["linear_value_head_dim"])
     before = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    order = _heads_in_order(config, count - before, config["linear_value_head_dim"])
     return None if order is None else np.concatenate([np.arange(before), before + order])
 
 
 def _by_value_head(tensor: GGUFTensor, config: Config) -> Change:
-    return Change(rows=_heads_in_order(config))
+    return Change(rows=_heads_in_order(config, tensor.shape[0]))
 
 
 def _gate(tensor: GGUFTensor, config: Config) -> Change:
-    return Change(rows=_heads_in_order(config, config["linear_value_head_dim"]))
+    return Change(rows=_heads_in_order(config, tensor.shape[0], config["linear_value_head_dim"]))
 
 
 def _out(tensor: GGUFTensor, config: Config) -> Change:
-    return Change(columns=_heads_in_order(config, config["linear_value_head_dim"]))
+    return Change(columns=_heads_in_order(config, tensor.shape[-1], config["linear_value_head_dim"]))
 
 
 def _qwen35_decays(tensor: GGUFTensor, config: Config) -> Change:
-    return Change(values=log_of_minus, rows=_heads_in_order(config))
+    return Change(values=log_of_minus, rows=_heads_in_order(config, tensor.shape[0]))
 
 
 def _qwen35_convolution(tensor: GGUFTensor, config: Config) -> Change:
-    return Change(rows=_behind_keys(config), shape=(tensor.shape[0], 1, tensor.shape[1]))
+    return replace(_with_middle(tensor, config), rows=_behind_keys(config, tensor.shape[0]))
 
 
 DELTA_NET_CHANGES: Changes = MappingProxyType({CONVOLUTION: _with_middle, DECAY: _decays})
 QWEN35_CHANGES: Changes = MappingProxyType(
     {
-        FUSED_QKV: lambda tensor, config: Change(rows=_behind_keys(config)),
+        FUSED_QKV: lambda tensor, config: Change(rows=_behind_keys(config, tensor.shape[0])),
         "attn_gate": _gate,
         "ssm_beta": _by_value_head,
         "ssm_alpha": _by_value_head,
@@ -142,11 +149,13 @@ def delta_net(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
     value_heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % value_heads:
         keys.fail("ssm.inner_size", f"is {inner}, not a multiple of ssm.time_step_rank = {value_heads}")
+    if value_heads % (key_heads := keys.integer("ssm.group_count")):
+        keys.fail("ssm.time_step_rank", f"is {value_heads}, not a multiple of ssm.group_count = {key_heads}")
     return {
         "layer_types": _kinds(gguf, config, recurrent="linear_attention", other="full_attention"),
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
         "linear_key_head_dim": keys.integer("ssm.state_size"),
-        "linear_num_key_heads": keys.integer("ssm.group_count"),
+        "linear_num_key_heads": key_heads,
         "linear_num_value_heads": value_heads,
         "linear_value_head_dim": inner // value_heads,
         "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
@@ -194,7 +203,7 @@ def mamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
     for key in ("attention.head_count", "feed_forward_length"):
         keys.value(key, 0)
     found = _channels(keys, gguf) | {"intermediate_size": keys.integer("ssm.inner_size")}
-    if not keys.value("ssm.dt_b_c_rms", False):
+    if not keys.flag("ssm.dt_b_c_rms", False):
         return found
     return found | {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"}
 
@@ -254,7 +263,7 @@ def granite_hybrid(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFil
     """Granite 4; with positions in its heads it is Bamba, which shares the name."""
     found = mamba2(keys, config, gguf)
     kinds = _kinds(gguf, config, recurrent="mamba", other="attention")
-    if keys.value("rope.scaling.finetuned", False):
+    if keys.flag("rope.scaling.finetuned", False):
         if config.get("partial_rotary_factor") != 0.5:
             keys.fail("rope.dimension_count", "is not half of a head, which Bamba rotates")
         full = [i for i, kind in enumerate(kinds) if kind == "attention"]

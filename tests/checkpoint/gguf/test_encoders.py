@@ -292,6 +292,8 @@ def test_vectors_of_fifty_texts(minilm_path: Path, tmp_path: Path, compile_cache
     ("changes", "message"),
     [
         ({"pooling_type": 7}, "'bert.pooling_type' is 7; supported are 1, 2, 3"),
+        ({"pooling_type": ["mean"]}, r"'bert.pooling_type' is \['mean'\], not a whole number"),
+        ({"pooling_type": [1, 2]}, "'bert.pooling_type' differs from layer to layer"),
         ({"pooling_type": RANK}, "tensor 'cls.weight' is missing, without which a reranker's scores"),
         ({"attention.causal": True}, "'bert.attention.causal' is not false"),
     ],

@@ -3,6 +3,7 @@ same models: equal configurations and, value by value, equal weights."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -1235,6 +1236,29 @@ def test_what_mpt_is_not_supported_with(stored: str, message: str, tmp_path: Pat
     keys = mpt(config) | {"block_count": 1}
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(write(tmp_path / "model.gguf", "mpt", keys, tensors | {stored: np.ones((72,), F32)}))
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"),
+    [
+        ("dots1", "expert_weights_norm", [True, False], "differs from layer to layer"),
+        ("dots1", "expert_weights_norm", 1, "is 1, neither true nor false"),
+        ("falcon-mamba", "ssm.dt_b_c_rms", "yes", "is 'yes', neither true nor false"),
+        ("granite4", "rope.scaling.finetuned", [True, False], "differs from layer to layer"),
+        ("gemma2", "attention.scale", 0.0, "is 0, not a number above 0"),
+        ("gemma3", "attention.scale", 0.0, "is 0, not a number above 0"),
+        ("minicpm", "logit_scale", 0.0, "is 0, not a number above 0"),
+        ("gemma4-plain", "feed_forward_length", ["a", "b"], "is a list of strings"),
+        ("nemotron-h", "feed_forward_length", ["a", "b"], "is a list of strings"),
+        ("qwen3_5-odd", "ssm.group_count", 3, "is 7, not a multiple of ssm.group_count = 3"),
+        ("qwen3_5-odd", "ssm.state_size", 2**31, "does not have 12 rows or columns for each of 7 heads of values"),
+    ],
+)
+def test_keys_that_cannot_be_so(name: str, key: str, value: Any, message: str, tmp_path: Path) -> None:
+    kind = CONVERSIONS[name]
+    wrong = replace(kind, keys=lambda config: kind.keys(config) | {key: value})
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        converted(name, tmp_path, wrong)
 
 
 @pytest.mark.parametrize(("size", "rotated"), [(4096, True), (5120, False)])
