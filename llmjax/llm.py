@@ -598,8 +598,9 @@ class _KeptModel:
         self._asked: tuple[str, dict[str, Any]] | None = None
 
     def get(self, model: str, settings: dict[str, Any]) -> LLM:
-        """The same one if the same is asked for; else the old one goes before the new one is loaded."""
-        if self._llm is None or self._asked != (model, settings):
+        """The same one if the same is asked for and it serves; else the old one goes before the new one is loaded."""
+        serves = self._llm is not None and any(state.serving for state in self._llm.client.states)
+        if self._llm is None or not serves or self._asked != (model, settings):
             self.close()
             self._llm, self._asked = LLM(model, **settings), (model, settings)
         return self._llm

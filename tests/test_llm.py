@@ -301,6 +301,30 @@ def test_generate_keeps_the_model_for_the_next_call(settings: dict[str, Any], ll
     llmjax.llm._kept.close()
 
 
+def test_a_step_that_fails_is_the_last_one(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has taken with it, nobody knows: requests are refused, and ``generate`` loads the model again."""
+    options = {"model": str(GOLDEN), "temperature": 0, "max_tokens": 8, "ignore_eos": True, **settings}
+    llmjax.llm._kept.close()
+    (first,) = llmjax.generate("Hello", **options)
+    failed = llmjax.llm._kept._llm
+    assert failed is not None
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(failed.engine.runner, "dispatch", fails)
+    with pytest.raises(RuntimeError, match=r"^out of memory$"):
+        failed.generate(["a", "b"], GREEDY, use_tqdm=False)
+    monkeypatch.undo()
+    with pytest.raises(EngineDead, match=r"^the engine stopped: out of memory$"):
+        failed.generate("Hello", GREEDY, use_tqdm=False)
+    assert failed._frontend.num_requests == 0
+    (again,) = llmjax.generate("Hello", **options)
+    assert llmjax.llm._kept._llm is not failed
+    assert again.outputs[0].token_ids == first.outputs[0].token_ids
+    llmjax.llm._kept.close()
+
+
 def test_generate_lets_go_of_a_model_before_it_loads_the_next(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,21 +16,24 @@ from llmjax.engine.description import info_of, obey
 from llmjax.engine.engine import Engine
 from llmjax.engine.info import EngineState
 from llmjax.engine.request import EngineOutput, EngineRequest
+from llmjax.errors import EngineDead
 
 
 class InlineEngine(EngineClient):
-    """An engine that works when its user asks for outputs."""
+    """An engine that works when its user asks for outputs. A step that fails is its last one, for it may have taken the
+    state on the device with it, and the prefix cache knows of pages that it should have computed."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self.engine = engine
         self.info = info_of(engine)
+        self._error: Exception | None = None  # of the step that failed
         self.totals, self.loggers = engine.totals, engine.loggers
 
     @property
     def idle(self) -> bool:
         """There will be no outputs before the next request."""
-        return self.engine.idle
+        return self._error is not None or self.engine.idle
 
     @property
     def gguf(self) -> GGUFFile | None:
@@ -38,15 +41,24 @@ class InlineEngine(EngineClient):
 
     @property
     def states(self) -> tuple[EngineState, ...]:
-        return (EngineState(serving=True),)
+        return (EngineState(serving=self._error is None),)
 
     def submit(self, request: EngineRequest) -> int:
+        """As everywhere.
+
+        Raises:
+            EngineDead: a step has failed.
+        """
+        if self._error is not None:
+            raise EngineDead(f"the engine stopped: {self._error}") from self._error
         with _uninterrupted():
             self.engine.add(request)
         return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
         """As everywhere, but who calls it is not told of the end again."""
+        if self._error is not None:
+            return
         with _uninterrupted():
             self.engine.abort(request_id, index)
 
@@ -60,7 +72,8 @@ class InlineEngine(EngineClient):
             with _uninterrupted():
                 return self.engine.step()
         except Exception as error:
-            if (cause := self.engine.runner.cause(error)) is error:
+            self._error = cause = self.engine.runner.cause(error)
+            if cause is error:
                 raise
             raise cause from error
 
