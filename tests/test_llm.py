@@ -230,6 +230,15 @@ def test_generate_from_several_threads_keeps_one_model(
     assert len(found) == 2 and found[0] == found[1]
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Raises KeyboardInterrupt, as in a terminal: processes in the background begin without that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else pages that are still to be computed would be found by the next request, full of what was there before."""
     prompt = "A prompt of more pages than one"
@@ -254,6 +263,7 @@ def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(llm: LLM, monkeypatch:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_second_ctrl_c_does_not_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = []
 
