@@ -18,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.tune_gpu import Problem, best
 from llmjax.kernels.attention import KVPages, reference
 from llmjax.kernels.cuda import split as split_module
 from llmjax.kernels.cuda import threads
@@ -30,7 +29,6 @@ from llmjax.kernels.cuda.mosaic_pages import Codes
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.threads import QUAD, THREADS, WARPS, Threads, launch
-from llmjax.kernels.cuda.tuned import Key
 from tests.described_card import A100, B200, H100, Card, lower_for, needs_plugin
 from tests.kernels.attention_case import Case, Data, empty_pages, filled_pages, make_data, without_unseen
 from tests.kernels.test_cuda_lowering import Attention
@@ -277,25 +275,6 @@ def test_what_mosaic_refuses_is_tritons() -> None:
     split = Split(shares=64, heads=16, keys=64, mosaic=1)
     call = partial(decode, rules=QueryRules(0.1, None, None), split=split)
     assert "@mosaic_gpu" not in lower_for(H100, call, q, pages, batch, None).as_text()
-
-
-def test_the_tuner_tries_what_the_lowering_has() -> None:
-    """Stages mean nothing to the one, heads something else."""
-    start = {"mosaic": 0, "shares": 64, "heads": 16, "stages": 2}
-    fields = {"mosaic": (0, 1), "shares": (64, 128)}
-    lowerings = ({"stages": (1, 2, 3), "heads": (16, 32)}, {"heads": (8, 16)})
-    problem = Problem(Key("k", "f", ()), start, fields, lambda choice, times: lambda: None, lowerings=lowerings)
-    tried = []
-
-    def seconds(choices: Any) -> list[float]:
-        tried.extend(choices)
-        full = [{**start, **choice} for choice in choices]
-        return [3 - each["mosaic"] * (1 + (each["heads"] == 8)) - each["shares"] / 1000 for each in full]
-
-    assert best(problem, seconds).choice == {"mosaic": 1, "shares": 128, "heads": 8}
-    assert not any("stages" in choice for choice in tried)
-    assert {choice["heads"] for choice in tried if "heads" in choice} == {8, 16}
-    assert problem.shortened(1).values("heads", {"mosaic": 1}) == (8,)
 
 
 # A process has one card: what Mosaic calls to assemble keeps the first that it was called for.

@@ -199,3 +199,22 @@ def test_says_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             tune_gpu.main(arguments)
         assert reason in capsys.readouterr().err
+
+
+def test_the_tuner_tries_what_the_lowering_has() -> None:
+    """Stages mean nothing to the one, heads something else."""
+    start = {"mosaic": 0, "shares": 64, "heads": 16, "stages": 2}
+    fields = {"mosaic": (0, 1), "shares": (64, 128)}
+    lowerings = ({"stages": (1, 2, 3), "heads": (16, 32)}, {"heads": (8, 16)})
+    problem = Problem(Key("k", "f", ()), start, fields, lambda choice, times: lambda: None, lowerings=lowerings)
+    tried = []
+
+    def seconds(choices: Any) -> list[float]:
+        tried.extend(choices)
+        full = [{**start, **choice} for choice in choices]
+        return [3 - each["mosaic"] * (1 + (each["heads"] == 8)) - each["shares"] / 1000 for each in full]
+
+    assert best(problem, seconds).choice == {"mosaic": 1, "shares": 128, "heads": 8}
+    assert not any("stages" in choice for choice in tried)
+    assert {choice["heads"] for choice in tried if "heads" in choice} == {8, 16}
+    assert problem.shortened(1).values("heads", {"mosaic": 1}) == (8,)
