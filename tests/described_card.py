@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.experimental.pallas import triton
 
 from llmjax.kernels.cuda import mosaic_prefill
+from llmjax.kernels.cuda.lowering import MOSAIC_ON_AMPERE
 
 # Llama-3.1-8B with two layers.
 LLAMA: dict[str, Any] = {
@@ -144,6 +148,37 @@ def lower_for(
     with _present(card):
         own = jax.jit(lambda *given: call(*given), donate_argnums=donated)
         return own.trace(*arguments).lower(lowering_platforms=("cuda",))
+
+
+# Those that kernels of `Threads` are compiled for, by their names here.
+MOSAIC_CARDS = {"A100": A100, "H100": H100, "B200": B200}
+on_mosaic_cards = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("A100", marks=pytest.mark.skipif(not MOSAIC_ON_AMPERE, reason="needs JAX 0.12")),
+        "H100",
+        "B200",
+    ],
+)
+
+
+def dumped(program: str, name: str) -> list[str]:
+    """What a program prints behind each ``CASE ``, with the PTX of Mosaic's kernels and what ptxas says of it.
+
+    In a process of its own: what Mosaic calls to assemble keeps the first card that it was called for.
+
+    Args:
+        program: its text; the card's name is its argument.
+        name: of `MOSAIC_CARDS`.
+    """
+    environment = {**os.environ, "MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
+    command = [sys.executable, "-c", program, name]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr
+    parts = done.stdout.split("CASE ")[1:]
+    major, minor = MOSAIC_CARDS[name].capability.split(".")
+    assert all(f".target sm_{major}{minor}" in text for text in parts)
+    return parts
 
 
 def compile_for_card(

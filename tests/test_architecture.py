@@ -18,7 +18,7 @@ LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and 
 ORDER = (
     ("kernels",),
     ("models",),
-    ("errors", "version", "system", "collector", "text_file", "progress", "frames", "limited_process"),
+    ("errors", "version", "system", "collector", "characters", "text_file", "progress", "frames", "limited_process"),
     ("speculative", "kv_events", "kv_transfer"),
     ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "machine_share", "cpu_affinity", "launcher", "platforms"),

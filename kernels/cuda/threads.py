@@ -419,76 +419,71 @@ def launch(
         Arrays as ``out`` says.
     """
     single = not isinstance(out, tuple)
-    outs = (out,) if single else out
-    how: dict[str, Any] = {"name": name, "kernel": kernel, "outs": outs, "grid": grid, "shared": shared}
-    found = (_simulated if interpret else _launched)(arguments, in_place, **how)
+    call = _Call(name, kernel, (out,) if single else out, grid, shared, in_place is not None)
+    given = arguments if in_place is None else [in_place, *arguments]
+    found = (_simulated if interpret else _launched)(given, call=call)
     return found[0] if single else found
 
 
-def _simulated(
-    arguments: Sequence[jax.Array],
-    in_place: jax.Array | None,
-    *,
-    name: str,
-    kernel: Any,
-    outs: Any,
-    grid: Any,
-    shared: int,
-) -> list[jax.Array]:
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import mosaic_gpu
+@dataclass(frozen=True)
+class _Call:
+    """What is the same whatever the arguments hold; see `launch`."""
 
-    before = [] if in_place is None else [in_place]
+    name: str
+    kernel: Callable[..., None]
+    outs: tuple[jax.ShapeDtypeStruct, ...]
+    grid: tuple[int, ...]
+    shared: int
+    in_place: bool  # the first argument is the memory of the result
+
+    def scratch(self) -> list[Any]:
+        """The shared memory of a program."""
+        from jax.experimental.pallas import mosaic_gpu
+
+        return [mosaic_gpu.SMEM((self.shared,), jnp.float32)] if self.shared else []
+
+
+def _simulated(arguments: Sequence[jax.Array], *, call: _Call) -> list[jax.Array]:
+    from jax.experimental import pallas as pl
 
     def program(*refs: Any) -> None:
-        kernel([pl.program_id(axis) for axis in range(3)], *refs[len(before) :])
+        call.kernel([pl.program_id(axis) for axis in range(3)], *refs[call.in_place :])
 
-    call = pl.pallas_call(
+    simulated = pl.pallas_call(
         program,
-        grid=grid,
-        out_shape=list(outs),
-        scratch_shapes=[mosaic_gpu.SMEM((shared,), jnp.float32)] if shared else [],
-        input_output_aliases={i: i for i in range(len(before))},
+        grid=call.grid,
+        out_shape=list(call.outs),
+        scratch_shapes=call.scratch(),
+        input_output_aliases={0: 0} if call.in_place else {},
         interpret=True,
-        name=name,
+        name=call.name,
     )
-    return list(call(*before, *arguments))
+    return list(simulated(*arguments))
 
 
 # Jitted: a program that has a kernel many times, once a layer, has it lowered once, which takes a second.
-@partial(jax.jit, static_argnames=("name", "kernel", "outs", "grid", "shared"))
-def _launched(
-    arguments: Sequence[jax.Array],
-    in_place: jax.Array | None,
-    *,
-    name: str,
-    kernel: Any,
-    outs: Any,
-    grid: Any,
-    shared: int,
-) -> list[jax.Array]:
-    def call(*arguments: jax.Array) -> list[jax.Array]:
+@partial(jax.jit, static_argnames="call")
+def _launched(arguments: Sequence[jax.Array], *, call: _Call) -> list[jax.Array]:
+    def launched(*arguments: jax.Array) -> list[jax.Array]:
         from jax.experimental import pallas as pl
         from jax.experimental.pallas import mosaic_gpu
 
         def program(*refs: Any) -> None:
             place = [jax.lax.axis_index(axis) for axis in AXES]
-            scratch = [mosaic_gpu.SMEM((shared,), jnp.float32)] if shared else []
-            pl.run_scoped(lambda *shared: kernel(place, *refs, *shared), *scratch)
+            pl.run_scoped(lambda *shared: call.kernel(place, *refs, *shared), *call.scratch())
 
         params = mosaic_gpu.CompilerParams(lowering_semantics=mosaic_gpu.LoweringSemantics.Lane)
-        mesh = mosaic_gpu.Mesh(grid=grid, grid_names=AXES, kernel_name=name)
+        mesh = mosaic_gpu.Mesh(grid=call.grid, grid_names=AXES, kernel_name=call.name)
 
         def run(*arguments: Any, out: Any) -> Any:
-            return pl.kernel(program, out_type=out, mesh=mesh, compiler_params=params, name=name)(*arguments)
+            return pl.kernel(program, out_type=out, mesh=mesh, compiler_params=params, name=call.name)(*arguments)
 
-        if in_place is None:
-            return list(run(*arguments, out=list(outs)))
+        if not call.in_place:
+            return list(run(*arguments, out=list(call.outs)))
         result, *rest = arguments
         return [pl.run_state(lambda result: run(*rest, result, out=[]))(result)]
 
-    before = [] if in_place is None else [in_place]
-    return deferred(call, outs, [*before, *arguments])
+    return deferred(launched, call.outs, arguments)
 
 
 def _put(ref: Any, at: jax.Array, numbers: jax.Array, block: jax.Array | None, of: int) -> None:

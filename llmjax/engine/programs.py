@@ -420,7 +420,7 @@ class StepPrograms:
         self._building = {bucket: threading.Lock() for bucket in buckets}
         self._last_pick = time.monotonic()  # the first request may come any moment
         self._all_wanted = threading.Event()
-        cheapest = {bucket.decode: bucket for bucket in reversed(self._order)}
+        cheapest = {bucket.decode: bucket for bucket in reversed(self._order) if not bucket.drafts}
         self._at_once = self._kept.intersection(cheapest.values())
         # Those that wait come last.
         order = sorted(in_turn(buckets), key=lambda b: b in self._kept and b not in self._at_once)

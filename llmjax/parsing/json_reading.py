@@ -6,17 +6,12 @@ import json
 import re
 from collections.abc import Callable
 
+from llmjax.characters import whole_characters
 from llmjax.parsing.source import Reading, Source
 
 _PLAIN = re.compile(r'[^"{}\[\]<|`;]*')  # between strings and brackets; the others do not belong to JSON
 _IN_STRING = re.compile(r'[^"\\]*')
 _ATOM = re.compile(r"[\w.+-]*")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-
-
-def whole_characters(text: str) -> str:
-    """A text with U+FFFD for halves of surrogate pairs: JSON's escapes can write them, UTF-8 has none."""
-    return _SURROGATE.sub("\ufffd", text)
 
 
 def json_value(source: Source, emit: Callable[[str], None]) -> Reading[None]:

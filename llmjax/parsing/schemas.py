@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmjax.parsing.json_reading import whole_characters
+from llmjax.characters import whole_characters
 from llmjax.parsing.python_literal import literal
 
 MAX_REFERENCES = 16  # followed for one parameter, so that a circle ends

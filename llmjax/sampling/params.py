@@ -21,13 +21,6 @@ MAX_SCORED = 128  # tokens whose log-probabilities a request may name, as in vLL
 MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
 MAX_PATTERN = 256  # tokens; every length up to it is looked for behind each token
 MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
-FLAGS = (
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-)
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
 
@@ -187,7 +180,7 @@ class SamplingParams:
             _integer("repeat_last_n", self.repeat_last_n, -1, MAX_WINDOW)
         if self.stream_interval is not None:
             _integer("stream_interval", self.stream_interval, 1, 2**31 - 1)
-        for name in FLAGS:
+        for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be a boolean, not {value!r}", field=name)
         if not isinstance(self.output_kind, RequestOutputKind):
@@ -215,6 +208,7 @@ class SamplingParams:
 
 
 PARAM_NAMES = frozenset(f.name for f in fields(SamplingParams))
+_FLAGS = tuple(f.name for f in fields(SamplingParams) if f.type == "bool")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from llmjax.characters import whole_characters
 from llmjax.errors import InvalidRequest, PromptTooLong, TokenizerError
 from llmjax.host_memory import give_back
 from llmjax.tokenizer.backend import Backend
@@ -79,7 +80,9 @@ class Tokenizer:
             add_special_tokens: add what the model expects around a text (BOS, EOS, CLS …).
             parse_special: control tokens spelled out in ``text`` become those tokens; otherwise they are plain text.
         """
-        ids = self.backend.encode(_unicode(text), add_special_tokens=add_special_tokens, parse_special=parse_special)
+        ids = self.backend.encode(
+            whole_characters(text), add_special_tokens=add_special_tokens, parse_special=parse_special
+        )
         if len(text) > SLICE_CHARS:
             give_back()
         return ids
@@ -96,7 +99,7 @@ class Tokenizer:
         Returns:
             The ids, and where the second segment begins, if the model tells segments apart.
         """
-        texts = [_unicode(text) for text in (first, second) if text is not None]
+        texts = [whole_characters(text) for text in (first, second) if text is not None]
         if limit is not None:  # what lies further back cannot be among so many tokens
             texts = [text[: (limit + 1) * self.max_token_bytes] for text in texts]
         ids, types = self.backend.encode_texts(
@@ -270,15 +273,6 @@ class Tokenizer:
         raise TokenizerError(
             "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
         )
-
-
-def _unicode(text: str) -> str:
-    """Lone surrogates, which no UTF-8 can hold, as U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return text
 
 
 def _objects(values: Sequence[Mapping[str, Any]] | None, field: str) -> list[dict[str, Any]] | None:

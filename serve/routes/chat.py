@@ -14,8 +14,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from llmjax.characters import whole_characters
 from llmjax.outputs import CompletionOutput, RequestOutput
-from llmjax.parsing.json_reading import whole_characters
 from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of

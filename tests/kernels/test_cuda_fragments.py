@@ -6,8 +6,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -26,7 +24,7 @@ from llmjax.kernels.cuda.quantized_linear import MAX_ROWS, key_of, multiplies_fr
 from llmjax.kernels.cuda.threads import QUAD, THREADS, WARPS, Threads
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.kernels.row_format import Codes, RowFormat
-from tests.described_card import A100, B200, H100, Card, lower_for, needs_plugin
+from tests.described_card import H100, dumped, lower_for, needs_plugin, on_mosaic_cards
 from tests.kernels import test_cuda_lowering, test_cuda_quantized_linear
 from tests.kernels.test_cuda_quantized_linear import inputs, product, random_tensor
 
@@ -205,7 +203,6 @@ def test_layers_that_are_alike_have_one_kernel() -> None:
     assert text.count("call @_launched") == 3
 
 
-# A process has one card: what Mosaic calls to assemble keeps the first that it was called for.
 COMPILE = """
 import json, re, sys, tempfile
 from pathlib import Path
@@ -213,7 +210,7 @@ from llmjax.engine.graphs import GRAPHS
 from tests import described_card
 from tests.kernels.test_cuda_fragments import CASES, program
 
-card = getattr(described_card, sys.argv[1])
+card = described_card.MOSAIC_CARDS[sys.argv[1]]
 for case in CASES:
     print("CASE", case, flush=True)
     call, arguments = program(case)
@@ -228,35 +225,20 @@ for case in CASES:
 
 @needs_plugin
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "card",
-    [
-        pytest.param(A100, marks=pytest.mark.skipif(not MOSAIC_ON_AMPERE, reason="needs JAX 0.12")),
-        H100,
-        B200,
-    ],
-    ids=lambda card: card.name,
-)
-def test_compiles_to_whole_fragments(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_mosaic_cards
+def test_compiles_to_whole_fragments(name: str) -> None:
     """In the loop, two mma for each 8 rows of x and 16 columns and no more, whose inputs are 16-byte loads and two
     instructions for two codes; within registers; in one CUDA graph with what prepares x."""
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    name = {A100: "A100", H100: "H100", B200: "B200"}[card]
-    done = subprocess.run([sys.executable, "-c", COMPILE, name], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    parts = done.stdout.split("CASE ")[1:]
+    parts = dumped(COMPILE, name)
     assert len(parts) == len(CASES)
     for case, text in zip(CASES, parts, strict=True):
-        name, rows = case.split(", ")
+        form, rows = case.split(", ")
         assert text.startswith(case)
-        major, minor = card.capability.split(".")
-        assert f".target sm_{major}{minor}" in text
         column_tiles, blocks = int(rows) // 8, 2 * fragments.STEP  # of 16 columns
         assert text.count("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32") == 2 * column_tiles * blocks, case
         loop = text.split("$L__BB0_1:")[1].split("bra")[0]
         loads = re.findall(r"ld\.global\.nc\.(\S+)", loop)  # two quads of what is fetched ahead are pairs at times
-        words = fragments.STEP * {"q6_k": 2, "q8_0": 2, "fp8": 2}.get(name, 1)
+        words = fragments.STEP * {"q6_k": 2, "q8_0": 2, "fp8": 2}.get(form, 1)
         assert sum(kind in ("v4.b32", "v2.b64") for kind in loads) >= fragments.STEP * column_tiles + words, case
         assert set(loads) <= {"v4.b32", "v2.b64", "v2.b32"}
         spilled = int(text.split(" bytes spill stores")[0].split()[-1])

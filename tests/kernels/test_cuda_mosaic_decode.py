@@ -4,8 +4,6 @@ compiled for cards that are described."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -29,7 +27,7 @@ from llmjax.kernels.cuda.mosaic_pages import Codes
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.threads import QUAD, THREADS, WARPS, Threads, launch
-from tests.described_card import A100, B200, H100, Card, lower_for, needs_plugin
+from tests.described_card import H100, dumped, lower_for, needs_plugin, on_mosaic_cards
 from tests.kernels.attention_case import Case, Data, empty_pages, filled_pages, make_data, without_unseen
 from tests.kernels.test_cuda_lowering import Attention
 
@@ -277,14 +275,13 @@ def test_what_mosaic_refuses_is_tritons() -> None:
     assert "@mosaic_gpu" not in lower_for(H100, call, q, pages, batch, None).as_text()
 
 
-# A process has one card: what Mosaic calls to assemble keeps the first that it was called for.
 COMPILE = """
 import sys, tempfile
 from pathlib import Path
 from tests import described_card
 from tests.kernels.test_cuda_mosaic_decode import COMPILED, program
 
-card = getattr(described_card, sys.argv[1])
+card = described_card.MOSAIC_CARDS[sys.argv[1]]
 for name in COMPILED:
     print("CASE", name, flush=True)
     call, arguments = program(name)
@@ -305,31 +302,16 @@ MOST_INSTRUCTIONS = {
 
 @needs_plugin
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "card",
-    [
-        pytest.param(A100, marks=pytest.mark.skipif(not MOSAIC_ON_AMPERE, reason="needs JAX 0.12")),
-        H100,
-        B200,
-    ],
-    ids=lambda card: card.name,
-)
-def test_compiles_to_whole_fragments(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_mosaic_cards
+def test_compiles_to_whole_fragments(name: str) -> None:
     """Keys and values are read once, by 16 bytes, and multiplied by tensor cores; all within registers; what was
     computed of whole rows stays where it is when others are merged."""
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    name = {A100: "A100", H100: "H100", B200: "B200"}[card]
-    done = subprocess.run([sys.executable, "-c", COMPILE, name], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    parts = done.stdout.split("CASE ")[1:]
+    parts = dumped(COMPILE, name)
     assert len(parts) == len(COMPILED)
-    for (name, case), text in zip(COMPILED.items(), parts, strict=True):
-        assert text.startswith(name)
-        major, minor = card.capability.split(".")
-        assert f".target sm_{major}{minor}" in text
+    for (title, case), text in zip(COMPILED.items(), parts, strict=True):
+        assert text.startswith(title)
         spilled = [int(n) for n in re.findall(r"(\d+) bytes spill", text)]
-        assert len(spilled) == 4 and not any(spilled), name
+        assert len(spilled) == 4 and not any(spilled), title
         assert max(int(n) for n in re.findall(r"Used (\d+) registers", text)) <= 255
         assert "COPIES 0" in text
         loop = text.split("$L__BB0_3:")[1].split("bra")[0]
@@ -342,7 +324,7 @@ def test_compiles_to_whole_fragments(card: Card, monkeypatch: pytest.MonkeyPatch
         assert found.count(f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.{kind}.f32") == tiles * case.head_dim // 4
         assert found.count("movmatrix.sync.aligned.m8n8.trans.b16") == 4 * tiles
         assert found.count("shfl.sync.bfly.b32") == 6 * tiles
-        assert sum(not instruction.startswith("mov.") for instruction in found) < MOST_INSTRUCTIONS[name], name
+        assert sum(not instruction.startswith("mov.") for instruction in found) < MOST_INSTRUCTIONS[title], title
 
 
 @pytest.mark.cuda

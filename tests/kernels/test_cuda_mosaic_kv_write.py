@@ -4,8 +4,6 @@ are described."""
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,11 +16,11 @@ import pytest
 from llmjax.kernels.attention import KVPages, reference
 from llmjax.kernels.cuda import kv_write
 from llmjax.kernels.cuda.kv_write import Storing, write_kv
-from llmjax.kernels.cuda.lowering import MOSAIC_ON_AMPERE
 from llmjax.kernels.cuda.mosaic_kv_write import refuses
 from llmjax.kernels.cuda.threads import QUAD, Threads
-from tests.described_card import A100, B200, H100, Card, lower_for, needs_plugin
+from tests.described_card import H100, dumped, lower_for, needs_plugin, on_mosaic_cards
 from tests.kernels.attention_case import Case, empty_pages, filled_pages, make_data, owned
+from tests.kernels.test_cuda_kv_write import check_nearly_same
 from tests.kernels.test_cuda_lowering import Attention
 
 MIX = ((1, 50), (0, 0), (13, 13), (9, 30))
@@ -98,14 +96,13 @@ def test_does_it_where_there_is_no_triton(monkeypatch: pytest.MonkeyPatch) -> No
     assert Storing.of(512) == Storing(8, mosaic=1)
 
 
-# A process has one card: what Mosaic calls to assemble keeps the first that it was called for.
 COMPILE = """
 import sys, tempfile
 from pathlib import Path
 from tests import described_card
 from tests.kernels.test_cuda_mosaic_kv_write import MOSAIC, program
 
-card = getattr(described_card, sys.argv[1])
+card = described_card.MOSAIC_CARDS[sys.argv[1]]
 for cache in ("bfloat16", "int8"):
     print("CASE", cache, flush=True)
     call, arguments = program(cache, MOSAIC)
@@ -119,23 +116,10 @@ for cache in ("bfloat16", "int8"):
 
 @needs_plugin
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "card",
-    [
-        pytest.param(A100, marks=pytest.mark.skipif(not MOSAIC_ON_AMPERE, reason="needs JAX 0.12")),
-        H100,
-        B200,
-    ],
-    ids=lambda card: card.name,
-)
-def test_compiles_in_place(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+@on_mosaic_cards
+def test_compiles_in_place(name: str) -> None:
     """By 16 bytes; pages are not copied."""
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTX", "1")
-    monkeypatch.setenv("MOSAIC_GPU_DUMP_PTXAS", "1")
-    name = {A100: "A100", H100: "H100", B200: "B200"}[card]
-    done = subprocess.run([sys.executable, "-c", COMPILE, name], capture_output=True, text=True, timeout=500)
-    assert done.returncode == 0, done.stderr
-    for cache, text in zip(("bfloat16", "int8"), done.stdout.split("CASE ")[1:], strict=True):
+    for cache, text in zip(("bfloat16", "int8"), dumped(COMPILE, name), strict=True):
         assert text.startswith(cache)
         assert " 0 bytes spill stores" in text
         assert len(re.findall(r"st\.global\.(?:v4\.b32|v2\.b64)", text)) == 2  # keys and values
@@ -150,11 +134,4 @@ def test_compiles_in_place(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.cuda
 @pytest.mark.parametrize("name", CASES)
 def test_stores_the_same_on_a_card(name: str, cuda_device: jax.Device) -> None:
-    """Up to the last bit of a reciprocal, which may move a number to the neighboring code."""
-    found, expected = written(CASES[name], interpret=False)
-    values = [
-        np.asarray(pages.decode(np.moveaxis(owned(CASES[name], pages.data), 1, 0))) for pages in (found, expected)
-    ]
-    step = 1 / 127 if found.dtype == jnp.int8 else 0
-    assert (np.abs(values[0] - values[1]) <= step * np.abs(values[1]).max(-1, keepdims=True)).all()
-    assert (values[0] == values[1]).mean() > 0.999
+    check_nearly_same(CASES[name], *written(CASES[name], interpret=False))

@@ -130,9 +130,7 @@ def _common(keys: ArchitectureKeys, gguf: GGUFFile, layers: int, *, period: int)
 
 def _by_group(keys: ArchitectureKeys, key: str, second: Sequence[bool]) -> tuple[int, int]:
     """A number of the layers that are not ``second``, and of those that are; that of the others, where none are."""
-    value = keys.value(key)
-    if isinstance(value, list):
-        keys.fail(key, "is a list of strings, not whole numbers")
+    value = keys.by_layer(key)
     every = value.tolist() if isinstance(value, np.ndarray) else [value] * len(second)
     if len(every) != len(second):
         keys.fail(key, f"has {len(every)} elements for {len(second)} layers")

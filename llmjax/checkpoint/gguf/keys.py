@@ -75,9 +75,7 @@ class ArchitectureKeys:
 
     def integer_of_some(self, key: str, default: int | None = None) -> int:
         """A whole number of at least 1 that layers have which it concerns; others may have 0."""
-        value = self.value(key, default)
-        if isinstance(value, list):
-            self.fail(key, "is a list of strings, not whole numbers")
+        value = self.by_layer(key, default)
         counts = {each for each in value.tolist() if each != 0} if isinstance(value, np.ndarray) else {value}
         if len(counts) > 1:
             self.fail(key, "differs from layer to layer, which is not supported")
@@ -85,6 +83,13 @@ class ArchitectureKeys:
         if type(count) is not int or count < 1:
             self.fail(key, f"is {count!r}, not a whole number of at least 1")
         return count
+
+    def by_layer(self, key: str, default: Any = None) -> Any:
+        """A value of all layers, or an array of one for each."""
+        value = self.value(key, default)
+        if isinstance(value, list):
+            self.fail(key, "is a list of strings, not whole numbers")
+        return value
 
     def concerned(self, key: str, layers: int) -> list[bool]:
         """Whether each of ``layers`` has a number other than 0; if one number is there, all have it."""
