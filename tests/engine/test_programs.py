@@ -122,6 +122,15 @@ def test_what_is_kept_is_read_when_a_plan_wants_it(programs: Callable[..., StepP
     assert [program.bucket for program in made.ready] == made.buckets
 
 
+def test_what_a_short_request_needs_has_no_drafts() -> None:
+    buckets = make_buckets(max_num_seqs=4, max_num_batched_tokens=64, drafts=4, drafted_rows=2)
+    assert any(bucket.drafts and bucket.tokens < 16 for bucket in buckets)
+    threads = CompileThreads(2)
+    made = StepPrograms(build((), []), buckets, threads=threads, kept=buckets)
+    assert made._at_once == FIRST
+    threads.close()
+
+
 def test_the_rest_is_read_while_nobody_computes_anything(
     programs: Callable[..., StepPrograms], monkeypatch: pytest.MonkeyPatch
 ) -> None:
