@@ -88,55 +88,6 @@ inline void multiply_bf16(const uint16_t* a, int stride_a, const uint32_t* b, in
   }
 }
 
-// 16 * kGroups keys times up to 8 queries: products[key][16], see pair_queries. `keys` are the first rows of 16 each.
-template <int kGroups>
-inline void multiply_keys(const Bf16* const* keys, const uint32_t* queries, int size, float* products) {
-  static_assert(kGroups == 2, "one accumulator each");
-  finish_stores();
-  _tile_zero(0);
-  _tile_zero(1);
-  for (int d = 0; d < size; d += kTileK) {
-    _tile_loadd(4, queries + static_cast<size_t>(d / 2) * kTile, kTile * 4);
-    _tile_loadd(5, keys[0] + d, size * 2);
-    _tile_dpbf16ps(0, 5, 4);
-    _tile_loadd(6, keys[1] + d, size * 2);
-    _tile_dpbf16ps(1, 6, 4);
-  }
-  _tile_stored(0, products, kTile * 4);
-  _tile_stored(1, products + kTile * kTile, kTile * 4);
-}
-
-// Up to 8 queries [rows][size] for `multiply_keys`: out[size / 2][16], each as two bf16 addends (16 bits of mantissa),
-// the larger in column m and the rest in column m + 8.
-inline void pair_queries(const float* q, int rows, int size, uint32_t* out) {
-  std::memset(out, 0, static_cast<size_t>(size / 2) * kTile * 4);
-  for (int m = 0; m < rows; ++m) {
-    for (int d = 0; d < size; d += kLanes) {
-      const Vec x = load(q + static_cast<size_t>(m) * size + d);
-      const Bits large = bf16_bits(x), rest = bf16_bits(x - bit_cast<Vec>(large << 16));
-      for (int i = 0; i < kLanes; i += 2) {
-        uint32_t* to = out + static_cast<size_t>((d + i) / 2) * kTile + m;
-        to[0] = large[i] | (large[i + 1] << 16);
-        to[8] = rest[i] | (rest[i + 1] << 16);
-      }
-    }
-  }
-}
-
-// What `multiply_keys` left of 16 keys as scores[rows][stride].
-inline void add_and_transpose(const float* products, int rows, float* scores, int stride) {
-  Vec columns[8];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    const float *low = products + i * kTile, *high = low + 8 * kTile;
-    const __m256 first = _mm256_add_ps(_mm256_loadu_ps(low), _mm256_loadu_ps(low + 8));
-    const __m256 second = _mm256_add_ps(_mm256_loadu_ps(high), _mm256_loadu_ps(high + 8));
-    columns[i] = (Vec)_mm512_insertf32x8(_mm512_castps256_ps512(first), second, 1);
-  }
-  transpose_stages<8, 4>(columns);
-  for (int m = 0; m < rows; ++m) store(scores + static_cast<size_t>(m) * stride, columns[m]);
-}
-
 // Rows of any type as bf16, exact for one-byte types.
 template <class T>
 inline void widen(const T* const* rows, int count, int size, Bf16* out) {

@@ -4,7 +4,7 @@
 // The rows (queries times heads of a group) that share the keys of one key/value head are processed together, 16 at a
 // time. Three ways to multiply, by how many rows one request has: few take dot products with the pages where they lie;
 // many first bring the block into a form that a matrix product likes; pages of bf16, and of one byte widened to bf16,
-// go through tiles if there are. Requests that share a task change no way and no order of a sum: keys are read, and brought
+// go through tiles if there are and rows are many. Requests that share a task change no way and no order of a sum: keys are read, and brought
 // into another type, once for all of them, and each row's result is to the bit what it is alone.
 //
 // Scales never touch an element: those of keys multiply scores, those of values multiply weights.
@@ -43,11 +43,8 @@ struct Workspace {
   float *keys, *values;            // a block in the form the product takes: at most [h, kBlock] and [kBlock, h]
   float *key_scales, *value_scales;  // [kBlock], where the pages have them
   float* offsets;                    // [rows], what the zero point of keys adds to every score
-  uint16_t *narrow_q, *weights;      // bf16 [rows, h], [2, 16, kBlock]
-  // For few rows in tiles: queries as pairs [h / 2, 16], 8 after 8, products with keys [kPad, 16] and values [16, h].
-  uint32_t* paired_q;
-  float *products, *outputs;
-  uint16_t* wide;  // bf16 [kBlock, h], keys of a narrower type or from short pages
+  uint16_t *narrow_q, *weights;      // bf16 [rows, h], [16, kBlock]
+  uint16_t* wide;  // bf16 [kBlock, h], keys of a narrower type
   size_t bytes;
 };
 
@@ -71,11 +68,8 @@ inline Workspace divide(char* memory, int rows, int head_dim, int value_dim) {
   w.value_scales = reinterpret_cast<float*>(take(kBlock, 4));
   w.offsets = reinterpret_cast<float*>(take(padded, 4));
   w.narrow_q = reinterpret_cast<uint16_t*>(take(padded * head_dim, 2));
-  w.weights = reinterpret_cast<uint16_t*>(take(2 * kRowTile * kBlock, 2));
+  w.weights = reinterpret_cast<uint16_t*>(take(kRowTile * kBlock, 2));
 #if defined(__AMX_BF16__)
-  w.paired_q = reinterpret_cast<uint32_t*>(take(padded / kFewRows * head_dim * kRowTile / 2, 4));
-  w.products = reinterpret_cast<float*>(take(kPad * kRowTile, 4));
-  w.outputs = reinterpret_cast<float*>(take(static_cast<size_t>(value_dim) * kRowTile, 4));
   w.wide = reinterpret_cast<uint16_t*>(take(static_cast<size_t>(kBlock) * head_dim, 2));
 #endif
   w.bytes = used;
@@ -95,7 +89,6 @@ enum class Way {
   kScattered,  // few rows, from where the pages lie
   kDense,      // many rows, from a copy of the block in f32
   kTiles,      // many rows in bf16
-  kFewTiles,   // few rows, each as two addends of bf16
 };
 
 constexpr bool fits_bf16(const void*) { return true; }
@@ -120,7 +113,7 @@ class AttentionKernel {
   void run() {
     begin();
 #if defined(__AMX_BF16__)
-    if (way_ == Way::kTiles || way_ == Way::kFewTiles) {
+    if (way_ == Way::kTiles) {
       Tiles tiles;
       for (int key = task_.key_begin; key < task_.key_end; key += kBlock) block(key);
       return finish();
@@ -135,7 +128,7 @@ class AttentionKernel {
   static Way choose(int rows, int sizes) {
     (void)sizes;
 #if defined(__AMX_BF16__)
-    if (kFitsBf16 && sizes % kTileK == 0) return rows > kFewRows ? Way::kTiles : Way::kFewTiles;
+    if (kFitsBf16 && rows > kFewRows && sizes % kTileK == 0) return Way::kTiles;
 #endif
     return rows > kFewRows ? Way::kDense : Way::kScattered;
   }
@@ -194,14 +187,6 @@ class AttentionKernel {
       w_.peak[m] = sink ? call_.sinks[head_of(m)] : kNothingSeen;
       w_.total[m] = sink ? 1.0f : 0.0f;
     }
-#if defined(__AMX_BF16__)
-    if (way_ == Way::kFewTiles) {
-      for (int m = 0; m < rows_; m += kFewRows) {
-        const size_t at = static_cast<size_t>(m) * head_dim_;
-        pair_queries(w_.q + at, imin(kFewRows, rows_ - m), head_dim_, w_.paired_q + at);
-      }
-    }
-#endif
   }
 
   // Where the rows of keys begin..begin + count lie; further ones up to a multiple of kPad repeat the last.
@@ -351,53 +336,10 @@ class AttentionKernel {
     }
   }
 
-  // kPad keys from c on as bf16, 16 after 16.
-  void place_keys(int c) {
-    uint16_t* wide = w_.wide + (rows_ > kFewRows ? static_cast<size_t>(c) * head_dim_ : 0);  // else the nearest cache keeps it
-    const Bf16* keys[kPad];
-    bf16_rows(c, wide, keys);
-    for (int half = 0; half < 2; ++half) {
-      const Bf16* const* rows16 = keys + half * kTile;
-      const Bf16*& start = starts_[c / kTile + half];
-      // Pages of 16 or more have nothing else at this distance; shorter ones could by chance.
-      const bool together = rows16[15] == rows16[0] + 15 * head_dim_ && (sizeof(T) == 1 || call_.page_size >= kTile);
-      start = rows16[0];
-      if (together) continue;
-      uint16_t* copy = wide + static_cast<size_t>(half) * kTile * head_dim_;
-      for (int i = 0; i < kTile; ++i) {
-        std::memcpy(copy + static_cast<size_t>(i) * head_dim_, rows16[i], static_cast<size_t>(head_dim_) * 2);
-      }
-      start = reinterpret_cast<const Bf16*>(copy);
-    }
-  }
-
-  // Scores of up to 8 rows from m on, for keys first..end.
-  void score_few_tiles(int m, int rows, int first, int end, float* scores) {
-    const uint32_t* queries = w_.paired_q + static_cast<size_t>(m) * head_dim_;
-    if (m == 0) fetch(block_->keys, first, imin(first + kPad, end), head_dim_);
-    for (int c = first; c < end; c += kPad) {
-      if (m == 0) {
-        fetch(block_->keys, c + kPad, imin(c + 2 * kPad, end), head_dim_);
-        if (!call_.latent()) fetch(block_->values, c, c + kPad, value_dim_);
-        place_keys(c);
-      }
-      multiply_keys<2>(starts_ + c / kTile, queries, head_dim_, w_.products);
-      add_and_transpose(w_.products, rows, scores + c, kBlock);
-      add_and_transpose(w_.products + kTile * kTile, rows, scores + c + kTile, kBlock);
-    }
-  }
 #endif
 
   void score(int m, int rows, int first, int end) {
 #if defined(__AMX_BF16__)
-    if constexpr (kFitsBf16) {
-      if (way_ == Way::kFewTiles) {
-        for (int i = 0; i < rows; i += kFewRows) {
-          score_few_tiles(m + i, imin(kFewRows, rows - i), first, end, scores_of(i));
-        }
-        return;
-      }
-    }
     if (way_ == Way::kTiles) {
       multiply_bf16(w_.narrow_q + static_cast<size_t>(m) * head_dim_, head_dim_, reinterpret_cast<uint32_t*>(w_.keys),
                     kBlock, first, end, 0, head_dim_, w_.scores, kBlock, false);
@@ -487,23 +429,15 @@ class AttentionKernel {
   // Scores as weights; their sums, lane by lane.
   Vec weigh(int i, float peak, int first, int end) const {
     float* scores = scores_of(i);
-    // Tiles of few rows: 8 rows of larger addends, then 8 of the rest.
-    uint16_t* weights = w_.weights + (way_ == Way::kFewTiles ? i + i / kFewRows * kFewRows : i) * kBlock;
-    Vec total{};
 #if defined(__AMX_BF16__)
-    if (way_ == Way::kTiles) return weigh_for_tiles(scores, peak, first, end, weights);
+    if (way_ == Way::kTiles) return weigh_for_tiles(scores, peak, first, end, w_.weights + i * kBlock);
 #endif
+    Vec total{};
     for (int c = first; c < end; c += kLanes) {
       Vec weight = vexp(load(scores + c) - splat(peak));
       total += weight;
       if (call_.token_scales) weight *= load(w_.value_scales + c);
-      if (way_ == Way::kFewTiles) {
-        const Half large = round_bf16(weight);
-        std::memcpy(weights + c, &large, sizeof(large));
-        store(reinterpret_cast<Bf16*>(weights + kFewRows * kBlock + c), weight - widen_bf16(large));
-      } else {
-        store(scores + c, weight);
-      }
+      store(scores + c, weight);
     }
     return total;
   }
@@ -511,21 +445,6 @@ class AttentionKernel {
   void add_values(int m, int rows, int first, int end) {
     float* sums = w_.sums + static_cast<size_t>(m) * value_dim_;
 #if defined(__AMX_BF16__)
-    if constexpr (kFitsBf16) {
-      if (way_ == Way::kFewTiles) {
-        uint32_t* paired = reinterpret_cast<uint32_t*>(w_.values);
-        if (m == 0) pair_rows(block_->values, first, end, value_dim_, paired);
-        for (int i = 0; i < rows; i += kFewRows, sums += kFewRows * value_dim_) {
-          multiply_bf16(w_.weights + 2 * i * kBlock, kBlock, paired, value_dim_, 0, value_dim_, first, end, w_.outputs,
-                        value_dim_, false);
-          const float* rest = w_.outputs + kFewRows * value_dim_;
-          for (int j = 0; j < imin(kFewRows, rows - i) * value_dim_; j += kLanes) {
-            store(sums + j, load(sums + j) + load(w_.outputs + j) + load(rest + j));
-          }
-        }
-        return;
-      }
-    }
     if (way_ == Way::kTiles) {
       multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), value_dim_, 0, value_dim_, first, end,
                     sums, value_dim_, true);
@@ -590,9 +509,6 @@ class AttentionKernel {
   Rows *block_ = located_, *next_ = located_ + 1;  // of the block at hand, and of what comes after it
   Rows coming_;  // the latter in the order in which it is fetched
   const float* wide_keys_[kBlock];
-#if defined(__AMX_BF16__)
-  const Bf16* starts_[kBlock / kTile];  // of each 16 keys as bf16
-#endif
 };
 
 size_t attention_workspace(const Attention& call, int queries) {

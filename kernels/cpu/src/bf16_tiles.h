@@ -47,25 +47,33 @@ class PanelFiller {
   TileAhead<Codes> ahead_;
 };
 
-// 32 rows of x with both tiles of a panel: rows 0 to 15 with either tile, then rows 16 to 31.
+// Sums of 32 rows of x with both tiles of a panel.
 struct alignas(64) Sums {
-  float tiles[4][kTile * kTile];
-  Vec at(int row, int tile) const { return load(tiles[row / kTile * 2 + tile] + row % kTile * kTile); }
+  float rows[kPairRows][2 * kTile];
 };
 
-// sums = (`add`: sums +) x * panel over some chunks, panel(c) of each; `next_rows` from the first 16 rows of x to the others, 0: there
+// Where such sums are, `stride` floats from each row to the next; null: zeros.
+template <class T>
+struct SumsAt {
+  T* first = nullptr;
+  ptrdiff_t stride = 0;
+  T* tile(int row, int tile) const { return first + row * kTile * stride + tile * kTile; }
+  ptrdiff_t bytes() const { return stride * 4; }
+};
+
+// to = from + x * panel over some chunks, panel(c) of each; `next_rows` from the first 16 rows of x to the others, 0: there
 // are none. Calls meanwhile(c, tile) for tiles 0 and 1 while the products of a chunk are made: in two parts, or the scheduler is full
 // of them when the next products come.
 template <class Panel, class Meanwhile>
-inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& panel, int chunks, bool add, Sums& sums,
-                          const Meanwhile& meanwhile) {
+inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& panel, int chunks, SumsAt<const float> from,
+                          SumsAt<float> to, const Meanwhile& meanwhile) {
   const bool both = next_rows != 0;
   finish_stores();
-  if (add) {
-    _tile_loadd(0, sums.tiles[0], 64);
-    _tile_loadd(1, sums.tiles[1], 64);
-    _tile_loadd(2, sums.tiles[2], 64);
-    _tile_loadd(3, sums.tiles[3], 64);
+  if (from.first != nullptr) {
+    _tile_loadd(0, from.tile(0, 0), from.bytes());
+    _tile_loadd(1, from.tile(0, 1), from.bytes());
+    if (both) _tile_loadd(2, from.tile(1, 0), from.bytes());
+    if (both) _tile_loadd(3, from.tile(1, 1), from.bytes());
   } else {
     _tile_zero(0);
     _tile_zero(1);
@@ -102,36 +110,50 @@ inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& pane
     finish_stores();
     meanwhile(c, 1);
   }
-  _tile_stored(0, sums.tiles[0], 64);
-  _tile_stored(1, sums.tiles[1], 64);
+  _tile_stored(0, to.tile(0, 0), to.bytes());
+  _tile_stored(1, to.tile(0, 1), to.bytes());
   if (both) {
-    _tile_stored(2, sums.tiles[2], 64);
-    _tile_stored(3, sums.tiles[3], 64);
+    _tile_stored(2, to.tile(1, 0), to.bytes());
+    _tile_stored(3, to.tile(1, 1), to.bytes());
   }
   finish_stores();
 }
 
-// What becomes of sums: outputs of a matrix, of one or two tiles of it ...
+// What sums begin with and what becomes of them: outputs of a matrix, of one or two tiles of it ...
 class PlainOutputs {
  public:
-  PlainOutputs(const QuantizedMatrix& w, int tile)
-      : w_(w), tile_(tile), simple_((tile + 2) * kTile <= w.size_out && w.bias == nullptr) {}
-  void put(int row, Vec first, Vec second) const {
-    if (simple_) {
-      const size_t at = static_cast<size_t>(row) * w_.size_out + tile_ * kTile;
-      if (w_.residual != nullptr) first += load(w_.residual + at), second += load(w_.residual + at + kTile);
-      store(w_.y + at, first);
-      store(w_.y + at + kTile, second);
-      return;
+  PlainOutputs(const QuantizedMatrix& w, int tile) : w_(w), output_(tile * kTile) {}
+  // Whether sums of whole pairs of tiles grow where outputs are. All begin with the same numbers, wherever they grow: a row's result
+  // must not depend on how many others there are.
+  bool in_place() const { return output_ + 2 * kTile <= w_.size_out && (w_.bias == nullptr || w_.residual == nullptr); }
+  SumsAt<float> place(int row) const { return {w_.y + at(row), w_.size_out}; }
+  SumsAt<const float> start(int row) const {
+    if (w_.residual != nullptr) return {w_.residual + at(row), w_.size_out};
+    return {w_.bias == nullptr ? nullptr : w_.bias + output_, 0};
+  }
+  // The same for sums that grow elsewhere.
+  SumsAt<const float> start(int row, int rows, Sums& sums) const {
+    if (w_.bias == nullptr && w_.residual == nullptr) return {};
+    for (int m = 0; m < rows; ++m) {
+      for (int tile = 0; tile < 2; ++tile) {
+        const int first = tile * kTile, count = imax(0, imin(kTile, w_.size_out - output_ - first));
+        Vec begun{};
+        if (w_.residual != nullptr) begun = load_part(w_.residual + at(row + m) + first, count);
+        if (w_.bias != nullptr) begun += load_part(w_.bias + output_ + first, count);
+        store(sums.rows[m] + first, begun);
+      }
     }
-    put_outputs(w_, tile_, 0, row, first);
-    if (tile_ + 1 < w_.tiles()) put_outputs(w_, tile_ + 1, 0, row, second);
+    return {sums.rows[0], 2 * kTile};
+  }
+  void put(int row, const float* sums) const {
+    std::memcpy(w_.y + at(row), sums, sizeof(float) * static_cast<size_t>(imin(2 * kTile, w_.size_out - output_)));
   }
 
  private:
+  size_t at(int row) const { return static_cast<size_t>(row) * w_.size_out + output_; }
+
   const QuantizedMatrix& w_;
-  const int tile_;
-  const bool simple_;
+  const int output_;  // the first one
 };
 
 // ... or activation(gate) * up, as rows of x for the next product.
@@ -145,8 +167,12 @@ class GatedOutputs {
         of_block_(static_cast<size_t>(to.chunks()) * kChunk * kTile),
         columns_((1u << imin(kTile, gate.size_out - tile * kTile)) - 1),
         fills_up_(tile + 1 == gate.tiles() && gate.tiles() % 2 != 0) {}
-  void put(int row, Vec gate, Vec up) const {
-    const Vec product = gated(activation_, gate + gate_bias_, up + up_bias_, coarse_sigmoid);
+  bool in_place() const { return false; }
+  SumsAt<float> place(int) const { return {}; }
+  SumsAt<const float> start(int) const { return {}; }
+  SumsAt<const float> start(int, int, Sums&) const { return {}; }
+  void put(int row, const float* sums) const {
+    const Vec product = gated(activation_, load(sums) + gate_bias_, load(sums + kTile) + up_bias_, coarse_sigmoid);
     __m256i* const to = reinterpret_cast<__m256i*>(to_ + row / kTile * of_block_ + row % kTile * kChunk);
     _mm256_store_si256(to, (__m256i)_mm512_maskz_cvtneps_pbh(columns_, (__m512)product));
     if (fills_up_) _mm256_store_si256(to + 1, _mm256_setzero_si256());
@@ -199,26 +225,30 @@ inline void multiply_panel(PanelFiller<First> first, PanelFiller<Second> second,
       tile == 0 ? first.fill(panel(c)) : second.fill(panel(c) + kPanelStep);
     };
     const auto sums_of = [&](int pair) -> Sums& { return memory.sums[parts == 1 ? pair % 2 : pair]; };
+    const auto rows_of = [&](int pair) { return imin(kPairRows, in.rows - pair * kPairRows); };
+    const auto in_place = [&](int pair) { return outputs.in_place() && rows_of(pair) % kTile == 0; };
     const auto put = [&](int pair, int row, int end) {
-      const Sums& sums = sums_of(pair);
-      for (end = imin(end, in.rows - pair * kPairRows); row < end; ++row) {
-        outputs.put(pair * kPairRows + row, sums.at(row, 0), sums.at(row, 1));
-      }
+      if (in_place(pair)) return;
+      for (end = imin(end, rows_of(pair)); row < end; ++row) outputs.put(pair * kPairRows + row, sums_of(pair).rows[row]);
     };
     for (int c = 0; c < kFilledAhead; ++c) fill(c, 0), fill(c, 1);
     for (int pair = 0; pair < pairs; ++pair) {
       const uint16_t* x = in.bf16 + 2 * pair * of_block + static_cast<size_t>(begin) * kChunk * kTile;
       const size_t next_rows = pair * kPairRows + kTile < in.rows ? of_block : 0;
-      Sums& sums = sums_of(pair);
+      const int row = pair * kPairRows;
+      const bool there = in_place(pair);
+      const SumsAt<float> to = there ? outputs.place(row) : SumsAt<float>{sums_of(pair).rows[0], 2 * kTile};
+      SumsAt<const float> from{to.first, to.stride};
+      if (part == 0) from = there ? outputs.start(row) : outputs.start(row, rows_of(pair), sums_of(pair));
       if (pair == 0) {
-        multiply_pair(x, next_rows, panel, count, part != 0, sums, [&](int c, int tile) { fill(c + kFilledAhead, tile); });
+        multiply_pair(x, next_rows, panel, count, from, to, [&](int c, int tile) { fill(c + kFilledAhead, tile); });
       } else if (last) {
-        multiply_pair(x, next_rows, panel, count, part != 0, sums, [&](int c, int tile) {
-          const int row = (2 * c + tile) * outputs_of_step;
-          put(pair - 1, row, imin(kPairRows, row + outputs_of_step));
+        multiply_pair(x, next_rows, panel, count, from, to, [&](int c, int tile) {
+          const int first = (2 * c + tile) * outputs_of_step;
+          put(pair - 1, first, imin(kPairRows, first + outputs_of_step));
         });
       } else {
-        multiply_pair(x, next_rows, panel, count, part != 0, sums, [](int, int) {});
+        multiply_pair(x, next_rows, panel, count, from, to, [](int, int) {});
       }
     }
     if (last) put(pairs - 1, 0, kPairRows);

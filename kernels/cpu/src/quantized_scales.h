@@ -118,7 +118,7 @@ __attribute__((noinline)) void read_numbers(const QuantizedMatrix& w, const uint
   const int per_super = w.super_size / w.group_size;
   int left = per_super;
   Vec above = load(super);
-  read_field(tile, field, [&](int i, Vec v) {
+  read_field(tile, field, [&](int i, Vec v) __attribute__((always_inline)) {
     if (left == 0) super += llmjax::kTileRows, above = load(super), left = per_super;
     --left;
     store(values + i * llmjax::kTileRows, v * above);
