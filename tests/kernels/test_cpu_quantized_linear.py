@@ -229,12 +229,14 @@ def test_activations_are_rounded_in_decode_steps_alone(name: str, isa: str) -> N
 
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
-@pytest.mark.parametrize("method", ["float panels", "int16 panels"])
-def test_a_row_does_not_depend_on_the_rows_that_pass_with_it(method: str, isa: str) -> None:
+@pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
+@pytest.mark.parametrize("method", ["float panels", "int16 panels", "bf16 panels", "bf16 tiles"])
+def test_a_row_does_not_depend_on_the_rows_that_pass_with_it(method: str, biased: bool, isa: str) -> None:
     weight = tensor(RowFormat(1290, Codes(4), 32, "f16", minimum="f16"), size_out=90, activations="float")
     x = jnp.asarray(np.random.default_rng(0).standard_normal((70, 1290)).astype(np.float32))
     parts = [np.asarray(part) for part in (x, x[:1], x[3:10], x[11:])]
-    outs = products(parts, weight, [None] * 4, isa=isa, method=method)
+    bias = np.random.default_rng(1).standard_normal(90).astype(np.float32) if biased else None
+    outs = products(parts, weight, [bias] * 4, isa=isa, method=method)
     if outs is None:
         pytest.skip(f"{isa} has no {method}")
     for out, (begin, end) in zip(outs[1:], ((0, 1), (3, 10), (11, 70)), strict=True):
