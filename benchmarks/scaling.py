@@ -160,12 +160,21 @@ def measure(llm: LLM, options: ScalingOptions) -> list[Sweep]:
         return [list(sample.prompt) for sample in random_samples(streams, shape, rng)]
 
     def decoded(prompts: list[list[int]]) -> float:
-        return step_seconds(_generate(llm, prompts, new))
+        _generate(llm, prompts, 1)  # computes the pages, which other prompts may have taken
+        outputs = _generate(llm, prompts, new)
+        size = llm.engine.config.page_size
+        whole = (len(prompts[0]) - 1) // size * size
+        if evicted := sum(output.num_cached_tokens < whole for output in outputs):
+            raise ConfigError(
+                f"the pages of {evicted} of {len(prompts)} prompts were evicted before their steps were measured: they "
+                f"need more --kv-cache-memory-bytes, and prefix caching"
+            )
+        return step_seconds(outputs)
 
     def sweep(title: str, x_label: str, measures: Mapping[int, tuple[int, Callable[[], float]]], decode: bool) -> Sweep:
         """``measures``: by x, the tokens that are computed, and what measures the seconds."""
         found: dict[int, list[float]] = {x: [] for x in measures}
-        for number in range(options.runs + decode):  # the first one computes the pages of prompts
+        for number in range(options.runs + decode):  # the first one warms up
             for x, (_, measure) in measures.items():
                 seconds = measure()
                 if number >= decode:
