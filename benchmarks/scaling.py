@@ -162,13 +162,7 @@ def measure(llm: LLM, options: ScalingOptions) -> list[Sweep]:
     def decoded(prompts: list[list[int]]) -> float:
         _generate(llm, prompts, 1)  # computes the pages, which other prompts may have taken
         outputs = _generate(llm, prompts, new)
-        size = llm.engine.config.page_size
-        whole = (len(prompts[0]) - 1) // size * size
-        if evicted := sum(output.num_cached_tokens < whole for output in outputs):
-            raise ConfigError(
-                f"the pages of {evicted} of {len(prompts)} prompts were evicted before their steps were measured: they "
-                f"need more --kv-cache-memory-bytes, and prefix caching"
-            )
+        refuse_evicted(outputs, len(prompts[0]) - 1, page_size=llm.engine.config.page_size)
         return step_seconds(outputs)
 
     def sweep(title: str, x_label: str, measures: Mapping[int, tuple[int, Callable[[], float]]], decode: bool) -> Sweep:
@@ -223,6 +217,22 @@ def step_seconds(outputs: Sequence[RequestOutput]) -> float:
     if not len(firsts) == len(lasts) == len(outputs):
         raise ConfigError("a request came back without its times")
     return (max(lasts) - max(firsts)) / (len(outputs[0].outputs[0].token_ids) - 1)
+
+
+def refuse_evicted(outputs: Sequence[RequestOutput], tokens: int, *, page_size: int) -> None:
+    """Sees to it that the pages of all prompts were there when their steps were measured.
+
+    Args:
+        tokens: of each prompt that were computed before.
+
+    Raises:
+        ConfigError: some were computed again.
+    """
+    if evicted := sum(output.num_cached_tokens < tokens // page_size * page_size for output in outputs):
+        raise ConfigError(
+            f"the pages of {evicted} of {len(outputs)} prompts were evicted: they need more --kv-cache-memory-bytes, and "
+            f"prefix caching"
+        )
 
 
 def first_token_seconds(output: RequestOutput) -> float:

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from benchmarks.kernels import LAYERS, AttentionShape, attention_input
 from benchmarks.machine import this_machine
-from benchmarks.scaling import step_seconds
+from benchmarks.scaling import refuse_evicted, step_seconds
 from llmjax.bench.options import options_of
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
@@ -188,16 +188,7 @@ def steps(llm: LLM, options: SharedPromptOptions) -> Figure:
             outputs = _generate(llm, texts, 1 + options.new_tokens)
             times[kind].wall.append(step_seconds(outputs))
             times[kind].cpu.append((time.process_time() - cpu - 2 * first) / options.new_tokens)
-            if missing := [
-                output
-                for output in outputs
-                if output.num_cached_tokens
-                < options.common // llm.engine.config.page_size * llm.engine.config.page_size
-            ]:
-                raise ConfigError(
-                    f"the pages of {len(missing)} of {options.streams} prompts were evicted: they need more "
-                    f"--kv-cache-memory-bytes"
-                )
+            refuse_evicted(outputs, options.common, page_size=llm.engine.config.page_size)
     return Figure(case=llm.model_name, own=times["own"], common=times["common"])
 
 

@@ -4,8 +4,8 @@
 // The rows (queries times heads of a group) that share the keys of one key/value head are processed together, 16 at a
 // time. Three ways to multiply, by how many rows one request has: few take dot products with the pages where they lie;
 // many first bring the block into a form that a matrix product likes; pages of bf16, and of one byte widened to bf16,
-// go through tiles if there are and rows are many. Requests that share a task change no way and no order of a sum: keys are read, and brought
-// into another type, once for all of them, and each row's result is to the bit what it is alone.
+// go through tiles if there are and rows are many. Requests that share a task change no way and no order of a sum: keys
+// are read, and brought into another type, once for all of them, and each row's result is to the bit what it is alone.
 //
 // Scales never touch an element: those of keys multiply scores, those of values multiply weights.
 
