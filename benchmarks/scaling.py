@@ -230,8 +230,8 @@ def refuse_evicted(outputs: Sequence[RequestOutput], tokens: int, *, page_size: 
     """
     if evicted := sum(output.num_cached_tokens < tokens // page_size * page_size for output in outputs):
         raise ConfigError(
-            f"the pages of {evicted} of {len(outputs)} prompts were evicted: they need more --kv-cache-memory-bytes, and "
-            f"prefix caching"
+            f"the pages of {evicted} of {len(outputs)} prompts were evicted: they need more --kv-cache-memory-bytes, "
+            f"and prefix caching"
         )
 
 
