@@ -241,7 +241,11 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.split("\n")[0])
     parser.add_argument("--only", default=",".join(PARTS), help=f"parts, of {', '.join(PARTS)}")
     parser.add_argument("--shapes", default="llama-8b,qwen3-8b,qwen3-30b-a3b", help=f"models, of {', '.join(MODELS)}")
-    parser.add_argument("--formats", default="bfloat16,q8_0,q4_k", help="bfloat16 or what --quantization takes")
+    parser.add_argument(
+        "--formats",
+        default="bfloat16,q8_0,gguf:q4_k",
+        help="bfloat16, what --quantization takes, or gguf:TYPE for a file whose matrices are of that type",
+    )
     parser.add_argument("--graphs", default="auto", help="auto,off measures models with CUDA graphs and without")
     parser.add_argument("--offload", type=int, default=0, help="experts of each layer in the host's memory")
     parser.add_argument("--work-dir", default=str(Path(tempfile.gettempdir()) / "llmjax-gpu"), help="for weights")

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks.gpu_figures import Figure, Sizes, Work
+from benchmarks.random_gguf import write_random_gguf
 from benchmarks.random_model import SHAPES, MoEShape, Shape, write_random_model
 from benchmarks.scaling import first_token_seconds, step_seconds
 from llmjax import LLM, SamplingParams
@@ -38,7 +39,7 @@ class Setup:
 
     Attributes:
         shape: a key of MODELS.
-        format: bfloat16 or what ``--quantization`` takes.
+        format: bfloat16, what ``--quantization`` takes, or after ``gguf:`` the type of a file's matrices.
         graphs: what ``--cuda-graphs`` takes.
         offloaded: experts of each layer in the host's memory.
     """
@@ -47,6 +48,15 @@ class Setup:
     format: str
     graphs: str = "auto"
     offloaded: int = 0
+
+    @property
+    def stored(self) -> str:
+        """The type of a GGUF file's matrices; empty: there is none."""
+        return self.format.removeprefix("gguf:") if self.format.startswith("gguf:") else ""
+
+    def file(self, folder: Path) -> Path:
+        """The model, in a folder of models."""
+        return folder / (f"{self.shape}-{self.stored}.gguf" if self.stored else self.shape)
 
     def __str__(self) -> str:
         graphs = "" if self.graphs == "auto" else f", graphs {self.graphs}"
@@ -79,7 +89,10 @@ class Reads:
 def model_figures(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any]) -> Iterator[Figure]:
     """Decode of one stream and of many, prefill, and a start with a warm compile cache."""
     shape = MODELS[setup.shape]
-    write_random_model(folder / setup.shape, shape, max_position_embeddings=1 << 20)
+    if not setup.file(folder).exists() and setup.stored:
+        write_random_gguf(setup.file(folder), shape, type_name=setup.stored)
+    elif not setup.stored:
+        write_random_model(setup.file(folder), shape, max_position_embeddings=1 << 20)
     llm = _open(folder, setup, sizes, extra)
     try:
         llm.warm_up()
@@ -95,6 +108,7 @@ def model_figures(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any
     try:
         llm.generate([1] * 16, SamplingParams(temperature=0, max_tokens=1, ignore_eos=True), use_tqdm=False)
         seconds = time.perf_counter() - start - llm.info.load_seconds
+        yield Figure(f"{setup}: weights loaded", "engine", llm.info.load_seconds, Work(0, 0))
         yield Figure(f"{setup}: weights loaded to first token", "engine", seconds, Work(0, 0))
     finally:
         llm.close()
@@ -102,9 +116,9 @@ def model_figures(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any
 
 def _open(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any]) -> LLM:
     return LLM(
-        str(folder / setup.shape),
+        str(setup.file(folder)),
         skip_tokenizer_init=True,
-        quantization=None if setup.format == "bfloat16" else setup.format,
+        quantization=None if setup.stored or setup.format == "bfloat16" else setup.format,
         dtype="bfloat16",
         cuda_graphs=setup.graphs,
         num_experts_offload_per_rank=setup.offloaded,

@@ -45,16 +45,16 @@ TYPES = (*FACTORS, "f16", "bf16")
 SHORT_ROWS = {"q4_k": "q5_0", "q6_k": "q8_0"}  # what llama.cpp takes where 256 does not divide a row
 
 
-def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path) -> None:
+def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path | None = None) -> None:
     """Writes the file.
 
     Args:
-        shape: of the model, but for its vocabulary.
+        shape: of the model, but for its vocabulary if it gets another's.
         type_name: of `TYPES`.
-        like: a GGUF file, whose tokenizer the new one gets.
+        like: a GGUF file, whose tokenizer the new one gets; None: it has none.
     """
-    vocabulary = gguf.GGUFReader(like)
-    tokens = len(vocabulary.fields["tokenizer.ggml.tokens"].data)
+    vocabulary = {} if like is None else gguf.GGUFReader(like).fields
+    tokens = len(vocabulary["tokenizer.ggml.tokens"].data) if vocabulary else shape.vocab_size
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(path.stem)
     writer.add_block_count(shape.num_hidden_layers)
@@ -67,7 +67,7 @@ def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path) -
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(tokens)
-    for name, field in vocabulary.fields.items():
+    for name, field in vocabulary.items():
         if name.startswith("tokenizer."):
             array = field.types[0] is gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if array else None)

@@ -138,11 +138,9 @@ def quantized_linear(
 
 
 def multiplies_fragments(rows: int, weight: QTensor) -> bool:
-    """Whether codes become bf16 fragments: where rows are many, or scales have scales of their own, which the
-    kernel for few rows is slow at (H100)."""
-    others = multiplies_float8(weight) or multiplies_integers(weight)
-    many = rows > MAX_VECTOR_ROWS or bool(weight.format.super_size)
-    return many and not others and fragments.refuses(weight) is None
+    """Whether codes become bf16 fragments: with one row as well, where units that multiply eight wait for memory."""
+    others = rows > MAX_VECTOR_ROWS and (multiplies_float8(weight) or multiplies_integers(weight))
+    return not others and fragments.refuses(weight) is None
 
 
 def multiplies_integers(weight: QTensor) -> bool:

@@ -104,10 +104,31 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     if config.cuda_graphs == "off" or compiler.platform.mesh:
         return launches
     graphs = replace(compiler, options=GRAPHS, decode_steps=decode_steps)
-    if config.cuda_graphs == "auto" and (why := difference(graphs, replace(graphs, options=LAUNCHES))):
+    if config.cuda_graphs == "auto" and (why := kept_difference(graphs, replace(graphs, options=LAUNCHES))):
         logger.warning("CUDA graphs are off and decoding is slower: %s", why)
         return launches
     return graphs
+
+
+class _Differs(Exception):
+    """Why programs differ; what is raised is not kept."""
+
+
+def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
+    """`difference`, unless a start before has found none between the same programs."""
+
+    def check() -> None:
+        if why := difference(compiler, reference):
+            raise _Differs(why)
+
+    tested = [c.cache.signature(c.spec(bucket)) for c in (compiler, reference) for bucket in _tested(c)]
+    if None in tested:
+        return difference(compiler, reference)
+    try:
+        compiler.cache.kept(("no difference between graphs and launches", tested), check)
+    except _Differs as found:
+        return str(found)
+    return None
 
 
 def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
@@ -119,17 +140,12 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     Args:
         reference: of the same buckets; what its programs sample is right.
     """
-    decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
-    # The smallest whose rows may be more than a few.
-    mixed = min(
-        (b for b in compiler.layouts if not b.decode and not b.drafts),
-        key=lambda b: (b.tokens <= few_rows(b.rows), b.tokens),
-    )
+    buckets = _tested(compiler)
     with ThreadPoolExecutor() as threads:
-        programs, right = ([threads.submit(c.compile, b) for b in (decode, mixed)] for c in (compiler, reference))
+        programs, right = ([threads.submit(c.compile, b) for b in buckets] for c in (compiler, reference))
     wrong = total = 0
     error = 0.0
-    for bucket, program, other in zip((decode, mixed), programs, right, strict=True):
+    for bucket, program, other in zip(buckets, programs, right, strict=True):
         try:
             found = _results(program.result(), compiler, bucket)
         except jax.errors.JaxRuntimeError as failure:
@@ -143,6 +159,17 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     if not error <= LOGPROB_ERROR:
         return f"log-probabilities of the test at start were off by up to {error:.3g}"
     return None
+
+
+def _tested(compiler: StepCompiler) -> tuple[Bucket, Bucket]:
+    """The buckets of the test: of decodes, and of prompts."""
+    decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
+    # The smallest whose rows may be more than a few.
+    mixed = min(
+        (b for b in compiler.layouts if not b.decode and not b.drafts),
+        key=lambda b: (b.tokens <= few_rows(b.rows), b.tokens),
+    )
+    return decode, mixed
 
 
 _Result = tuple[np.ndarray, list[np.ndarray]]  # tokens i32 [steps, rows], -1: none; log-probabilities of those

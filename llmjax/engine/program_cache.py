@@ -30,7 +30,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.kept_files import Damaged, check_owner, line
 from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
-from llmjax.kernels.devices import CPU, OWN_KERNELS, platform_of
+from llmjax.kernels.devices import OWN_KERNELS, platform_of
 from llmjax.kernels.loops import bounded_loops
 from llmjax.kernels.sharding import Sharding
 
@@ -114,14 +114,16 @@ class ProgramCache:
         self._folder = folder
         self._warned = False
         self._digests: dict[int, tuple[Any, str]] = {}  # by identity, of what many programs share
+        # Tracing and lowering are Python: many at once would take turns at the interpreter, and all end last.
+        self._lowering = threading.Lock()
 
     @classmethod
     def of(cls, directory: Path | None, device: jax.Device) -> ProgramCache:
         """The cache beside JAX's (None: nothing is kept).
 
-        Only programs for CPUs are kept: elsewhere JAX's own cache has to do.
+        Only programs with kernels of this package are kept: elsewhere JAX's own cache has to do.
         """
-        if directory is None or platform_of(device) != CPU:
+        if directory is None or platform_of(device) not in OWN_KERNELS:
             return cls()
         folder = directory / FOLDER / digest(MAGIC, KEPT_APART, environment_digest(device))
         with contextlib.suppress(OSError):
@@ -194,9 +196,12 @@ class ProgramCache:
         if signature is not None and (found := self._find(signature, spec)) is not None:
             return found
         if self._folder is None:
-            program: Executable = spec.lower(spec.function.__name__).compile(compiler_options=dict(spec.options))
+            with self._lowering:
+                lowered = spec.lower(spec.function.__name__)
+            program: Executable = lowered.compile(compiler_options=dict(spec.options))
             return program
-        lowered = spec.lower(KEPT_APART)
+        with self._lowering:
+            lowered = spec.lower(KEPT_APART)
         name = digest(lowered.as_text(), str(lowered.args_info), str(lowered.out_tree), spec.options)
         kept = self._read(name, spec, lowered.out_tree)
         if kept is None:

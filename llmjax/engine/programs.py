@@ -338,8 +338,13 @@ class StepCompiler:
             CompileError: XLA refuses it.
             ConfigError: this device's compiler does not say.
         """
+
         # Here alone: others compile it when all have said how many pages they have room for.
-        largest = ProgramMemory.of(build_one(lambda bucket: self.cache.get(self.spec(bucket)), self.largest))
+        def measure() -> ProgramMemory | None:
+            return ProgramMemory.of(build_one(lambda bucket: self.cache.get(self.spec(bucket)), self.largest))
+
+        signature = None if self.cache.folder is None else self.cache.signature(self.spec(self.largest))
+        largest = measure() if signature is None else self.cache.kept(("memory of a program", signature), measure)
         if largest is None:
             raise ConfigError(
                 f"the compiler of {self.platform.device} does not say how much memory steps take; set "

@@ -73,11 +73,11 @@ def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> Compil
         kept: of what needs only to be read.
 
     Returns:
-        None: too little is left to compile for a process to be worth its start, or programs are not kept where another
-        process could leave them, which is so with several devices and on accelerators.
+        None: too little is left to compile for a process to be worth its start, or another process could not compile
+        it, which is so with several devices and on accelerators, or could not leave it anywhere.
     """
     behind = [bucket for bucket in in_turn(compiler.layouts)[FIRST:] if bucket not in kept]
-    alone = compiler.platform.sharding is None and compiler.group.size == 1
+    alone = compiler.platform.is_cpu and compiler.platform.sharding is None and compiler.group.size == 1
     if compiler.cache.folder is None or not alone or len(behind) * compiler.model.config.num_layers < WORTH_A_PROCESS:
         return None
     from llmjax.engine.compile_process import CompileProcess

@@ -21,7 +21,7 @@ import numpy as np
 
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.cpu.library import LIBRARY, library
-from llmjax.kernels.devices import CPU, platform_of
+from llmjax.kernels.devices import CPU, CUDA, platform_of
 
 IMPORTED = time.time()
 PACKAGE = Path(__file__).parents[1]
@@ -30,6 +30,7 @@ LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")
 KNOWN = ("llmjax", "builtins", *LIBRARIES)  # packages whose classes and functions the environment's digest stands for
 VARIABLES = ("XLA_", "LLMJAX_", "TF_")  # how the names of environment variables begin that XLA and kernels read
 CPUINFO = Path("/proc/cpuinfo")
+DRIVER = Path("/proc/driver/nvidia/version")
 # Settings of JAX that say where programs are kept, what is logged and which devices are opened, not what programs are.
 BESIDE = ("cache", "log", "explain", "default_device", "platforms", "visible", "traceback", "profiler", "debug_")
 
@@ -68,6 +69,7 @@ def environment_digest(device: jax.Device) -> str:
         {name: value for name, value in os.environ.items() if name.startswith(VARIABLES)},
         settings,
         (device.platform, device.device_kind, device.client.platform_version, len(device.client.devices())),
+        DRIVER.read_bytes() if platform_of(device) == CUDA and DRIVER.exists() else None,
         device.id if jax.process_count() == 1 else None,  # programs of several processes are of all devices
         (host.machine(), _cpu_features(), usable_cores()),
     )

@@ -132,12 +132,17 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def put(
-    source: RowSource | RowStack, words: np.ndarray, *, dtype: jnp.dtype, activations: str, device: jax.Device
+    source: RowSource | RowStack,
+    words: np.ndarray | jax.Array,
+    *,
+    dtype: jnp.dtype,
+    activations: str,
+    device: jax.sharding.Sharding,
 ) -> QTensor:
     """The matrix or stack on a device.
 
     Args:
-        words: what `pack` has made of it.
+        words: what `pack` has made of it, or would have.
         dtype, activations: see `QTensor`.
     """
     columns = source.columns

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -233,6 +234,34 @@ def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, capl
     )
     assert with_graphs(wrong, EngineConfig(cuda_graphs="on"), decode_steps=2).options == OTHER
     assert with_graphs(wrong, EngineConfig(cuda_graphs="off"), decode_steps=2).options == {}
+
+
+def test_a_test_that_has_passed_is_not_made_again(
+    card: StepCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a start after it, of the same programs; one that fails is."""
+    made = []
+
+    def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
+        made.append(compiler.max_num_seqs)
+        return "they differ" if len(made) == 1 else None
+
+    monkeypatch.setattr("llmjax.engine.graphs.difference", difference)
+    for slots, options in ((4, {}), (4, OTHER), (4, OTHER), (2, OTHER)):
+        start = replace(card, cache=ProgramCache(tmp_path), max_num_seqs=slots)
+        assert with_graphs(start, EngineConfig(), decode_steps=2).options == options
+    assert made == [4, 4, 2]
+
+
+def test_what_steps_take_is_measured_once(compiler: StepCompiler, tmp_path: Path) -> None:
+    first = replace(compiler, cache=ProgramCache(tmp_path))
+    taken = first.bytes_beside_kv()
+    again = replace(compiler, cache=ProgramCache(tmp_path))
+    for path in tmp_path.iterdir():
+        if path.stat().st_size > 100_000:  # a step
+            path.unlink()
+    assert again.bytes_beside_kv() == taken == compiler.bytes_beside_kv()
+    assert max(path.stat().st_size for path in tmp_path.iterdir()) < 100_000
 
 
 def test_other_devices_have_none(compiler: StepCompiler) -> None:

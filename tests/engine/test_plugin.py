@@ -61,6 +61,7 @@ def test_a_plugin_gives_what_the_cpu_gives(tmp_path: Path) -> None:
 # Each kind of layer on one device or on several: what sums over devices adds is the same for all of them.
 CASES: dict[str, dict[str, Any]] = {
     "dequantized, three keys": {"model": "three.gguf", "devices": [1]},
+    "gguf as stored": {"model": "three.gguf", "settings": {"quantization": "stored"}, "devices": [1, 3]},
     "experts, quantized as stored": {"model": "experts", "settings": {"quantization": "q4k"}, "devices": [3]},
     "gptq as stored": {"model": "gptq", "settings": {"quantization": "stored"}, "devices": [3]},
     "latent pages": {"model": str(GOLDEN / "deepseek-v3"), "devices": [3]},

@@ -7,7 +7,10 @@ import logging
 import multiprocessing
 import os
 import pickle
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -227,6 +230,34 @@ def test_it_is_known_what_is_kept(folder: Path) -> None:
 def test_without_a_folder_nothing_is_kept(tmp_path: Path) -> None:
     np.testing.assert_array_equal(run(ProgramCache().get(spec())), EXPECTED)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("platform", "kept"), [("cpu", True), ("cuda", True), ("gcu", False)])
+def test_programs_with_kernels_of_this_package_are_kept(
+    platform: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_cache, "platform_of", lambda device: platform)
+    found = ProgramCache.of(tmp_path, jax.devices("cpu")[0]).folder
+    assert (found is not None and found.parent == tmp_path / FOLDER) is kept
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_one_program_is_traced_at_a_time(keeps: bool, folder: Path) -> None:
+    traced, most = threading.Semaphore(), []
+
+    def double(x: jax.Array) -> jax.Array:
+        most.append(traced.acquire(blocking=False))
+        time.sleep(0.05)  # others would begin
+        traced.release()
+        return 2 * x
+
+    shapes = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in range(1, 5)]
+    specs = [ProgramSpec(function=double, arguments=(shape,), device=jax.devices("cpu")[0]) for shape in shapes]
+    cache = ProgramCache(folder if keeps else None)
+    with ThreadPoolExecutor() as threads:
+        programs = list(threads.map(cache.get, specs))
+    assert [float(run(jnp.ones(size)).sum()) for size, run in enumerate(programs, 1)] == [2, 4, 6, 8]
+    assert most == [True] * len(specs)
 
 
 def header(path: Path, payload: bytes) -> bytes:

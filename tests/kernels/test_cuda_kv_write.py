@@ -62,10 +62,10 @@ def test_8_bit_floats_keep_nan(kind: str) -> None:
 
 
 def check_nearly_same(case: Case, found: KVPages, expected: KVPages) -> None:
-    """Up to the last bit of a reciprocal, which may move a number to the neighboring code."""
+    """Up to the last bit of a reciprocal, which may move a number to the next code, and of what codes stand for."""
     values = [np.asarray(pages.decode(np.moveaxis(owned(case, pages.data), 1, 0))) for pages in (found, expected)]
     step = {"int8": 1 / 127, "float8_e4m3fn": 1 / 8, "float8_e5m2": 1 / 4}.get(found.dtype.name, 0)
-    assert (np.abs(values[0] - values[1]) <= step * np.abs(values[1]).max(-1, keepdims=True)).all()
+    assert (np.abs(values[0] - values[1]) <= (1 + 1e-5) * step * np.abs(values[1]).max(-1, keepdims=True)).all()
     assert (values[0] == values[1]).mean() > 0.999
 
 

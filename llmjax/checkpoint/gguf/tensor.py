@@ -117,15 +117,26 @@ class GGUFRows:
     def size_out(self) -> int:
         return self.tensor.shape[0] if self.row_order is None else len(self.row_order)
 
+    @property
+    def block(self) -> BlockType:
+        return self.tensor.block
+
+    def stored_rows(self, start: int, stop: int) -> np.ndarray:
+        """Rows `start` to `stop` as they lie in the file, uint8 [n, bytes of a row]; see `GGUFTensor.take_rows`."""
+        return self.tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
+
+    def not_finite(self) -> CheckpointError:
+        """That a scale or minimum is infinite or not a number."""
+        tensor = self.tensor
+        return CheckpointError(f"{tensor.path}: tensor {tensor.name!r} has scales that are infinite or not a number")
+
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
         """Rows `start` to `stop`.
 
         Raises:
             CheckpointError: a scale or minimum is infinite or not a number.
         """
-        tensor = self.tensor
-        raw = tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
-        rows = tensor.block.quantized_rows(raw, self.format)
+        rows = self.block.quantized_rows(self.stored_rows(start, stop), self.format)
         if not rows.finite:
-            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} has scales that are infinite or not a number")
+            raise self.not_finite()
         return rows
