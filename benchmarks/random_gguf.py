@@ -53,6 +53,7 @@ def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path | 
         type_name: of `TYPES`.
         like: a GGUF file, whose tokenizer the new one gets; None: it has none.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     vocabulary = {} if like is None else gguf.GGUFReader(like).fields
     tokens = len(vocabulary["tokenizer.ggml.tokens"].data) if vocabulary else shape.vocab_size
     writer = gguf.GGUFWriter(path, "llama")

@@ -93,7 +93,7 @@ class Sharding:
         return mapped
 
 
-def on_devices(values: np.ndarray | jax.Array, place: jax.sharding.Sharding | jax.Device) -> jax.Array:
+def on_devices(values: np.ndarray, place: jax.sharding.Sharding | jax.Device) -> jax.Array:
     """An array on devices, of which other processes, that have the same values, may have some."""
     if isinstance(place, jax.Device) or place.is_fully_addressable:
         return jax.device_put(values, place)

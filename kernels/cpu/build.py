@@ -49,6 +49,7 @@ COMMON = (
     "blocks",
     "experts",
     "linear",
+    "packing",
     "products",
     "recurrent",
     "sampling",

@@ -162,7 +162,6 @@ def load_model(
             misfits.setdefault(kept.misfit, []).append(name)
         params[name] = placer.place(name, tensor, kept, shape, cut=division.cut(name, axes, shape.shape))
     jax.block_until_ready(params)
-    placer.check()
     packed.keep() if identity(path) == files else packed.discard()
     for misfit, names in misfits.items():
         logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)

@@ -24,7 +24,6 @@ from llmjax.parallel.division import Cut
 from llmjax.parallel.shards import cut_array, cut_source
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept
-from llmjax.weights.ggml.on_device import Unpacker, is_taken_apart
 from llmjax.weights.packing import RowSource, RowStack, put
 
 Part = np.ndarray | RowSource | RowStack  # what a device has of a tensor, before it is there
@@ -53,8 +52,6 @@ class Placer:
         self._activations = activations
         self._offloaded = offloaded
         self._packed = PackedWeights() if packed is None else packed
-        # A CPU would take matrices apart no faster itself, and maps what is packed.
-        self._unpacker = None if platform.is_cpu else Unpacker(tile=platform.weight_tile)
         self._under_way: deque[jax.Array | QTensor | SplitStack] = deque()
         self.dequantized: list[str] = []  # names of matrices that cannot be cut as they are quantized
 
@@ -83,15 +80,6 @@ class Placer:
         if len(self._under_way) > TRANSFERS:
             jax.block_until_ready(self._under_way.popleft())
         return weight
-
-    def check(self) -> None:
-        """Waits until all weights are there.
-
-        Raises:
-            CheckpointError: one of them cannot be used.
-        """
-        if self._unpacker is not None:
-            self._unpacker.check()
 
     @cached_property
     def _own(self) -> dict[int, jax.Device]:
@@ -161,15 +149,9 @@ class Placer:
     ) -> jax.Array | QTensor:
         if isinstance(part, np.ndarray):
             return on_devices(part, place)
-        own = isinstance(place, SingleDeviceSharding) and place.memory_kind != HOST_MEMORY
-        words: np.ndarray | jax.Array
-        if self._unpacker is not None and own and is_taken_apart(part):
-            words = self._unpacker.words(part, place)
-        else:
-            words = self._packed.words(name, part, tile=self._platform.weight_tile)
         return put(
             part,
-            words,
+            self._packed.words(name, part, tile=self._platform.weight_tile),
             dtype=dtype,
             activations=self._activations if kept.activations == "auto" else kept.activations,
             device=place,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from llmjax.kernels.sharding import on_devices
 from llmjax.weights.rows import QuantizedRows
 
 XLA_ALIGNMENT = 64  # bytes
+MOST_THREADS = 2  # that pack by NumPy: most of what it does there holds the interpreter's lock
 BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
 
 
@@ -44,6 +45,19 @@ class RowSource(Protocol):
 
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
         """Rows `start` to `stop`; may be called from several threads."""
+
+
+@runtime_checkable
+class PackedRows(RowSource, Protocol):
+    """One that may pack its rows itself."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether it does."""
+
+    def fill(self, start: int, stop: int, words: np.ndarray) -> None:
+        """Packs rows `start` to `stop` into whole tiles, u32 [tiles, words of a record, tile], with zeros behind them; may
+        be called from several threads."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +107,9 @@ def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
         u32 [tiles, words of a record, tile]; of a stack [count, tiles, words of a record, tile].
     """
     words = aligned_empty(words_shape(source, tile=tile), np.dtype(np.uint32))
-    with ThreadPoolExecutor(usable_cores()) as threads:
+    one = source.first if isinstance(source, RowStack) else source
+    most = usable_cores() if isinstance(one, PackedRows) and one.packs else MOST_THREADS
+    with ThreadPoolExecutor(min(most, usable_cores())) as threads:
         if not isinstance(source, RowStack):
             _fill(source, words, threads)
             return words
@@ -116,6 +132,9 @@ def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> 
     def fill(start: int) -> None:
         stop = min(start + step, size_out)
         first, last = start // tile, -(-stop // tile)
+        if isinstance(source, PackedRows) and source.packs:
+            source.fill(start, stop, words[first:last])
+            return
         records = np.zeros(((last - first) * tile, words.shape[1]), np.uint32)
         source.quantized_rows(start, stop).write(records[: stop - start])
         words[first:last] = records.reshape(last - first, tile, -1).swapaxes(1, 2)
@@ -132,17 +151,12 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 def put(
-    source: RowSource | RowStack,
-    words: np.ndarray | jax.Array,
-    *,
-    dtype: jnp.dtype,
-    activations: str,
-    device: jax.sharding.Sharding,
+    source: RowSource | RowStack, words: np.ndarray, *, dtype: jnp.dtype, activations: str, device: jax.Device
 ) -> QTensor:
     """The matrix or stack on a device.
 
     Args:
-        words: what `pack` has made of it, or would have.
+        words: what `pack` has made of it.
         dtype, activations: see `QTensor`.
     """
     columns = source.columns

@@ -9,9 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from llmjax.errors import CheckpointError
+from llmjax.kernels.cpu import packing
 from llmjax.kernels.row_format import RowFormat
-from llmjax.weights.ggml.types import BlockType, dequantize
+from llmjax.weights.ggml.types import GGML_TYPES, BlockType, dequantize
 from llmjax.weights.rows import QuantizedRows
+
+TYPE_IDS = {block.name: number for number, block in GGML_TYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,26 +120,35 @@ class GGUFRows:
     def size_out(self) -> int:
         return self.tensor.shape[0] if self.row_order is None else len(self.row_order)
 
-    @property
-    def block(self) -> BlockType:
-        return self.tensor.block
-
-    def stored_rows(self, start: int, stop: int) -> np.ndarray:
-        """Rows `start` to `stop` as they lie in the file, uint8 [n, bytes of a row]; see `GGUFTensor.take_rows`."""
-        return self.tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
-
-    def not_finite(self) -> CheckpointError:
-        """That a scale or minimum is infinite or not a number."""
-        tensor = self.tensor
-        return CheckpointError(f"{tensor.path}: tensor {tensor.name!r} has scales that are infinite or not a number")
-
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
         """Rows `start` to `stop`.
 
         Raises:
             CheckpointError: a scale or minimum is infinite or not a number.
         """
-        rows = self.block.quantized_rows(self.stored_rows(start, stop), self.format)
-        if not rows.finite:
-            raise self.not_finite()
+        rows = self.tensor.block.quantized_rows(self._stored(start, stop), self.format)
+        self._check(rows.finite)
         return rows
+
+    @property
+    def packs(self) -> bool:
+        """Whether `fill` can be called: there are C++ kernels for the type."""
+        return packing.packs(TYPE_IDS[self.tensor.block.name])
+
+    def fill(self, start: int, stop: int, words: np.ndarray) -> None:
+        """Packs rows `start` to `stop` (see ``llmjax.weights.packing.PackedRows``).
+
+        Raises:
+            CheckpointError: a scale or minimum is infinite or not a number.
+        """
+        block, raw = self.tensor.block, self._stored(start, stop)
+        known = {"type_id": TYPE_IDS[block.name], "block_bytes": block.nbytes}
+        self._check(packing.pack_blocks(raw, words, form=self.format, **known))
+
+    def _stored(self, start: int, stop: int) -> np.ndarray:
+        return self.tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
+
+    def _check(self, finite: bool) -> None:
+        tensor = self.tensor
+        if not finite:
+            raise CheckpointError(f"{tensor.path}: tensor {tensor.name!r} has scales that are infinite or not a number")

@@ -2,8 +2,7 @@
 
 Each function takes a structured array of n blocks (layouts: `types.GGML_TYPES`) and gives codes and scales, [n, …],
 that stand for exactly the values of ggml's ``dequantize_row_*`` (ggml-quants.c). What they mean is said by the type's
-`RowFormat` in the same table. Functions of `on_device.TYPES` are traced, too: then the fields of blocks are JAX's
-arrays, by name.
+`RowFormat` in the same table.
 
 * Q4_0 to Q8_0, Q1_0, Q2_0, IQ4_NL, MXFP4, NVFP4, TQ1_0, TQ2_0: blocks with one scale.
 * K-quants and IQ4_XS: super-blocks of 256 numbers whose 8 or 16 sub-blocks have small integer scales.
@@ -38,8 +37,6 @@ FP4_DOUBLED = 2 * np.array(E2M1_LEVELS, np.float32) + 0
 
 def copied(field: np.ndarray) -> np.ndarray:
     """The bytes of a field side by side: uint8 [n, b]; ten times as fast by b bytes at a time as by single ones."""
-    if not isinstance(field, np.ndarray):
-        return field
     return field.view(f"V{field.shape[1]}").copy().view(np.uint8)
 
 
@@ -52,9 +49,6 @@ def runs(packed: np.ndarray, bits: int) -> np.ndarray:
     Returns:
         uint8 [n, 8 / bits * b].
     """
-    if not isinstance(packed, np.ndarray):
-        parts = packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8)[:, None] & np.uint8((1 << bits) - 1)
-        return parts.reshape(len(packed), -1)
     run = np.dtype(f"V{packed.shape[1]}")
     # Shifts of bytes are slow; in words, masks take what comes from the next byte.
     word = np.dtype(np.uint64 if run.itemsize % 8 == 0 else np.uint8)
@@ -70,20 +64,12 @@ def runs(packed: np.ndarray, bits: int) -> np.ndarray:
 
 def bits_in_order(packed: np.ndarray) -> np.ndarray:
     """uint8 [n, 8 b]: the bits of bytes [n, b], the lowest of each first."""
-    if not isinstance(packed, np.ndarray):
-        return (packed[:, :, None] >> np.arange(8, dtype=np.uint8) & np.uint8(1)).reshape(len(packed), -1)
     return np.unpackbits(packed, axis=1, bitorder="little")
 
 
 def one(field: np.ndarray) -> np.ndarray:
     """A number of each block as a column, [n, 1]."""
     return field[:, None]
-
-
-def beside(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Columns of both."""
-    joined: np.ndarray = first.__array_namespace__().concat([first, second], axis=1)
-    return joined
 
 
 def q4_0(blocks: np.ndarray) -> Fields:
@@ -186,8 +172,8 @@ def q4_k(blocks: np.ndarray) -> Fields:
     first, second, third = packed[:, 0], packed[:, 1], packed[:, 2]
     return {
         "codes": _codes(copied(blocks["qs"]), 32, 4),
-        "scales": beside(first & 63, (third & 15) | (first >> 6 << 4)),
-        "minima": beside(second & 63, (third >> 4) | (second >> 6 << 4)),
+        "scales": np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1),
+        "minima": np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1),
         "super_scales": one(blocks["d"]),
         "super_minima": one(blocks["dmin"]),
     }

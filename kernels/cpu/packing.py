@@ -1,0 +1,51 @@
+"""Blocks of GGUF files become the words of a `QTensor` in C++, at the speed of memory: NumPy's way of doing it holds the
+interpreter's lock, so that threads do not help."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.ctypeslib import ndpointer
+
+from llmjax.kernels.cpu.library import LIBRARY, library
+from llmjax.kernels.row_format import RowFormat
+
+TYPES = frozenset({2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39})  # as GGUF files number them
+FIELDS = ("scales", "minima", "super_scales", "super_minima")
+
+
+def packs(type_id: int) -> bool:
+    """Whether there are kernels here, and for that type."""
+    return type_id in TYPES and library() is not None
+
+
+def pack_blocks(raw: np.ndarray, words: np.ndarray, *, type_id: int, block_bytes: int, form: RowFormat) -> bool:
+    """Packs rows into tiles; other threads go on meanwhile.
+
+    Args:
+        raw: u8 [rows, bytes of a row], blocks as they are stored.
+        words: u32 [tiles, words of a record, rows of a tile], which are filled; zeros behind the last row.
+        type_id: GGUF's number of a type that there are kernels for.
+        block_bytes: of a block.
+        form: of each row.
+
+    Returns:
+        Whether all scales are finite.
+    """
+    starts = np.array([form.fields[name].start if name in form.fields else 0 for name in FIELDS], np.uintp)
+    sizes = (len(raw), raw.shape[1] // block_bytes, form.num_words)
+    done = _function()(type_id, np.ascontiguousarray(raw), *sizes, starts, words.shape[-1], words)
+    assert done, f"type {type_id} is not packed in C++"
+    return bool(done == 1)
+
+
+@functools.cache
+def _function() -> Any:
+    pack = ctypes.CDLL(str(LIBRARY)).llmjax_pack_blocks
+    size = ctypes.c_size_t
+    given, starts, words = (ndpointer(kind, flags="C_CONTIGUOUS") for kind in (np.uint8, np.uintp, np.uint32))
+    pack.argtypes = [ctypes.c_int, given, size, size, size, starts, size, words]
+    return pack
