@@ -57,7 +57,7 @@ COMMON = (
     "zeros",
     "isa",
 )  # compiled once
-SEARCHED = ("generic", "avx2")  # for which searches are compiled
+SEARCHED = ("generic", "avx2")  # for which quantizers and their searches are compiled
 SEARCH_FLAGS = ("-ffp-contract=off",)  # their results are those of ggml's quantizers, bit for bit
 QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod", "i8mm")  # of no use to other kernels
 
@@ -131,7 +131,8 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: boo
             if name == "quantized_kernels" or isa not in QUANTIZED_ONLY
         ]
         jobs += [
-            (SOURCES / "searches.cc", f"searches_{isa}.o", (*isas[isa], *SEARCH_FLAGS, f"-DLLMJAX_ISA={isa}"))
+            (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*isas[isa], *SEARCH_FLAGS, f"-DLLMJAX_ISA={isa}"))
+            for name in ("searches", "quantizers")
             for isa in SEARCHED
             if isa in isas
         ]

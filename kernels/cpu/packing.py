@@ -1,5 +1,5 @@
-"""Blocks of GGUF files become the words of a `QTensor` in C++, at the speed of memory: NumPy's way of doing it holds the
-interpreter's lock, so that threads do not help."""
+"""Blocks of GGUF files become the words of a `QTensor` in C++, at the speed of memory and on all cores: NumPy holds the
+interpreter's lock for most of what that takes."""
 
 from __future__ import annotations
 

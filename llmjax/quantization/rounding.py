@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,8 +17,8 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.row_format import RowFormat
 from llmjax.quantization.report import Difference
 from llmjax.weights.packing import RowSource, RowStack
-from llmjax.weights.rows import FLOATS, QuantizedRows
-from llmjax.weights.uniform import Float8Scheme, IntegerScheme, UniformScheme
+from llmjax.weights.rows import FLOATS, NUMPY_THREADS, QuantizedRows
+from llmjax.weights.uniform import Float8Scheme, IntegerScheme, PackedScheme, UniformScheme
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +104,29 @@ class InSituRows:
             CheckpointError: a weight cannot be quantized so.
         """
         rows = self._floats.read(start, stop)
-        try:
+        with self._named():
             return self.scheme.quantize(rows)
+
+    @property
+    def packs(self) -> bool:
+        """Whether `fill` can be called: the scheme does it in C++."""
+        return isinstance(self.scheme, PackedScheme) and self.scheme.packs
+
+    def fill(self, start: int, stop: int, words: np.ndarray) -> None:
+        """Packs rows `start` to `stop` (see ``llmjax.weights.packing.PackedRows``).
+
+        Raises:
+            CheckpointError: a weight cannot be quantized so.
+        """
+        assert isinstance(self.scheme, PackedScheme)
+        rows = self._floats.read(start, stop)
+        with self._named():
+            self.scheme.fill(rows, words)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
         except CheckpointError as error:
             raise CheckpointError(f"tensor {self.tensor.name!r}: {error}") from None
 
@@ -149,7 +171,7 @@ def round_to_nearest(
     Raises:
         CheckpointError: a weight cannot be quantized so; names the tensor.
     """
-    with ThreadPoolExecutor(usable_cores()) as pool:
+    with ThreadPoolExecutor(min(NUMPY_THREADS, usable_cores())) as pool:
         for name, scheme in layers.items():
             try:
                 yield _rounded(name, tensors[name], scheme, pool)

@@ -10,16 +10,18 @@ from types import MappingProxyType
 import numpy as np
 
 from llmjax.errors import ConfigError
+from llmjax.kernels.cpu import packing
 from llmjax.kernels.row_format import RowFormat
 from llmjax.weights import uniform
 from llmjax.weights.ggml import reference
+from llmjax.weights.ggml.types import TYPE_IDS
 from llmjax.weights.rows import QuantizedRows
 from llmjax.weights.uniform import UniformScheme
 
 
 @dataclass(frozen=True)
 class BlockScheme:
-    """A ggml type, bit for bit as ggml's reference quantizer makes it (a `UniformScheme`)."""
+    """A ggml type, bit for bit as ggml's reference quantizer makes it (a `PackedScheme`)."""
 
     name: str
     activations: str = "auto"
@@ -34,6 +36,18 @@ class BlockScheme:
         """See `UniformScheme`."""
         raw = reference.quantize(rows, self.name, threads=1)
         return reference.QUANTIZERS[self.name].block.quantized_rows(raw, self.format(rows.shape[1]))
+
+    @property
+    def packs(self) -> bool:
+        """See `PackedScheme`."""
+        quantizer = reference.QUANTIZERS[self.name]
+        return quantizer.native and packing.packs(TYPE_IDS[quantizer.block.name])
+
+    def fill(self, rows: np.ndarray, words: np.ndarray) -> None:
+        """See `PackedScheme`."""
+        block, raw = reference.QUANTIZERS[self.name].block, reference.quantize(rows, self.name, threads=1)
+        known = {"type_id": TYPE_IDS[block.name], "block_bytes": block.nbytes}
+        packing.pack_blocks(raw, words, form=self.format(rows.shape[1]), **known)
 
 
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(

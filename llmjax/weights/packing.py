@@ -17,10 +17,9 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.row_format import RowFormat
 from llmjax.kernels.sharding import on_devices
-from llmjax.weights.rows import QuantizedRows
+from llmjax.weights.rows import NUMPY_THREADS, QuantizedRows
 
 XLA_ALIGNMENT = 64  # bytes
-MOST_THREADS = 2  # that pack by NumPy: most of what it does there holds the interpreter's lock
 BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
 
 
@@ -56,8 +55,10 @@ class PackedRows(RowSource, Protocol):
         """Whether it does."""
 
     def fill(self, start: int, stop: int, words: np.ndarray) -> None:
-        """Packs rows `start` to `stop` into whole tiles, u32 [tiles, words of a record, tile], with zeros behind them; may
-        be called from several threads."""
+        """Packs rows `start` to `stop` into whole tiles, u32 [tiles, words of a record, tile], with zeros behind them.
+
+        May be called from several threads.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +109,7 @@ def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
     """
     words = aligned_empty(words_shape(source, tile=tile), np.dtype(np.uint32))
     one = source.first if isinstance(source, RowStack) else source
-    most = usable_cores() if isinstance(one, PackedRows) and one.packs else MOST_THREADS
+    most = usable_cores() if isinstance(one, PackedRows) and one.packs else NUMPY_THREADS
     with ThreadPoolExecutor(min(most, usable_cores())) as threads:
         if not isinstance(source, RowStack):
             _fill(source, words, threads)

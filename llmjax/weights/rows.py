@@ -27,6 +27,10 @@ NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 """By number type of a `RowFormat`."""
 
+NUMPY_THREADS = 2
+"""That quantize or pack by NumPy at a time: for most of it they hold the interpreter's lock, and each more slows all of
+them down."""
+
 FLOATS: Mapping[str, np.dtype] = MappingProxyType({name: NUMBER_DTYPES[name] for name in ("f32", "f16", "bf16")})
 """Types of weights that are not quantized."""
 

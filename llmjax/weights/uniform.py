@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -54,6 +54,18 @@ class UniformScheme(Protocol):
         Raises:
             CheckpointError: a weight is infinite or not a number, or too large for the type of the scales.
         """
+
+
+@runtime_checkable
+class PackedScheme(UniformScheme, Protocol):
+    """One that may pack what it quantizes itself."""
+
+    @property
+    def packs(self) -> bool:
+        """Whether it does."""
+
+    def fill(self, rows: np.ndarray, words: np.ndarray) -> None:
+        """Packs rows into whole tiles, as ``llmjax.weights.packing.PackedRows.fill``; the rest as of ``quantize``."""
 
 
 @dataclass(frozen=True, eq=False)

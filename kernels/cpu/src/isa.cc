@@ -2,6 +2,7 @@
 
 #include "kernels.h"
 #include "quantized.h"
+#include "quantizers.h"
 #include "searches.h"
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -22,8 +23,10 @@ namespace llmjax {
 extern const Kernels kernels_generic;
 extern const QuantizedKernels quantized_generic;
 extern const Searches searches_generic;
+extern const Quantizers quantizers_generic;
 #if defined(LLMJAX_HAVE_AVX2)
 extern const Searches searches_avx2;
+extern const Quantizers quantizers_avx2;
 extern const Kernels kernels_avx2;
 extern const QuantizedKernels quantized_avx2;
 #endif
@@ -120,6 +123,7 @@ struct Table {
   const Kernels* kernels[kCount] = {&kernels_generic};
   const QuantizedKernels* quantized[kCount] = {&quantized_generic};
   const Searches* searches[kCount] = {&searches_generic};
+  const Quantizers* quantizers[kCount] = {&quantizers_generic};
 
   void add(int isa, bool here, const Kernels* plain, const QuantizedKernels* of_quantized) {
     if (!here) return;
@@ -131,7 +135,7 @@ struct Table {
   Table() {
 #if defined(LLMJAX_HAVE_AVX2)
     add(1, has_avx2(), &kernels_avx2, &quantized_avx2);
-    if (usable[1]) searches[1] = &searches_avx2;
+    if (usable[1]) searches[1] = &searches_avx2, quantizers[1] = &quantizers_avx2;
 #endif
 #if defined(LLMJAX_HAVE_AVXVNNI)
     add(2, has_avxvnni(), nullptr, &quantized_avxvnni);
@@ -193,6 +197,17 @@ const Searches* find_searches(int isa, const SubBlocks& blocks) {
   return table().searches[i];
 }
 
+const Quantizer* find_quantizer(int isa, int type) {
+  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
+  int i = isa < 0 ? kCount - 1 : isa;
+  while (table().quantizers[i] == nullptr) --i;
+  const Quantizers& known = *table().quantizers[i];
+  for (size_t j = 0; j < known.count; ++j) {
+    if (known.first[j].type == type) return &known.first[j];
+  }
+  return nullptr;
+}
+
 }  // namespace
 }  // namespace llmjax
 
@@ -212,6 +227,15 @@ int llmjax_fit_affine(int isa, const float* x, const float* weights, size_t numb
   if (searches == nullptr) return 0;
   searches->affine(blocks, weights, {top, first, steps, absolute != 0}, {fit, fit + count, fit + 2 * count, fit + 3 * count});
   return 1;
+}
+
+// out: so many blocks of a type. 1 if it was done; 0: there is no such instruction set, or the type is not known here; -1: a
+// weight is infinite or not a number; -2: a scale would exceed float16.
+int llmjax_quantize(int isa, int type, const float* weights, size_t blocks, uint8_t* out) {
+  const llmjax::Quantizer* quantizer = llmjax::find_quantizer(isa, type);
+  if (quantizer == nullptr) return 0;
+  const llmjax::Quantized done = quantizer->quantize(weights, blocks, out);
+  return done == llmjax::Quantized::kDone ? 1 : done == llmjax::Quantized::kNotFinite ? -1 : -2;
 }
 
 // fit: [2, count], scale and multiplier.

@@ -11,10 +11,8 @@ import numpy as np
 from llmjax.errors import CheckpointError
 from llmjax.kernels.cpu import packing
 from llmjax.kernels.row_format import RowFormat
-from llmjax.weights.ggml.types import GGML_TYPES, BlockType, dequantize
+from llmjax.weights.ggml.types import TYPE_IDS, BlockType, dequantize
 from llmjax.weights.rows import QuantizedRows
-
-TYPE_IDS = {block.name: number for number, block in GGML_TYPES.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,6 +20,7 @@ from types import MappingProxyType
 import numpy as np
 
 from llmjax.errors import CheckpointError
+from llmjax.kernels.cpu import quantizers as cpu
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.weights.ggml.search import (
     ALL_ZERO,
@@ -34,8 +35,9 @@ from llmjax.weights.ggml.search import (
     ordered_sum,
     requantize,
 )
-from llmjax.weights.ggml.types import GGML_TYPES, BlockType
+from llmjax.weights.ggml.types import GGML_TYPES, TYPE_IDS, BlockType
 from llmjax.weights.ggml.unpack import FP4_DOUBLED, IQ4_LEVELS
+from llmjax.weights.rows import NUMPY_THREADS
 
 FP4_CODE_OF_HALVES = np.searchsorted((FP4_DOUBLED[:7] + FP4_DOUBLED[1:8]) / 2, np.arange(33) / 2).astype(np.uint8)
 """uint8 [33]: code of a magnitude in (h/2 - 1/2, h/2] by h, in halves of the scale; the lower of two as near."""
@@ -395,6 +397,11 @@ class BlockQuantizer:
     block: BlockType
     fill: Fill
 
+    @property
+    def native(self) -> bool:
+        """Whether it is one of those in C++, which do the same sooner."""
+        return cpu.quantizes(TYPE_IDS[self.block.name])
+
 
 _FILLS: Mapping[str, Fill] = {
     "q4_0": quantize_q4_0,
@@ -445,19 +452,21 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
     blocks = np.empty(len(source), block.layout)
     step = TILE // block.elems
 
+    quantizer = QUANTIZERS[scheme]
+    quantize_tile = _quantized_natively if quantizer.native else _quantized_by_numpy
+
     def fill(start: int) -> None:
         tile = source[start : start + step].astype(np.float32, copy=False)
-        peak = np.abs(tile).max(initial=0)
-        if not np.isfinite(peak):
+        found = quantize_tile(tile, quantizer, blocks[start : start + step])
+        if found is cpu.Quantized.NOT_FINITE:
             raise CheckpointError(f"weights that are infinite or not a number cannot be quantized to {scheme}")
-        target = blocks[start : start + step]
-        fill_blocks(tile, scheme, target)
-        scales = [target[field] for field in SCALES.intersection(target.dtype.names or ())]
-        if scales and (peak > LARGEST or not all(np.isfinite(scale).all() for scale in scales)):
+        if found is cpu.Quantized.TOO_LARGE:
+            peak = np.abs(tile).max()
             raise CheckpointError(f"weights up to {peak:.3g} are too large for {scheme}: a scale would exceed float16")
 
     starts = range(0, len(source), step)
-    workers = min(len(starts), threads or usable_cores())
+    most = usable_cores() if quantizer.native else min(NUMPY_THREADS, usable_cores())
+    workers = min(len(starts), threads or most)
     if workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             for _ in pool.map(fill, starts):
@@ -466,6 +475,22 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
         for start in starts:
             fill(start)
     return blocks.view(np.uint8).reshape(rows, -1)
+
+
+def _quantized_natively(tile: np.ndarray, quantizer: BlockQuantizer, blocks: np.ndarray) -> cpu.Quantized:
+    return cpu.quantize_blocks(tile, blocks.view(np.uint8), type_id=TYPE_IDS[quantizer.block.name])
+
+
+def _quantized_by_numpy(tile: np.ndarray, quantizer: BlockQuantizer, blocks: np.ndarray) -> cpu.Quantized:
+    peak = np.abs(tile).max(initial=0)
+    if not np.isfinite(peak):
+        return cpu.Quantized.NOT_FINITE
+    with np.errstate(all="ignore"):
+        quantizer.fill(tile, blocks)
+    scales = [blocks[field] for field in SCALES.intersection(blocks.dtype.names or ())]
+    if scales and (peak > LARGEST or not all(np.isfinite(scale).all() for scale in scales)):
+        return cpu.Quantized.TOO_LARGE
+    return cpu.Quantized.DONE
 
 
 def fill_blocks(weights: np.ndarray, scheme: str, blocks: np.ndarray) -> None:

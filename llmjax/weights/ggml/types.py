@@ -213,6 +213,10 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
 """Every type id that a GGUF file may hold, by id."""
 
 
+TYPE_IDS: Mapping[str, int] = MappingProxyType({block.name: number for number, block in GGML_TYPES.items()})
+"""The other way round."""
+
+
 def readable_types() -> list[str]:
     """Names of the types that `dequantize` reads."""
     return [block.name for block in GGML_TYPES.values() if block.layout is not None]
