@@ -1,4 +1,4 @@
-"""Products of 3 rows and more with records, on tensor cores: codes become bf16 fragments in registers.
+"""Products with records on tensor cores: codes become bf16 fragments in registers.
 
 What a code stands for is exact in bf16, so that scales multiply the f32 sums of each group and nothing but x is
 rounded (Marlin, arXiv:2408.11743, multiplies weights by them). A word of four rows is one load of a thread: its bytes

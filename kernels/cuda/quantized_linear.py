@@ -1,11 +1,10 @@
 """Products with quantized matrices, straight from the records of a `QTensor`.
 
-Five kernels. For one or two rows of x the memory is the limit: weights become floats in registers and are multiplied
-there. For more rows, or where scales have scales, codes become bf16 fragments of tensor cores (`fragments.py`); where
-weights are of another type or codes have levels of their own, a tile of weights is dequantized first; where x may be
-rounded to int8 and rows of the matrix have one scale, codes are multiplied as they are; and so are those of 8-bit
-floats, where x may be rounded to them. All may divide the columns among programs, whose sums XLA adds. What a program
-computes is in `products.py`.
+Five kernels. Codes become bf16 fragments of tensor cores (`fragments.py`). Where that refuses, because weights are of
+another type or codes have levels of their own, they become floats in registers and are multiplied there, for one or two
+rows of x, or a tile of weights is dequantized first. Where x has more rows and may be rounded to int8, and rows of the
+matrix have one scale, codes are multiplied as they are; and so are those of 8-bit floats, where x may be rounded to
+them. All may divide the columns among programs, whose sums XLA adds. What a program computes is in `products.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,7 @@ from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
 from llmjax.kernels.row_format import CHUNK, RowFormat
 
 MAX_ROWS = 512  # with more, dequantizing once costs less than dequantizing for each block of rows
+MAX_FRAGMENT_ROWS = 128  # the same for `fragments`, on an H100: 256 rows of Q4_K take 1.9 times what both together do
 MIN_INT8_DOT = 32  # columns of the smallest product of int8 on tensor cores
 LEAST_AMAX = 1e-30  # a row of zeros still has a scale
 
@@ -48,8 +48,9 @@ def refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
         return f"rows are interleaved by {weight.tile}, not {CUDA_TILE}"
     if not len(x):
         return "no rows"
-    if len(x) > MAX_ROWS:
-        return f"more than {MAX_ROWS} rows are to be multiplied with weights that are dequantized once"
+    most = MAX_FRAGMENT_ROWS if multiplies_fragments(len(x), weight) else MAX_ROWS
+    if len(x) > most:
+        return f"more than {most} rows are to be multiplied with weights that are dequantized once"
     return None
 
 
@@ -138,7 +139,7 @@ def quantized_linear(
 
 
 def multiplies_fragments(rows: int, weight: QTensor) -> bool:
-    """Whether codes become bf16 fragments: with one row as well, where units that multiply eight wait for memory."""
+    """Whether codes become bf16 fragments: of one row of x, too, beside seven of zeros, for memory is the limit."""
     others = rows > MAX_VECTOR_ROWS and (multiplies_float8(weight) or multiplies_integers(weight))
     return not others and fragments.refuses(weight) is None
 

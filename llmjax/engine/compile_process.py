@@ -90,14 +90,14 @@ def _end(process: subprocess.Popen[bytes], programs: Sequence[Future[None]]) -> 
 def _converse(process: subprocess.Popen[bytes], message: bytes, programs: Sequence[Future[None]]) -> None:
     """Says what to compile, and hears what is done, until the process ends."""
     assert process.stdin is not None and process.stdout is not None
-    with process.stdout, suppress(OSError):  # it has ended, which the answers say, too
-        with process.stdin:
-            with suppress(OSError):
-                process.stdin.write(message)
-                process.stdin.flush()
-            for line in process.stdout:
-                number, error = json.loads(line)
-                _finish(programs[number], error)
+    # It may have ended before it was told all: then the answers say so, and closing the pipe fails once more.
+    with process.stdout, suppress(OSError), process.stdin:
+        with suppress(OSError):
+            process.stdin.write(message)
+            process.stdin.flush()
+        for line in process.stdout:
+            number, error = json.loads(line)
+            _finish(programs[number], error)
     code = process.wait()
     left = [program for program in programs if not program.done()]
     if left:

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
@@ -87,6 +88,28 @@ def test_programs_of_a_process_that_is_killed_are_said_to_be_left(
             program.result(LONG)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and "the engine compiles 2 of them itself" in record.getMessage()
+    process.close()
+
+
+def test_one_that_ends_before_it_is_told_anything_leaves_no_traceback(
+    cache: ProgramCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised, start = [], subprocess.Popen
+
+    def ended(command: list[str], **how: Any) -> subprocess.Popen[bytes]:
+        process = start([sys.executable, "-c", ""], **how)
+        process.wait()
+        return process
+
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    monkeypatch.setattr(subprocess, "Popen", ended)
+    process = CompileProcess(cache, {"one": spec(3)})
+    with pytest.raises(CompileError, match="ended with status 0"):
+        process.programs["one"].result(LONG)
+    for thread in threading.enumerate():
+        if thread.name == "compile-process":
+            thread.join(LONG)
+    assert not raised
     process.close()
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.quantized_linear import (
+    MAX_FRAGMENT_ROWS,
     MAX_ROWS,
     multiplies_float8,
     multiplies_integers,
@@ -238,6 +239,11 @@ def test_says_what_it_refuses() -> None:
     assert refuses(x, weight) is None
     assert refuses(jnp.zeros((MAX_ROWS, 576)), weight) is None
     assert "dequantized once" in str(refuses(jnp.zeros((MAX_ROWS + 1, 576)), weight))
+    fragments = random_tensor(FORMATS["q8_0"], size_out=40, dtype="bfloat16")
+    assert refuses(jnp.zeros((MAX_FRAGMENT_ROWS, 576)), fragments) is None
+    assert "more than 128 rows" in str(refuses(jnp.zeros((MAX_FRAGMENT_ROWS + 1, 576)), fragments))
+    by_row = random_tensor(RowFormat(576, Codes(8, "int"), 576, "f32"), size_out=40, dtype="bfloat16")
+    assert refuses(jnp.zeros((MAX_ROWS, 576)), dataclasses.replace(by_row, activations="int8")) is None
     assert refuses(jnp.zeros((0, 576)), weight) == "no rows"
     stack = dataclasses.replace(weight, words=weight.words[None])
     assert refuses(x, stack) == "a stack of matrices"

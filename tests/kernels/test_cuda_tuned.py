@@ -23,7 +23,7 @@ from llmjax.kernels.cuda import tuned as tuned_module
 from llmjax.kernels.cuda.pages import PageReader
 from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.prefill import Tiles
-from llmjax.kernels.cuda.quantized_linear import key_of, plan_of, quantized_linear
+from llmjax.kernels.cuda.quantized_linear import MAX_FRAGMENT_ROWS, key_of, plan_of, quantized_linear
 from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, describe, form_name, path_for, table_in_use
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
@@ -158,9 +158,10 @@ def test_the_tuner_measures_what_an_engine_of_defaults_asks_for() -> None:
         asked.add(Split.key(queries[0], pages, reader))
         if not bucket.decode:
             asked.add(Tiles.key(queries[1], pages, reader))
-        asked.add(key_of(bucket.tokens, weight))
+        if bucket.tokens <= MAX_FRAGMENT_ROWS:
+            asked.add(key_of(bucket.tokens, weight))
     assert asked <= known
-    assert len(asked) > 20
+    assert len(asked) > 15
 
 
 def test_a_table_grows_and_keeps_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
