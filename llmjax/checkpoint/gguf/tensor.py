@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from llmjax.errors import CheckpointError
-from llmjax.kernels.cpu import packing
 from llmjax.kernels.row_format import RowFormat
 from llmjax.weights.ggml.types import TYPE_IDS, BlockType, dequantize
 from llmjax.weights.rows import QuantizedRows
@@ -131,6 +130,8 @@ class GGUFRows:
     @property
     def packs(self) -> bool:
         """Whether `fill` can be called: there are C++ kernels for the type."""
+        from llmjax.kernels.cpu import packing  # here: who only looks at files does without JAX, which it brings
+
         return packing.packs(TYPE_IDS[self.tensor.block.name])
 
     def fill(self, start: int, stop: int, words: np.ndarray) -> None:
@@ -139,6 +140,8 @@ class GGUFRows:
         Raises:
             CheckpointError: a scale or minimum is infinite or not a number.
         """
+        from llmjax.kernels.cpu import packing
+
         block, raw = self.tensor.block, self._stored(start, stop)
         known = {"type_id": TYPE_IDS[block.name], "block_bytes": block.nbytes}
         self._check(packing.pack_blocks(raw, words, form=self.format, **known))
