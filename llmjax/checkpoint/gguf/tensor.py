@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -65,14 +67,26 @@ class GGUFTensor:
         Returns:
             uint8 [n, bytes of a row].
         """
+        if isinstance(rows, slice):
+            with self.rows_in_place(rows) as stored:
+                return stored.copy()
         stored = self.raw.reshape(self.shape[0], -1)
-        taken = stored[rows].copy() if isinstance(rows, slice) else stored[rows]
-        near = stored[rows if isinstance(rows, slice) else slice(rows.min(), rows.max() + 1)]
-        first = near.ctypes.data - np.frombuffer(self.mapping, np.uint8).ctypes.data
+        taken = stored[rows]
+        self._give_back(stored[rows.min() : rows.max() + 1])
+        return taken
+
+    @contextmanager
+    def rows_in_place(self, rows: slice) -> Iterator[np.ndarray]:
+        """Some rows of a matrix as `take_rows` has them, where they lie; their pages are given back at the end."""
+        stored = self.raw.reshape(self.shape[0], -1)[rows]
+        yield stored
+        self._give_back(stored)
+
+    def _give_back(self, part: np.ndarray) -> None:
+        first = part.ctypes.data - np.frombuffer(self.mapping, np.uint8).ctypes.data
         start = first // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(mmap, "MADV_DONTNEED"):  # else the system takes them back when it needs memory
-            self.mapping.madvise(mmap.MADV_DONTNEED, start, first + near.nbytes - start)
-        return taken
+            self.mapping.madvise(mmap.MADV_DONTNEED, start, first + part.nbytes - start)
 
     def row_slice(self, start: int, stop: int) -> GGUFTensor:
         """Rows (of a vector: elements) `start` to `stop` as a tensor of their own, where they lie.
@@ -142,9 +156,14 @@ class GGUFRows:
         """
         from llmjax.kernels.cpu import packing
 
-        block, raw = self.tensor.block, self._stored(start, stop)
+        block = self.tensor.block
         known = {"type_id": TYPE_IDS[block.name], "block_bytes": block.nbytes}
-        self._check(packing.pack_blocks(raw, words, form=self.format, **known))
+        if self.row_order is None:
+            with self.tensor.rows_in_place(slice(start, stop)) as raw:
+                finite = packing.pack_blocks(raw, words, form=self.format, **known)
+        else:
+            finite = packing.pack_blocks(self._stored(start, stop), words, form=self.format, **known)
+        self._check(finite)
 
     def _stored(self, start: int, stop: int) -> np.ndarray:
         return self.tensor.take_rows(slice(start, stop) if self.row_order is None else self.row_order[start:stop])
