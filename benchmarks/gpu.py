@@ -243,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--shapes", default="llama-8b,qwen3-8b,qwen3-30b-a3b", help=f"models, of {', '.join(MODELS)}")
     parser.add_argument(
         "--formats",
-        default="bfloat16,q8_0,gguf:q4_k",
+        default="bfloat16,q8_0,q4_k",
         help="bfloat16, what --quantization takes, or gguf:TYPE for a file whose matrices are of that type",
     )
     parser.add_argument("--graphs", default="auto", help="auto,off measures models with CUDA graphs and without")
@@ -261,6 +261,9 @@ def main(argv: Sequence[str]) -> int:
     for given, known in ((parts, PARTS), (shapes, MODELS)):
         if unknown := sorted(set(given) - set(known)):
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    stored = [form for form in options.formats.split(",") if Setup(shapes[0], form).stored]
+    if stored and (experts := [name for name in shapes if isinstance(MODELS[name], MoEShape)]):
+        parser.error(f"{stored[0]}: no GGUF file is written of {experts[0]}, which has experts")
     if not options.small and nvidia_cards() is None:
         parser.error("needs an NVIDIA GPU, and nvidia-smi does not run; --small is a try-out")
     sizes = SMALL if options.small else Sizes()

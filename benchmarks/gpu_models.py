@@ -52,7 +52,7 @@ class Setup:
     @property
     def stored(self) -> str:
         """The type of a GGUF file's matrices; empty: there is none."""
-        return self.format.removeprefix("gguf:") if self.format.startswith("gguf:") else ""
+        return self.format.partition("gguf:")[2]
 
     def file(self, folder: Path) -> Path:
         """The model, in a folder of models."""
@@ -89,10 +89,11 @@ class Reads:
 def model_figures(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any]) -> Iterator[Figure]:
     """Decode of one stream and of many, prefill, and a start with a warm compile cache."""
     shape = MODELS[setup.shape]
-    if not setup.file(folder).exists() and setup.stored:
-        write_random_gguf(setup.file(folder), shape, type_name=setup.stored)
-    elif not setup.stored:
-        write_random_model(setup.file(folder), shape, max_position_embeddings=1 << 20)
+    file = setup.file(folder)
+    if not setup.stored:
+        write_random_model(file, shape, max_position_embeddings=1 << 20)
+    elif not file.exists():
+        write_random_gguf(file, shape, type_name=setup.stored)
     llm = _open(folder, setup, sizes, extra)
     try:
         llm.warm_up()

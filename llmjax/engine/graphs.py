@@ -20,6 +20,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.batch import BatchLayout, Bucket
 from llmjax.engine.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.heads import few_rows
+from llmjax.engine.program_cache import ProgramSpec
 from llmjax.engine.programs import Executable, StepCompiler
 from llmjax.engine.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.rows import NewRow, TableChanges, row_words
@@ -121,11 +122,11 @@ def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | No
         if why := difference(compiler, reference):
             raise _Differs(why)
 
-    tested = [c.cache.signature(c.spec(bucket)) for c in (compiler, reference) for bucket in _tested(c)]
-    if None in tested:
-        return difference(compiler, reference)
+    def tested() -> Iterator[ProgramSpec]:
+        return (c.spec(bucket) for c in (compiler, reference) for bucket in _tested(c))
+
     try:
-        compiler.cache.kept(("no difference between graphs and launches", tested), check)
+        compiler.cache.found_of(tested, "no difference between graphs and launches", check)
     except _Differs as found:
         return str(found)
     return None

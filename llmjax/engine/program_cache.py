@@ -18,7 +18,7 @@ import pickle
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,6 +182,17 @@ class ProgramCache:
         self._write(name, lambda: pickle.dumps(made))
         return made
 
+    def found_of(self, specs: Callable[[], Iterable[ProgramSpec]], what: str, make: Callable[[], T]) -> T:
+        """What ``make`` has found out about programs, in this start or one before.
+
+        Args:
+            specs: gives those of the programs; not called if nothing is kept.
+            what: it finds out.
+            make: of a value that can be pickled; nothing is kept of what it raises.
+        """
+        signatures = [] if self._folder is None else [self.signature(spec) for spec in specs()]
+        return make() if not signatures or None in signatures else self.kept((what, signatures), make)
+
     def has(self, spec: ProgramSpec) -> bool:
         """Whether the program needs only to be read, as far as can be said without reading it."""
         signature = self.signature(spec)
@@ -195,13 +206,11 @@ class ProgramCache:
         signature = self.signature(spec)
         if signature is not None and (found := self._find(signature, spec)) is not None:
             return found
+        with self._lowering:
+            lowered = spec.lower(spec.function.__name__ if self._folder is None else KEPT_APART)
         if self._folder is None:
-            with self._lowering:
-                lowered = spec.lower(spec.function.__name__)
             program: Executable = lowered.compile(compiler_options=dict(spec.options))
             return program
-        with self._lowering:
-            lowered = spec.lower(KEPT_APART)
         name = digest(lowered.as_text(), str(lowered.args_info), str(lowered.out_tree), spec.options)
         kept = self._read(name, spec, lowered.out_tree)
         if kept is None:

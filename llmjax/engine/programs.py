@@ -343,8 +343,7 @@ class StepCompiler:
         def measure() -> ProgramMemory | None:
             return ProgramMemory.of(build_one(lambda bucket: self.cache.get(self.spec(bucket)), self.largest))
 
-        signature = None if self.cache.folder is None else self.cache.signature(self.spec(self.largest))
-        largest = measure() if signature is None else self.cache.kept(("memory of a program", signature), measure)
+        largest = self.cache.found_of(lambda: [self.spec(self.largest)], "memory", measure)
         if largest is None:
             raise ConfigError(
                 f"the compiler of {self.platform.device} does not say how much memory steps take; set "

@@ -17,7 +17,7 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.row_format import RowFormat
 from llmjax.quantization.report import Difference
 from llmjax.weights.packing import RowSource, RowStack
-from llmjax.weights.rows import FLOATS, NUMPY_THREADS, QuantizedRows
+from llmjax.weights.rows import FLOATS, QuantizedRows
 from llmjax.weights.uniform import Float8Scheme, IntegerScheme, PackedScheme, UniformScheme
 
 
@@ -171,7 +171,7 @@ def round_to_nearest(
     Raises:
         CheckpointError: a weight cannot be quantized so; names the tensor.
     """
-    with ThreadPoolExecutor(min(NUMPY_THREADS, usable_cores())) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         for name, scheme in layers.items():
             try:
                 yield _rounded(name, tensors[name], scheme, pool)

@@ -10,11 +10,9 @@ from types import MappingProxyType
 import numpy as np
 
 from llmjax.errors import ConfigError
-from llmjax.kernels.cpu import packing
 from llmjax.kernels.row_format import RowFormat
 from llmjax.weights import uniform
 from llmjax.weights.ggml import reference
-from llmjax.weights.ggml.types import TYPE_IDS
 from llmjax.weights.rows import QuantizedRows
 from llmjax.weights.uniform import UniformScheme
 
@@ -41,13 +39,12 @@ class BlockScheme:
     def packs(self) -> bool:
         """See `PackedScheme`."""
         quantizer = reference.QUANTIZERS[self.name]
-        return quantizer.native and packing.packs(TYPE_IDS[quantizer.block.name])
+        return quantizer.native and quantizer.block.packs
 
     def fill(self, rows: np.ndarray, words: np.ndarray) -> None:
         """See `PackedScheme`."""
-        block, raw = reference.QUANTIZERS[self.name].block, reference.quantize(rows, self.name, threads=1)
-        known = {"type_id": TYPE_IDS[block.name], "block_bytes": block.nbytes}
-        packing.pack_blocks(raw, words, form=self.format(rows.shape[1]), **known)
+        raw = reference.quantize(rows, self.name, threads=1)
+        reference.QUANTIZERS[self.name].block.pack(raw, self.format(rows.shape[1]), words)
 
 
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.row_format import RowFormat
 from llmjax.kernels.sharding import on_devices
-from llmjax.weights.rows import NUMPY_THREADS, QuantizedRows
+from llmjax.weights.rows import QuantizedRows, numpy_threads
 
 XLA_ALIGNMENT = 64  # bytes
 BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
@@ -109,14 +109,17 @@ def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
     """
     words = aligned_empty(words_shape(source, tile=tile), np.dtype(np.uint32))
     one = source.first if isinstance(source, RowStack) else source
-    most = usable_cores() if isinstance(one, PackedRows) and one.packs else NUMPY_THREADS
-    with ThreadPoolExecutor(min(most, usable_cores())) as threads:
+    with ThreadPoolExecutor(usable_cores() if _packs(one) else numpy_threads()) as threads:
         if not isinstance(source, RowStack):
             _fill(source, words, threads)
             return words
         for index in range(source.count):
             _fill(source.matrix(index), words[index], threads)
     return words
+
+
+def _packs(source: RowSource) -> TypeGuard[PackedRows]:
+    return isinstance(source, PackedRows) and source.packs
 
 
 def words_shape(source: RowSource | RowStack, *, tile: int) -> tuple[int, ...]:
@@ -133,7 +136,7 @@ def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> 
     def fill(start: int) -> None:
         stop = min(start + step, size_out)
         first, last = start // tile, -(-stop // tile)
-        if isinstance(source, PackedRows) and source.packs:
+        if _packs(source):
             source.fill(start, stop, words[first:last])
             return
         records = np.zeros(((last - first) * tile, words.shape[1]), np.uint32)

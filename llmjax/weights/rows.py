@@ -11,6 +11,7 @@ from types import MappingProxyType
 import ml_dtypes
 import numpy as np
 
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.row_format import CHUNK, PLANES, RowFormat
 
 NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
@@ -27,10 +28,6 @@ NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 """By number type of a `RowFormat`."""
 
-NUMPY_THREADS = 2
-"""That quantize or pack by NumPy at a time: for most of it they hold the interpreter's lock, and each more slows all of
-them down."""
-
 FLOATS: Mapping[str, np.dtype] = MappingProxyType({name: NUMBER_DTYPES[name] for name in ("f32", "f16", "bf16")})
 """Types of weights that are not quantized."""
 
@@ -45,6 +42,14 @@ CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 """What a code of a 4-bit float stands for (OCP Microscaling Formats 1.0)."""
+
+
+NUMPY_THREADS = 2
+
+
+def numpy_threads() -> int:
+    """That quantize or pack by NumPy at a time. Most of it holds the interpreter's lock: more slow each other down."""
+    return min(NUMPY_THREADS, usable_cores())
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from llmjax.errors import CheckpointError
 from llmjax.kernels.row_format import RowFormat
-from llmjax.weights.ggml.types import TYPE_IDS, BlockType, dequantize
+from llmjax.weights.ggml.types import BlockType, dequantize
 from llmjax.weights.rows import QuantizedRows
 
 
@@ -143,10 +143,8 @@ class GGUFRows:
 
     @property
     def packs(self) -> bool:
-        """Whether `fill` can be called: there are C++ kernels for the type."""
-        from llmjax.kernels.cpu import packing  # here: who only looks at files does without JAX, which it brings
-
-        return packing.packs(TYPE_IDS[self.tensor.block.name])
+        """Whether `fill` can be called; see `BlockType.packs`."""
+        return self.tensor.block.packs
 
     def fill(self, start: int, stop: int, words: np.ndarray) -> None:
         """Packs rows `start` to `stop` (see ``llmjax.weights.packing.PackedRows``).
@@ -154,15 +152,10 @@ class GGUFRows:
         Raises:
             CheckpointError: a scale or minimum is infinite or not a number.
         """
-        from llmjax.kernels.cpu import packing
-
-        block = self.tensor.block
-        known = {"type_id": TYPE_IDS[block.name], "block_bytes": block.nbytes}
-        if self.row_order is None:
-            with self.tensor.rows_in_place(slice(start, stop)) as raw:
-                finite = packing.pack_blocks(raw, words, form=self.format, **known)
-        else:
-            finite = packing.pack_blocks(self._stored(start, stop), words, form=self.format, **known)
+        rows = slice(start, stop)
+        stored = self.tensor.rows_in_place(rows) if self.row_order is None else nullcontext(self._stored(start, stop))
+        with stored as raw:
+            finite = self.tensor.block.pack(raw, self.format, words)
         self._check(finite)
 
     def _stored(self, start: int, stop: int) -> np.ndarray:

@@ -35,9 +35,9 @@ from llmjax.weights.ggml.search import (
     ordered_sum,
     requantize,
 )
-from llmjax.weights.ggml.types import GGML_TYPES, TYPE_IDS, BlockType
+from llmjax.weights.ggml.types import GGML_TYPES, BlockType
 from llmjax.weights.ggml.unpack import FP4_DOUBLED, IQ4_LEVELS
-from llmjax.weights.rows import NUMPY_THREADS
+from llmjax.weights.rows import numpy_threads
 
 FP4_CODE_OF_HALVES = np.searchsorted((FP4_DOUBLED[:7] + FP4_DOUBLED[1:8]) / 2, np.arange(33) / 2).astype(np.uint8)
 """uint8 [33]: code of a magnitude in (h/2 - 1/2, h/2] by h, in halves of the scale; the lower of two as near."""
@@ -400,7 +400,7 @@ class BlockQuantizer:
     @property
     def native(self) -> bool:
         """Whether it is one of those in C++, which do the same sooner."""
-        return cpu.quantizes(TYPE_IDS[self.block.name])
+        return cpu.quantizes(self.block.type_id)
 
 
 _FILLS: Mapping[str, Fill] = {
@@ -452,12 +452,12 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
     blocks = np.empty(len(source), block.layout)
     step = TILE // block.elems
 
-    quantizer = QUANTIZERS[scheme]
-    quantize_tile = _quantized_natively if quantizer.native else _quantized_by_numpy
+    native = QUANTIZERS[scheme].native
+    quantize_tile = _quantized_natively if native else _quantized_by_numpy
 
     def fill(start: int) -> None:
         tile = source[start : start + step].astype(np.float32, copy=False)
-        found = quantize_tile(tile, quantizer, blocks[start : start + step])
+        found = quantize_tile(tile, scheme, blocks[start : start + step])
         if found is cpu.Quantized.NOT_FINITE:
             raise CheckpointError(f"weights that are infinite or not a number cannot be quantized to {scheme}")
         if found is cpu.Quantized.TOO_LARGE:
@@ -465,8 +465,7 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
             raise CheckpointError(f"weights up to {peak:.3g} are too large for {scheme}: a scale would exceed float16")
 
     starts = range(0, len(source), step)
-    most = usable_cores() if quantizer.native else min(NUMPY_THREADS, usable_cores())
-    workers = min(len(starts), threads or most)
+    workers = min(len(starts), threads or (usable_cores() if native else numpy_threads()))
     if workers > 1:
         with ThreadPoolExecutor(workers) as pool:
             for _ in pool.map(fill, starts):
@@ -477,16 +476,15 @@ def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) ->
     return blocks.view(np.uint8).reshape(rows, -1)
 
 
-def _quantized_natively(tile: np.ndarray, quantizer: BlockQuantizer, blocks: np.ndarray) -> cpu.Quantized:
-    return cpu.quantize_blocks(tile, blocks.view(np.uint8), type_id=TYPE_IDS[quantizer.block.name])
+def _quantized_natively(tile: np.ndarray, scheme: str, blocks: np.ndarray) -> cpu.Quantized:
+    return cpu.quantize_blocks(tile, blocks.view(np.uint8), type_id=QUANTIZERS[scheme].block.type_id)
 
 
-def _quantized_by_numpy(tile: np.ndarray, quantizer: BlockQuantizer, blocks: np.ndarray) -> cpu.Quantized:
+def _quantized_by_numpy(tile: np.ndarray, scheme: str, blocks: np.ndarray) -> cpu.Quantized:
     peak = np.abs(tile).max(initial=0)
     if not np.isfinite(peak):
         return cpu.Quantized.NOT_FINITE
-    with np.errstate(all="ignore"):
-        quantizer.fill(tile, blocks)
+    fill_blocks(tile, scheme, blocks)
     scales = [blocks[field] for field in SCALES.intersection(blocks.dtype.names or ())]
     if scales and (peak > LARGEST or not all(np.isfinite(scale).all() for scale in scales)):
         return cpu.Quantized.TOO_LARGE

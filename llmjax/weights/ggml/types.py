@@ -67,6 +67,32 @@ class BlockType:
         fields = self.unpack(blocks.view(self.layout)[:, 0])
         return QuantizedRows(form, **{name: values.reshape(len(raw), -1) for name, values in fields.items()})
 
+    @property
+    def type_id(self) -> int:
+        """GGUF's number of the type."""
+        return TYPE_IDS[self.name]
+
+    @property
+    def packs(self) -> bool:
+        """Whether `pack` can be called: there are C++ kernels for the type."""
+        from llmjax.kernels.cpu import packing  # here: who only looks at files does without JAX, which it brings
+
+        return packing.packs(self.type_id)
+
+    def pack(self, raw: np.ndarray, form: RowFormat, words: np.ndarray) -> bool:
+        """Packs stored rows into whole tiles, with zeros behind them.
+
+        Args:
+            raw, form: as of `quantized_rows`.
+            words: u32 [tiles, words of a record, rows of a tile].
+
+        Returns:
+            Whether all scales are finite.
+        """
+        from llmjax.kernels.cpu import packing
+
+        return packing.pack_blocks(raw, words, type_id=self.type_id, block_bytes=self.nbytes, form=form)
+
 
 def dequantize(
     raw: np.ndarray,
