@@ -181,29 +181,31 @@ const Kernels* find_kernels(int isa, int divisible) {
   return nullptr;
 }
 
-const QuantizedKernels* find_quantized_kernels(int isa) {
+namespace {
+
+// What was compiled for an instruction set (-1: the best), or for the next narrower one; null: this machine lacks it.
+template <typename Compiled>
+const Compiled* widest(const Compiled* const (&all)[kCount], int isa) {
   if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
   int i = isa < 0 ? kCount - 1 : isa;
-  while (table().quantized[i] == nullptr) --i;
-  return table().quantized[i];
+  while (all[i] == nullptr) --i;
+  return all[i];
 }
+
+}  // namespace
+
+const QuantizedKernels* find_quantized_kernels(int isa) { return widest(table().quantized, isa); }
 
 namespace {
 
 const Searches* find_searches(int isa, const SubBlocks& blocks) {
-  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa)) || blocks.numbers > kMostNumbers) return nullptr;
-  int i = isa < 0 ? kCount - 1 : isa;
-  while (table().searches[i] == nullptr) --i;
-  return table().searches[i];
+  return blocks.numbers > kMostNumbers ? nullptr : widest(table().searches, isa);
 }
 
 const Quantizer* find_quantizer(int isa, int type) {
-  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
-  int i = isa < 0 ? kCount - 1 : isa;
-  while (table().quantizers[i] == nullptr) --i;
-  const Quantizers& known = *table().quantizers[i];
-  for (size_t j = 0; j < known.count; ++j) {
-    if (known.first[j].type == type) return &known.first[j];
+  const Quantizers* known = widest(table().quantizers, isa);
+  for (size_t i = 0; known != nullptr && i < known->count; ++i) {
+    if (known->first[i].type == type) return &known->first[i];
   }
   return nullptr;
 }

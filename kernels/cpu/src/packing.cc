@@ -54,43 +54,16 @@ void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
   }
 }
 
-struct Q4_0 {
-  static constexpr size_t kElems = 32, kBytes = 18;
-  static constexpr int kBits = 4;
+// Q4_0 to Q5_1: 32 codes behind a scale, perhaps a minimum, and perhaps their fifth bits.
+template <bool kMinimum, bool kFifth>
+struct Small {
+  static constexpr size_t kElems = 32, kFifths = kMinimum ? 4 : 2, kNibbles = kFifths + (kFifth ? 4 : 0), kBytes = kNibbles + 16;
+  static constexpr int kBits = kFifth ? 5 : 4;
   static void unpack(const uint8_t* block, uint8_t* codes, Numbers& numbers) {
     numbers.half(numbers.scales, block);
-    runs<4>(block + 2, 16, codes);
-  }
-};
-
-struct Q4_1 {
-  static constexpr size_t kElems = 32, kBytes = 20;
-  static constexpr int kBits = 4;
-  static void unpack(const uint8_t* block, uint8_t* codes, Numbers& numbers) {
-    numbers.half(numbers.scales, block);
-    numbers.half(numbers.minima, block + 2, true);
-    runs<4>(block + 4, 16, codes);
-  }
-};
-
-struct Q5_0 {
-  static constexpr size_t kElems = 32, kBytes = 22;
-  static constexpr int kBits = 5;
-  static void unpack(const uint8_t* block, uint8_t* codes, Numbers& numbers) {
-    numbers.half(numbers.scales, block);
-    runs<4>(block + 6, 16, codes);
-    add_fifth_bits(block + 2, codes);
-  }
-};
-
-struct Q5_1 {
-  static constexpr size_t kElems = 32, kBytes = 24;
-  static constexpr int kBits = 5;
-  static void unpack(const uint8_t* block, uint8_t* codes, Numbers& numbers) {
-    numbers.half(numbers.scales, block);
-    numbers.half(numbers.minima, block + 2, true);
-    runs<4>(block + 8, 16, codes);
-    add_fifth_bits(block + 4, codes);
+    if (kMinimum) numbers.half(numbers.minima, block + 2, true);
+    runs<4>(block + kNibbles, 16, codes);
+    if (kFifth) add_fifth_bits(block + kFifths, codes);
   }
 };
 
@@ -154,26 +127,17 @@ void unpack_six_bits(const uint8_t* packed, Numbers& numbers) {
   numbers.minima += 8;
 }
 
-struct Q4_K {
-  static constexpr size_t kElems = 256, kBytes = 144;
-  static constexpr int kBits = 4;
+// Q4_K, and with fifth bits Q5_K.
+template <bool kFifth>
+struct EightSubBlocks {
+  static constexpr size_t kElems = 256, kNibbles = kFifth ? 48 : 16, kBytes = kNibbles + 128;
+  static constexpr int kBits = kFifth ? 5 : 4;
   static void unpack(const uint8_t* block, uint8_t* codes, Numbers& numbers) {
     numbers.half(numbers.super_scales, block);
     numbers.half(numbers.super_minima, block + 2);
     unpack_six_bits(block + 4, numbers);
-    for (int run = 0; run < 4; ++run) runs<4>(block + 16 + 32 * run, 32, codes + 64 * run);
-  }
-};
-
-struct Q5_K {
-  static constexpr size_t kElems = 256, kBytes = 176;
-  static constexpr int kBits = 5;
-  static void unpack(const uint8_t* block, uint8_t* codes, Numbers& numbers) {
-    numbers.half(numbers.super_scales, block);
-    numbers.half(numbers.super_minima, block + 2);
-    unpack_six_bits(block + 4, numbers);
-    for (int run = 0; run < 4; ++run) runs<4>(block + 48 + 32 * run, 32, codes + 64 * run);
-    add_bits(block + 16, 4, codes);
+    for (int run = 0; run < 4; ++run) runs<4>(block + kNibbles + 32 * run, 32, codes + 64 * run);
+    if (kFifth) add_bits(block + 16, 4, codes);
   }
 };
 
@@ -266,18 +230,20 @@ bool pack(const uint8_t* raw, size_t rows, size_t blocks, const Record& record, 
 
 struct Packer {
   int type;  // as GGUF files number them
-  size_t elems, bytes;
   bool (*pack)(const uint8_t*, size_t, size_t, const Record&, size_t, uint32_t*);
 };
 
 template <typename Type>
 constexpr Packer packer(int type) {
-  return {type, Type::kElems, Type::kBytes, pack<Type>};
+  return {type, pack<Type>};
 }
 
 constexpr Packer kPackers[] = {
-    packer<Q4_0>(2),  packer<Q4_1>(3),  packer<Q5_0>(6),  packer<Q5_1>(7),  packer<Q8_0>(8),    packer<Q2_K>(10),  packer<Q3_K>(11),
-    packer<Q4_K>(12), packer<Q5_K>(13), packer<Q6_K>(14), packer<Q4_0>(20), packer<Iq4_Xs>(23), packer<Mxfp4>(39),
+    packer<Small<false, false>>(2),      packer<Small<true, false>>(3),      packer<Small<false, true>>(6),
+    packer<Small<true, true>>(7),        packer<Q8_0>(8),                    packer<Q2_K>(10),
+    packer<Q3_K>(11),                    packer<EightSubBlocks<false>>(12),  packer<EightSubBlocks<true>>(13),
+    packer<Q6_K>(14),                    packer<Small<false, false>>(20),    packer<Iq4_Xs>(23),
+    packer<Mxfp4>(39),
 };
 
 }  // namespace

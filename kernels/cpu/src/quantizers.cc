@@ -61,12 +61,6 @@ Columns columns(const float* weights, size_t numbers, size_t count) {
   return found;
 }
 
-Floats peak_of(const Columns& x, size_t numbers) {
-  Floats peak = magnitude(x.rows[0]);
-  for (size_t i = 1; i < numbers; ++i) peak = larger(peak, magnitude(x.rows[i]));
-  return peak;
-}
-
 // Of all weights: whether they are numbers, and whether they are too large.
 struct Peak {
   Ints odd{};  // which lanes have seen infinity or nan
@@ -80,13 +74,13 @@ struct Peak {
     }
   }
 
-  Quantized verdict(bool fits, bool has_halves = true) const {
+  Quantized verdict(bool fits) const {
     bool large = false;
     for (size_t lane = 0; lane < kLanes; ++lane) {
       if (odd[lane]) return Quantized::kNotFinite;
       large = large || size[lane] > kLargest;
     }
-    return has_halves && (large || !fits) ? Quantized::kTooLarge : Quantized::kDone;
+    return large || !fits ? Quantized::kTooLarge : Quantized::kDone;
   }
 };
 
@@ -126,76 +120,95 @@ void store_fifth_bits(const Ints* codes, size_t lane, uint8_t* to) {
   std::memcpy(to, &bits, 4);
 }
 
-// Codes around `kMiddle`: the number of largest magnitude becomes code 0, whatever its sign.
-template <int kMiddle, size_t kBytes>
-Quantized around_middle(const float* weights, size_t blocks, uint8_t* out) {
+// Blocks of 32 weights, eight at a time. `quantize(x)` gives codes with what is stored beside them, whose `store(lane, out,
+// fits)` writes a block of `kBytes`.
+template <size_t kBytes, typename Quantize>
+Quantized small_blocks(const float* weights, size_t blocks, uint8_t* out, Quantize quantize) {
   Peak peak;
   bool fits = true;
   for (size_t first = 0; first < blocks; first += kLanes, weights += 32 * kLanes) {
     const size_t count = blocks - first < kLanes ? blocks - first : kLanes;
     const Columns x = columns(weights, 32, count);
     peak.look(x, 32);
-    const Floats scale = largest(x, 32) / static_cast<float>(-kMiddle), inverse = reciprocal(scale);
-    Ints codes[32];
-    for (int i = 0; i < 32; ++i) {
-      const Ints code = integers(x.rows[i] * inverse + (kMiddle + 0.5f)) & 255;
-      codes[i] = code < 2 * kMiddle - 1 ? code : Ints{} + (2 * kMiddle - 1);
-    }
-    for (size_t lane = 0; lane < count; ++lane, out += kBytes) {
-      store_half(scale[lane], out, fits);
-      if (kMiddle == 16) store_fifth_bits(codes, lane, out + 2);
-      store_nibbles(codes, lane, out + kBytes - 16);
-    }
+    const auto found = quantize(x);
+    for (size_t lane = 0; lane < count; ++lane, out += kBytes) found.store(lane, out, fits);
   }
   return peak.verdict(fits);
 }
 
-// Codes from 0 for the minimum to `kTop` for the maximum.
-template <int kTop, size_t kBytes>
+// Codes of four or five bits, their scale, and perhaps a minimum.
+template <bool kMinimum, bool kFifth>
+struct SmallCodes {
+  static constexpr size_t kFifths = kMinimum ? 4 : 2, kNibbles = kFifths + (kFifth ? 4 : 0), kBytes = kNibbles + 16;
+  static constexpr int kTop = kFifth ? 31 : 15;
+  Floats scale, least;
+  Ints codes[32];
+
+  void set(int i, Floats value) {
+    const Ints code = integers(value) & 255;
+    codes[i] = code < kTop ? code : Ints{} + kTop;
+  }
+
+  void store(size_t lane, uint8_t* out, bool& fits) const {
+    store_half(scale[lane], out, fits);
+    if (kMinimum) store_half(least[lane], out + 2, fits);
+    if (kFifth) store_fifth_bits(codes, lane, out + kFifths);
+    store_nibbles(codes, lane, out + kNibbles);
+  }
+};
+
+// Q4_0 and Q5_0: codes around a middle; the number of largest magnitude becomes code 0, whatever its sign.
+template <bool kFifth>
+Quantized around_middle(const float* weights, size_t blocks, uint8_t* out) {
+  using Codes = SmallCodes<false, kFifth>;
+  constexpr float kMiddle = kFifth ? 16 : 8;
+  return small_blocks<Codes::kBytes>(weights, blocks, out, [](const Columns& x) {
+    Codes found;
+    found.scale = largest(x, 32) / -kMiddle;
+    const Floats inverse = reciprocal(found.scale);
+    for (int i = 0; i < 32; ++i) found.set(i, x.rows[i] * inverse + (kMiddle + 0.5f));
+    return found;
+  });
+}
+
+// Q4_1 and Q5_1: codes from 0 for the minimum to the top for the maximum.
+template <bool kFifth>
 Quantized from_minimum(const float* weights, size_t blocks, uint8_t* out) {
-  Peak peak;
-  bool fits = true;
-  for (size_t first = 0; first < blocks; first += kLanes, weights += 32 * kLanes) {
-    const size_t count = blocks - first < kLanes ? blocks - first : kLanes;
-    const Columns x = columns(weights, 32, count);
-    peak.look(x, 32);
+  using Codes = SmallCodes<true, kFifth>;
+  return small_blocks<Codes::kBytes>(weights, blocks, out, [](const Columns& x) {
+    Codes found;
     Floats least = x.rows[0], most = x.rows[0];  // of 0 and -0 the first is the minimum
     for (int i = 1; i < 32; ++i) {
       least = select(x.rows[i] < least, x.rows[i], least);
       most = larger(most, x.rows[i]);
     }
-    const Floats scale = (most - least) / static_cast<float>(kTop) + 0.0f, inverse = reciprocal(scale);
-    Ints codes[32];
-    for (int i = 0; i < 32; ++i) {
-      const Ints code = integers((x.rows[i] - least) * inverse + 0.5f) & 255;
-      codes[i] = code < kTop ? code : Ints{} + kTop;
-    }
-    for (size_t lane = 0; lane < count; ++lane, out += kBytes) {
-      store_half(scale[lane], out, fits);
-      store_half(least[lane], out + 2, fits);
-      if (kTop == 31) store_fifth_bits(codes, lane, out + 4);
-      store_nibbles(codes, lane, out + kBytes - 16);
-    }
-  }
-  return peak.verdict(fits);
+    found.least = least;
+    found.scale = (most - least) / static_cast<float>(Codes::kTop) + 0.0f;
+    const Floats inverse = reciprocal(found.scale);
+    for (int i = 0; i < 32; ++i) found.set(i, (x.rows[i] - least) * inverse + 0.5f);
+    return found;
+  });
 }
 
-Quantized q8_0(const float* weights, size_t blocks, uint8_t* out) {
-  Peak peak;
-  bool fits = true;
-  for (size_t first = 0; first < blocks; first += kLanes, weights += 32 * kLanes) {
-    const size_t count = blocks - first < kLanes ? blocks - first : kLanes;
-    const Columns x = columns(weights, 32, count);
-    peak.look(x, 32);
-    const Floats scale = peak_of(x, 32) / 127.0f, inverse = reciprocal(scale);
-    Ints codes[32];
-    for (int i = 0; i < 32; ++i) codes[i] = integers(round_half_away(x.rows[i] * inverse));
-    for (size_t lane = 0; lane < count; ++lane, out += 34) {
-      store_half(scale[lane], out, fits);
-      for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<uint8_t>(codes[i][lane]);
-    }
+struct ByteCodes {
+  static constexpr size_t kBytes = 34;
+  Floats scale;
+  Ints codes[32];
+
+  void store(size_t lane, uint8_t* out, bool& fits) const {
+    store_half(scale[lane], out, fits);
+    for (int i = 0; i < 32; ++i) out[2 + i] = static_cast<uint8_t>(codes[i][lane]);
   }
-  return peak.verdict(fits);
+};
+
+Quantized q8_0(const float* weights, size_t blocks, uint8_t* out) {
+  return small_blocks<ByteCodes::kBytes>(weights, blocks, out, [](const Columns& x) {
+    ByteCodes found;
+    found.scale = magnitude(largest(x, 32)) / 127.0f;
+    const Floats inverse = reciprocal(found.scale);
+    for (int i = 0; i < 32; ++i) found.codes[i] = integers(round_half_away(x.rows[i] * inverse));
+    return found;
+  });
 }
 
 // The largest of some scales, at least 0 and never -0; nan does not count.
@@ -319,8 +332,8 @@ Quantized q6_k(const float* weights, size_t blocks, uint8_t* out) {
 }
 
 constexpr Quantizer kQuantizers[] = {
-    {2, around_middle<8, 18>},     {3, from_minimum<15, 20>},     {6, around_middle<16, 22>}, {7, from_minimum<31, 24>}, {8, q8_0},
-    {12, eight_sub_blocks<15, 144>}, {13, eight_sub_blocks<31, 176>}, {14, q6_k},
+    {2, around_middle<false>}, {3, from_minimum<false>}, {6, around_middle<true>}, {7, from_minimum<true>},
+    {8, q8_0}, {12, eight_sub_blocks<15, 144>}, {13, eight_sub_blocks<31, 176>}, {14, q6_k},
 };
 
 }  // namespace
