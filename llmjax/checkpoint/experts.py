@@ -22,7 +22,8 @@ from llmjax.checkpoint.rows import ColumnsOf, RowsOf
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.weights.packing import RowSource, RowStack, aligned_empty
+from llmjax.weights.memory import aligned_empty
+from llmjax.weights.packing import RowSource, RowStack
 
 logger = logging.getLogger(__name__)
 

@@ -29,6 +29,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.kept_files import Damaged, check_owner, line
 from llmjax.engine.signature import LIBRARIES, SourcesChanged, digest, sources_digest
 from llmjax.platforms import Platform
+from llmjax.weights.memory import HUGE_PAGE, HugePages
 from llmjax.weights.packing import RowSource, RowStack, pack, words_shape
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class PackedWeights:
         self._found = {} if path is None else _read(path)
         self._writer = None if path is None or self._found else _Writer.begin(path, limit)
         self._finishing: threading.Thread | None = None
+        self._memory = HugePages()
 
     @classmethod
     def of(
@@ -105,7 +107,7 @@ class PackedWeights:
             with contextlib.suppress(OSError):
                 self._path.unlink()
             self._found = {}
-        words = pack(source, tile=tile)
+        words = pack(source, tile=tile, empty=self._memory.empty)
         if self._writer is not None and not self._writer.add(name, words):
             self._writer = None
         return words
@@ -141,6 +143,9 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             if status.st_size < HEADER.size:
                 raise Damaged("it is cut short")
             memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux; for what the page cache does not hold yet
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
         found = dict(_arrays(memory, bytes.fromhex(path.name)))
         os.utime(path)  # for those who look for files that nobody uses any more
         return found
@@ -166,10 +171,15 @@ def _arrays(memory: mmap.mmap, key: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 class _Writer:
-    """A file that others see whole or not at all, written matrix by matrix, by one process at a time."""
+    """A file that others see whole or not at all, written matrix by matrix, by one process at a time.
+
+    It is written in whole huge pages, which the page cache then keeps, and maps, as such.
+    """
 
     def __init__(self, file: BinaryIO, unfinished: Path, path: Path, limit: int) -> None:
-        self._file = file  # locked while it is open
+        self._file = file  # locked while it is open, and not buffered
+        self._end = 0  # of what has been written and waits to be
+        self._waiting = bytearray()  # less than a huge page
         self._unfinished = unfinished
         self._path = path
         self._limit = limit
@@ -181,7 +191,7 @@ class _Writer:
         unfinished = path.with_name(UNFINISHED + path.name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.fdopen(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+            file = os.fdopen(os.open(unfinished, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             return None
@@ -199,14 +209,13 @@ class _Writer:
     def add(self, name: str, words: np.ndarray) -> bool:
         """Whether there was room for it; else nothing is kept."""
         try:
-            offset = self._next()
+            offset = self._align()
             disk = shutil.disk_usage(self._path.parent)
             if offset + words.nbytes > self._limit or disk.free - words.nbytes < KEPT_FREE * disk.total:
                 logger.info("weights are packed at every start: there is not enough room for them")
                 self.discard()
                 return False
-            self._file.seek(offset)
-            self._file.write(np.ascontiguousarray(words, WORD).data)
+            self._write(np.ascontiguousarray(words, WORD).data.cast("B"))
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             self.discard()
@@ -220,12 +229,11 @@ class _Writer:
             self.discard()
             return
         try:
-            index, start = json.dumps(self._index).encode(), self._next()
-            self._file.seek(start)
-            self._file.write(index)
+            index, start = json.dumps(self._index).encode(), self._align()
+            self._write(memoryview(index))
+            _write_all(self._file, memoryview(self._waiting))
             self._file.seek(0)
-            self._file.write(HEADER.pack(MAGIC, bytes.fromhex(self._path.name), start, len(index)))
-            self._file.flush()
+            _write_all(self._file, memoryview(HEADER.pack(MAGIC, bytes.fromhex(self._path.name), start, len(index))))
             os.fsync(self._file.fileno())  # a crash must not leave a file of this name with holes in it
             os.replace(self._unfinished, self._path)
             self._file.close()
@@ -241,9 +249,28 @@ class _Writer:
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _next(self) -> int:
-        end = self._file.seek(0, os.SEEK_END)
-        return -(-max(end, HEADER.size) // ALIGNMENT) * ALIGNMENT
+    def _align(self) -> int:
+        """Where the next matrix begins; before the first one the header is."""
+        start = -(-max(self._end, HEADER.size) // ALIGNMENT) * ALIGNMENT
+        self._write(memoryview(bytes(start - self._end)))
+        return start
+
+    def _write(self, content: memoryview) -> None:
+        self._end += content.nbytes
+        begun = min(-len(self._waiting) % HUGE_PAGE, content.nbytes)
+        self._waiting += content[:begun]
+        if len(self._waiting) == HUGE_PAGE:
+            _write_all(self._file, memoryview(self._waiting))
+            self._waiting = bytearray()
+        whole = (content.nbytes - begun) // HUGE_PAGE * HUGE_PAGE
+        for start in range(begun, begun + whole, HUGE_PAGE):
+            _write_all(self._file, content[start : start + HUGE_PAGE])
+        self._waiting += content[begun + whole :]
+
+
+def _write_all(file: BinaryIO, content: memoryview) -> None:
+    while content.nbytes:
+        content = content[file.write(content) :]
 
 
 def _make_room(new: Path, limit: int) -> None:

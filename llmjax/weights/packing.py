@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.row_format import RowFormat
 from llmjax.kernels.sharding import on_devices
+from llmjax.weights.memory import aligned_empty
 from llmjax.weights.rows import QuantizedRows, numpy_threads
 
-XLA_ALIGNMENT = 64  # bytes
+Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]  # of shape and dtype
 BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
 
 
@@ -97,17 +97,18 @@ class RowStack:
         return np.stack([in_order if columns is None else columns for columns in found])
 
 
-def pack(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
+def pack(source: RowSource | RowStack, *, tile: int, empty: Empty = aligned_empty) -> np.ndarray:
     """The words of a matrix or a stack.
 
     Args:
         source: its rows.
         tile: rows whose words are interleaved; the last tile is filled up with zeros.
+        empty: gives memory for an array.
 
     Returns:
         u32 [tiles, words of a record, tile]; of a stack [count, tiles, words of a record, tile].
     """
-    words = aligned_empty(words_shape(source, tile=tile), np.dtype(np.uint32))
+    words = empty(words_shape(source, tile=tile), np.dtype(np.uint32))
     one = source.first if isinstance(source, RowStack) else source
     with ThreadPoolExecutor(usable_cores() if _packs(one) else numpy_threads()) as threads:
         if not isinstance(source, RowStack):
@@ -144,14 +145,6 @@ def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> 
         words[first:last] = records.reshape(last - first, tile, -1).swapaxes(1, 2)
 
     list(threads.map(fill, range(0, size_out, step)))
-
-
-def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """As `np.empty`, where XLA wants it on a CPU, which then takes the array as it is and copies nothing."""
-    nbytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(nbytes + XLA_ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % XLA_ALIGNMENT
-    return memory[start : start + nbytes].view(dtype).reshape(shape)
 
 
 def put(

@@ -26,7 +26,8 @@ from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import Platform, select_platform
 from llmjax.quantization.rounding import rows_in_situ
 from llmjax.quantization.schemes import scheme_named
-from llmjax.weights.packing import RowSource, RowStack, pack
+from llmjax.weights.memory import HUGE_PAGE
+from llmjax.weights.packing import Empty, RowSource, RowStack, pack
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
@@ -61,9 +62,9 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What has been packed."""
     found: list[object] = []
 
-    def counted(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
+    def counted(source: RowSource | RowStack, *, tile: int, empty: Empty) -> np.ndarray:
         found.append(source)
-        return pack(source, tile=tile)
+        return pack(source, tile=tile, empty=empty)
 
     monkeypatch.setattr(packed_weights, "pack", counted)
     return found
@@ -80,6 +81,21 @@ def test_a_second_start_finds_what_the_first_has_packed(tmp_path: Path, packed: 
         assert not again[name].flags.writeable
         assert again[name].ctypes.data % 64 == 0  # or XLA would copy it
     assert files(tmp_path) == [KEYS[0]]
+
+
+def test_what_is_larger_and_smaller_than_a_huge_page_is_found_again(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    sizes = [1, 1000, HUGE_PAGE // 4 - 1024, 5, 3 * HUGE_PAGE // 4 + 7, HUGE_PAGE // 4, 1, 2]
+    matrices = {str(i): rng.integers(0, 1 << 32, (size, 1), np.uint32) for i, size in enumerate(sizes)}
+    writer = packed_weights._Writer.begin(tmp_path / KEYS[0], LIMIT)
+    assert writer is not None
+    for name, matrix in matrices.items():
+        assert writer.add(name, matrix)
+    writer.finish()
+    found = packed_weights._read(tmp_path / KEYS[0])
+    assert found.keys() == matrices.keys()
+    for name, matrix in matrices.items():
+        np.testing.assert_array_equal(found[name], matrix)
 
 
 def test_nothing_is_written_where_nothing_is_kept(tmp_path: Path) -> None:
@@ -300,9 +316,9 @@ def test_other_settings_are_other_weights(copy: Path, tmp_path: Path, packed: li
 def test_files_that_change_while_they_are_read_are_not_kept(
     copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def changed(source: RowSource | RowStack, *, tile: int) -> np.ndarray:
+    def changed(source: RowSource | RowStack, *, tile: int, empty: Empty) -> np.ndarray:
         (copy / "config.json").touch()
-        return pack(source, tile=tile)
+        return pack(source, tile=tile, empty=empty)
 
     monkeypatch.setattr(packed_weights, "pack", changed)
     loaded(copy, tmp_path)

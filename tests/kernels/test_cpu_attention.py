@@ -125,6 +125,18 @@ CASES = {
     "short pages of bf16, decodes": Case(DECODES, decode=True, cache="bfloat16", page_size=3),
     "window that starts in the middle of pages": Case(DECODES, decode=True, cache="bfloat16", window=45),
     "eight rows share": Case(DECODES, decode=True, heads=8, kv_heads=1, cache="bfloat16"),
+    "seven rows share, window": Case(
+        DECODES, decode=True, heads=7, kv_heads=1, cache="bfloat16", head_dim=96, window=45
+    ),
+    "eight rows share int8": Case(
+        DECODES, decode=True, heads=16, kv_heads=2, cache="int8", head_dim=128, page_size=32, window=45
+    ),
+    "five rows share int8, head size 256": Case(
+        DECODES, decode=True, heads=5, kv_heads=1, cache="int8", head_dim=256, page_size=64, sinks=True
+    ),
+    "seven rows share e4m3": Case(
+        DECODES, decode=True, heads=7, kv_heads=1, cache="float8_e4m3fn", head_dim=128, page_size=32, window=45
+    ),
     "head size 32": Case(MIX, head_dim=32, cache="bfloat16"),
     "head size 40": Case(MIX, head_dim=40, cache="bfloat16"),
     "head size 80": Case(MIX, head_dim=80, cache="bfloat16"),
@@ -140,7 +152,11 @@ COMMON_PROMPTS = {
     "decodes of int8, calibrated": Case(
         COMMON_DECODES, decode=True, common=512, cache="int8", calibration=((0.03, 0.25), (0.02, -0.5))
     ),
+    "decodes of int8, seven rows": Case(
+        COMMON_DECODES, decode=True, common=512, cache="int8", heads=7, kv_heads=1, head_dim=128, page_size=32
+    ),
     "decodes of e4m3": Case(COMMON_DECODES, decode=True, common=512, cache="float8_e4m3fn"),
+    "decodes of e5m2, five rows": Case(COMMON_DECODES, decode=True, common=512, cache="float8_e5m2", heads=10),
     "window and sinks": Case(COMMON_DECODES, common=512, window=512, sinks=True, cache="bfloat16", page_size=8),
     "drafts, a chunk and decodes": Case(
         ((3, 700), (3, 550), (1, 601), (1, 532), (200, 712)), common=512, cache="bfloat16"
@@ -195,7 +211,7 @@ def cases(draw: st.DrawFn) -> Case:
         lengths=tuple((count, common + count + past) if count else (0, 0) for count, past in lengths),
         heads=draw(st.sampled_from([1, 2, 3, 7, 16])) * (kv_heads := draw(st.integers(1, 2))),
         kv_heads=kv_heads,
-        head_dim=draw(st.sampled_from([8, 24, 32, 64, 96])),
+        head_dim=draw(st.sampled_from([8, 24, 32, 64, 96, 128])),
         page_size=draw(st.sampled_from([1, 3, 8, 16, 64])),
         cache=draw(st.sampled_from(["float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2"])),
         window=draw(st.sampled_from([None, 1, 2, 16, 33])),

@@ -111,34 +111,43 @@ inline void pair_transposed(const Bf16* const* rows, int count, int size, uint32
   }
 }
 
-// Values' rows begin..end of [.][size] as the right-hand side of weights * v: out[. / 2][size].
-inline void pair_rows(const Bf16* const* rows, int begin, int end, int size, uint32_t* out) {
+// Where pairs of elements come from, of two vectors one after the other.
+struct PairPlaces {
   alignas(64) uint16_t low[32], high[32];
-  for (int i = 0; i < 16; ++i) {
-    low[2 * i] = static_cast<uint16_t>(i), low[2 * i + 1] = static_cast<uint16_t>(32 + i);
-    high[2 * i] = static_cast<uint16_t>(16 + i), high[2 * i + 1] = static_cast<uint16_t>(48 + i);
+};
+constexpr PairPlaces pair_places() {
+  PairPlaces places{};
+  for (int i = 0; i < 32; ++i) {
+    places.low[i] = static_cast<uint16_t>(i % 2 * 32 + i / 2);
+    places.high[i] = static_cast<uint16_t>(places.low[i] + 16);
   }
-  const __m512i first = _mm512_load_si512(low), second = _mm512_load_si512(high);
-  for (int c = begin; c < end; c += 2) {
-    uint32_t* to = out + static_cast<size_t>(c / 2) * size;
-    for (int d = 0; d < size; d += kTileK) {
-      const __m512i even = _mm512_loadu_si512(rows[c] + d), odd = _mm512_loadu_si512(rows[c + 1] + d);
-      _mm512_storeu_si512(to + d, _mm512_permutex2var_epi16(even, first, odd));
-      _mm512_storeu_si512(to + d + 16, _mm512_permutex2var_epi16(even, second, odd));
-    }
-  }
+  return places;
+}
+constexpr PairPlaces kPairPlaces = pair_places();
+
+// 32 columns of two rows of values as pairs, 16 to `low` and 16 to `high`.
+inline void pair(const Bf16* even, const Bf16* odd, uint32_t* low, uint32_t* high) {
+  const __m512i a = _mm512_loadu_si512(even), b = _mm512_loadu_si512(odd);
+  _mm512_storeu_si512(low, _mm512_permutex2var_epi16(a, _mm512_load_si512(kPairPlaces.low), b));
+  _mm512_storeu_si512(high, _mm512_permutex2var_epi16(a, _mm512_load_si512(kPairPlaces.high), b));
 }
 
 // The same for types that bf16 holds exactly, so that the upper half of an f32 is the value.
 template <class T>
+inline void pair(const T* even, const T* odd, uint32_t* low, uint32_t* high) {
+  for (int i = 0; i < 2; ++i) {
+    const Bits a = bit_cast<Bits>(load(even + i * kLanes)), b = bit_cast<Bits>(load(odd + i * kLanes));
+    const Bits pairs = (a >> 16) | (b & 0xffff0000u);
+    std::memcpy(i == 0 ? low : high, &pairs, sizeof(pairs));
+  }
+}
+
+// Values' rows begin..end of [.][size] as the right-hand side of weights * v: out[. / 2][size].
+template <class T>
 inline void pair_rows(const T* const* rows, int begin, int end, int size, uint32_t* out) {
   for (int c = begin; c < end; c += 2) {
-    uint32_t* to = out + static_cast<size_t>(c / 2) * size;
-    for (int d = 0; d < size; d += kLanes) {
-      const Bits even = bit_cast<Bits>(load(rows[c] + d)), odd = bit_cast<Bits>(load(rows[c + 1] + d));
-      const Bits pairs = (even >> 16) | (odd & 0xffff0000u);
-      std::memcpy(to + d, &pairs, sizeof(pairs));
-    }
+    uint32_t* const to = out + static_cast<size_t>(c / 2) * size;
+    for (int d = 0; d < size; d += kTileK) pair(rows[c] + d, rows[c + 1] + d, to + d, to + d + kTile);
   }
 }
 

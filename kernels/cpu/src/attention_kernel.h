@@ -2,10 +2,11 @@
 // of keys (Dao et al. 2022, arXiv:2205.14135).
 //
 // The rows (queries times heads of a group) that share the keys of one key/value head are processed together, 16 at a
-// time. Three ways to multiply, by how many rows one request has: few take dot products with the pages where they lie;
-// many first bring the block into a form that a matrix product likes; pages of bf16, and of one byte widened to bf16,
-// go through tiles if there are and rows are many. Requests that share a task change no way and no order of a sum: keys
-// are read, and brought into another type, once for all of them, and each row's result is to the bit what it is alone.
+// time. Ways to multiply, by how many rows one request has: few take dot products with the pages where they lie; many
+// first bring the block into a form that a matrix product likes. If there are tiles, pages of bf16 and of one byte go
+// through them, with queries and weights in bf16 where rows are many, and in two parts where they are few. Requests that
+// share a task change no way and no order of a sum: keys are read, and brought into another type, once for all of them,
+// and each row's result is to the bit what it is alone.
 //
 // Scales never touch an element: those of keys multiply scores, those of values multiply weights.
 
@@ -18,7 +19,7 @@
 #include "kv_types.h"
 
 #if defined(__AMX_BF16__)
-#include "amx.h"
+#include "attention_parts.h"
 #endif
 
 namespace {
@@ -45,6 +46,11 @@ struct Workspace {
   float* offsets;                    // [rows], what the zero point of keys adds to every score
   uint16_t *narrow_q, *weights;      // bf16 [rows, h], [16, kBlock]
   uint16_t* wide;  // bf16 [kBlock, h], keys of a narrower type
+  // Of kParts, see attention_parts.h.
+  uint32_t* query_parts;                // [rows / 8, h / 2 or, of bytes, h / 4, 16]
+  char* weight_parts;                   // two tiles' rows of kBlock keys
+  float *query_scales, *weight_scales;  // [rows], [16], of bytes
+  float* products;                      // of a tile's rows: [16, h], or [64, 16]
   size_t bytes;
 };
 
@@ -71,6 +77,11 @@ inline Workspace divide(char* memory, int rows, int head_dim, int value_dim) {
   w.weights = reinterpret_cast<uint16_t*>(take(kRowTile * kBlock, 2));
 #if defined(__AMX_BF16__)
   w.wide = reinterpret_cast<uint16_t*>(take(static_cast<size_t>(kBlock) * head_dim, 2));
+  w.query_parts = reinterpret_cast<uint32_t*>(take(padded * head_dim, 4));
+  w.weight_parts = take(2 * kTile * kBlock, 2);
+  w.query_scales = reinterpret_cast<float*>(take(padded, 4));
+  w.weight_scales = reinterpret_cast<float*>(take(kRowTile, 4));
+  w.products = reinterpret_cast<float*>(take(static_cast<size_t>(kTile) * (value_dim > 64 ? value_dim : 64), 4));
 #endif
   w.bytes = used;
   return w;
@@ -89,6 +100,7 @@ enum class Way {
   kScattered,  // few rows, from where the pages lie
   kDense,      // many rows, from a copy of the block in f32
   kTiles,      // many rows in bf16
+  kParts,      // few rows in tiles, see attention_parts.h
 };
 
 constexpr bool fits_bf16(const void*) { return true; }
@@ -107,12 +119,15 @@ class AttentionKernel {
         head_dim_(call.head_dim),
         value_dim_(call.value_dim),
         w_(divide(memory, rows_, head_dim_, value_dim_)),
-        way_(choose(own_rows_, head_dim_ | value_dim_)),
+        way_(choose(call, own_rows_)),
         widened_(way_ == Way::kScattered && sizeof(T) < sizeof(float) && rows_ > kFewRows) {}
 
   void run() {
     begin();
 #if defined(__AMX_BF16__)
+    if constexpr (kFitsBf16) {
+      if (way_ == Way::kParts) return run_in_parts();
+    }
     if (way_ == Way::kTiles) {
       Tiles tiles;
       for (int key = task_.key_begin; key < task_.key_end; key += kBlock) block(key);
@@ -124,11 +139,14 @@ class AttentionKernel {
   }
 
  private:
-  // Args: rows: of one member; sizes: of keys and of values, their bits together.
-  static Way choose(int rows, int sizes) {
-    (void)sizes;
+  // rows: of one member.
+  static Way choose(const Attention& call, int rows) {
 #if defined(__AMX_BF16__)
+    const int sizes = call.head_dim | call.value_dim;
     if (kFitsBf16 && rows > kFewRows && sizes % kTileK == 0) return Way::kTiles;
+    if (kFitsBf16 && fits_parts(call, rows)) return Way::kParts;
+#else
+    (void)call;
 #endif
     return rows > kFewRows ? Way::kDense : Way::kScattered;
   }
@@ -137,6 +155,15 @@ class AttentionKernel {
   struct Rows {
     const T *keys[kBlock], *values[kBlock];
   };
+
+#if defined(__AMX_BF16__)
+  static bool fits_parts(const Attention& call, int rows) {
+    if (call.latent() || call.page_size % kTile != 0 || call.head_dim % kTileColumns<T> != 0) return false;
+    if (kBytewise<T> && call.head_dim > 256) return false;  // sums of bytes would be too large for 32 bits
+    // To bring a block into tiles takes as long as one or two rows do without them, and to widen its keys too as four.
+    return rows > (kBytewise<T> || sizeof(T) == sizeof(Bf16) ? 2 : 4);
+  }
+#endif
 
   bool reads_pages() const { return way_ == Way::kScattered && !widened_; }
   size_t row_bytes() const { return static_cast<size_t>(head_dim_) * sizeof(T); }
@@ -160,7 +187,7 @@ class AttentionKernel {
   }
 
   void begin() {
-    const int padded = rows_ > kFewRows ? round_up(rows_, kRowTile) : rows_;
+    const int padded = rows_ > kFewRows || way_ == Way::kParts ? round_up(rows_, kRowTile) : rows_;
     const Vec scale = splat(call_.scale * call_.keys.scale);
     for (int m = 0; m < padded; ++m) {
       float* q = w_.q + static_cast<size_t>(m) * head_dim_;
@@ -257,17 +284,173 @@ class AttentionKernel {
     if (reads_pages()) foresee(begin);
     if (way_ == Way::kDense || way_ == Way::kTiles) stage(round_up(count, kPad));
     if (widened_) widen_rows(round_up(count, kPad));
+    for_row_tiles(begin, count, [&](int m, int rows, int first, int end) {
+      score(m, rows, first, end);
+      soften_rows(m, rows, first, end, begin, count);
+      if (!reads_pages()) fetch_next_block(begin, m / kRowTile);
+      add_values(m, rows, first, end);
+    });
+  }
+
+  // body(first row, rows, first key, end) with the keys of a block that some of these rows see.
+  template <class Body>
+  void for_row_tiles(int begin, int count, const Body& body) const {
     for (int m = 0; m < rows_; m += kRowTile) {
       const int rows = imin(kRowTile, rows_ - m);
       const int first = first_visible(m, begin) / kPad * kPad;
       const int end = round_up(end_visible(m + rows - 1, begin, count), kPad);
-      if (end <= first) continue;
-      score(m, rows, first, end);
-      for (int i = 0; i < rows; i += kLanes) soften(m, i, imin(kLanes, rows - i), first, end, begin, count);
-      if (!reads_pages()) fetch_next_block(begin, m / kRowTile);
-      add_values(m, rows, first, end);
+      if (end > first) body(m, rows, first, end);
     }
   }
+
+  void soften_rows(int m, int rows, int first, int end, int begin, int count) {
+    for (int i = 0; i < rows; i += kLanes) soften(m, i, imin(kLanes, rows - i), first, end, begin, count);
+  }
+
+#if defined(__AMX_BF16__)
+  static constexpr int kWeightRow = kTileBytes * kBlock / kTileColumns<T>;  // bytes of a part of a row's weights
+
+  // Where 16 keys and their values begin, for all of a block.
+  struct Groups {
+    const void *keys[kBlock / kTile], *values[kBlock / kTile];
+  };
+
+  void run_in_parts() {
+    Tiles tiles;
+    for (int m = 0; m < rows_; m += kRowsOfTile) {
+      split_queries<T>(w_.q + static_cast<size_t>(m) * head_dim_, head_dim_, queries_of(m), w_.query_scales + m);
+    }
+    std::memset(w_.weight_parts, 0, 4 * kTile * kBlock);  // for rows that fill up a tile
+    for (int key = first_key_in_parts(task_); key < task_.key_end; key += kBlock) block_in_parts(key);
+    for (int m = 0; m < rows_; ++m) in_order<T>(w_.sums + static_cast<size_t>(m) * value_dim_, value_dim_);
+    finish();
+  }
+
+  // Where 16 keys begin that lie one after the other; those that nobody sees are masked.
+  static int first_key_in_parts(const AttentionTask& task) { return task.key_begin / kTile * kTile; }
+
+  void locate_groups(const AttentionTask& task, int begin, Groups& groups) const {
+    const int count = imin(kBlock, task.key_end - begin);
+    for (int g = 0, c = 0; g < kBlock / kTile; ++g, c += c + kTile < count ? kTile : 0) {  // the last ones fill up the block
+      const int page = task.pages[(begin + c) / call_.page_size];
+      const size_t offset = static_cast<size_t>((begin + c) % call_.page_size) * row_bytes();
+      groups.keys[g] = call_.record(page, 0, task.kv_head) + offset;
+      groups.values[g] = call_.record(page, 1, task.kv_head) + offset;
+    }
+  }
+
+  void block_in_parts(int begin) {
+    const int count = imin(kBlock, task_.key_end - begin);
+    Groups here, next;
+    locate_groups(task_, begin, here);
+    const bool last = begin + kBlock >= task_.key_end;
+    if (!last || task_.next != nullptr) {
+      const AttentionTask& task = last ? *task_.next : task_;
+      locate_groups(task, last ? first_key_in_parts(task) : begin + kBlock, next);
+      ahead_ = LinesAhead(next.keys, 2 * kBlock / kTile, static_cast<int>(kTile * row_bytes() / 64));
+    }
+    const int unseen = imax(0, task_.key_begin - begin);
+    if (call_.token_scales) {
+      load_scales(begin, count);
+      for (int c = 0; c < unseen; ++c) w_.value_scales[c] = 0;
+    }
+    for (int c = 0; c < round_up(count, kPad); c += kTile) stage_group(here, c, unseen, count);
+    for_row_tiles(begin, count, [&](int m, int rows, int first, int end) {
+      for (int i = 0; i < rows; i += kRowsOfTile) score_in_parts(m, i, imin(rows - i, kRowsOfTile), here.keys, first, end);
+      soften_rows(m, rows, first, end, begin, count);
+      for (int i = 0; i < rows; i += kRowsOfTile) add_in_parts(m, i, imin(rows - i, kRowsOfTile), first, end);
+    });
+    ahead_ = LinesAhead();  // `next` ends here
+  }
+
+  // Brings 16 values into the form that tiles take, and keys of a type that tiles do not have; keys first .. end of the block
+  // are seen.
+  void stage_group(Groups& groups, int c, int first, int end) {
+    const T* rows[kTile];
+    const int begin = imin(c, (end - 1) / kTile * kTile);
+    for (int i = 0; i < kTile; ++i) {  // what nobody sees may be anything, and times 0 still be NaN
+      const size_t row = static_cast<size_t>(imin(imax(c + i, first), end - 1) - begin);
+      rows[i] = static_cast<const T*>(groups.values[c / kTile]) + row * value_dim_;
+    }
+    stage_values(rows, value_dim_, kBlock, c, reinterpret_cast<uint32_t*>(w_.values));
+    if constexpr (!kBytewise<T> && sizeof(T) == 1) {
+      Bf16* const wide = reinterpret_cast<Bf16*>(w_.wide) + static_cast<size_t>(c) * head_dim_;
+      const T* const keys = static_cast<const T*>(groups.keys[c / kTile]);
+      for (int i = 0; i < kTile; ++i) rows[i] = keys + static_cast<size_t>(i) * head_dim_;
+      widen(rows, kTile, head_dim_, wide);
+      groups.keys[c / kTile] = wide;
+    }
+    for (int d = 0; d < value_dim_; d += 64) ahead_.next<2 * sizeof(T)>();
+  }
+
+  void score_in_parts(int m, int i, int rows, const void* const* keys, int first, int end) {
+    const int row = head_dim_ * (kTileBytes / kTileColumns<T>);
+    const float* const scales = w_.query_scales + m + i;
+    for (int c = first; c < end;) {
+      const int groups = end - c >= 4 * kTile ? 4 : 2;
+      const auto multiply = groups == 4 ? multiply_keys<T, 4> : multiply_keys<T, 2>;
+      multiply(keys + c / kTile, row, queries_of(m + i), w_.products, ahead_);
+      for (int g = 0; g < groups; ++g, c += kTile) {
+        const auto add = rows <= kRowsOfTile / 2 ? add_parts<T, kRowsOfTile / 2> : add_parts<T, kRowsOfTile>;
+        add(w_.products + g * kTile * kTile, scales, scores_of(i) + c, kBlock);
+        ahead_.next<sizeof(T)>();
+      }
+    }
+  }
+
+  void add_in_parts(int m, int i, int rows, int first, int end) {
+    uint32_t* const values = reinterpret_cast<uint32_t*>(w_.values);
+    finish_stores();
+    for (int n = 0; n < value_dim_;) {
+      const int columns = value_dim_ - n >= 4 * kTile ? 4 : 2;
+      const auto multiply = columns == 4 ? multiply_weights<T, 4> : multiply_weights<T, 2>;
+      multiply(weights_of(i), kWeightRow, staged<T>(values, kBlock, 0, n), value_dim_, kBlock, first, end, w_.products + n,
+               ahead_);
+      n += columns * kTile;
+    }
+    finish_stores();
+    for (int j = 0; j < rows; ++j) {
+      float* const sums = w_.sums + static_cast<size_t>(m + i + j) * value_dim_;
+      const float* const upper = w_.products + static_cast<size_t>(j) * value_dim_;
+      const float* const lower = upper + static_cast<size_t>(kRowsOfTile) * value_dim_;
+      const Vec scale = splat(kBytewise<T> ? w_.weight_scales[i + j] : 1.0f);
+      for (int d = 0; d < value_dim_; d += kLanes) {
+        store(sums + d, load(sums + d) + whole<T>(load(upper + d), load(lower + d)) * scale);
+      }
+    }
+  }
+
+  // Scores of a row as weights in parts; their sums, lane by lane.
+  Vec weigh_in_parts(int i, float peak, int first, int end) {
+    float* const scores = scores_of(i);
+    char *const upper = weights_of(i), *const lower = upper + kRowsOfTile * kWeightRow;
+    Vec total{}, largest{}, bad{};
+    for (int c = first; c < end; c += kLanes) {
+      Vec weight = vexp(load(scores + c) - splat(peak));
+      total += weight;
+      if (call_.token_scales) weight *= load(w_.value_scales + c);
+      if (kBytewise<T>) largest = vmax(weight, largest), bad += weight * splat(0.0f);
+      store(scores + c, weight);
+    }
+    ahead_.next<4>();
+    if constexpr (kBytewise<T>) {
+      const float scale = scale_of(largest, bad, 65535);
+      w_.weight_scales[i] = scale;
+      for (int c = first / kTileBytes * kTileBytes; c < round_up(end, kTileBytes); c += kLanes) {
+        const Int all = c < first || c >= end ? Int{} : round_to_int(load(scores + c) * splat(1 / scale));
+        store_low_bytes(upper + c, all >> 8), store_low_bytes(lower + c, all);
+      }
+    } else {
+      for (int c = first; c < end; c += 2 * kLanes) {
+        split(load(scores + c), load(scores + c + kLanes), upper + 2 * c, lower + 2 * c);
+      }
+    }
+    return total;
+  }
+
+  uint32_t* queries_of(int row) const { return w_.query_parts + static_cast<size_t>(row) * head_dim_; }
+  char* weights_of(int i) const { return w_.weight_parts + (i / kRowsOfTile * kTile + i % kRowsOfTile) * kWeightRow; }
+#endif
 
   // Keys and values of the next block, or of the next task's first one, on their way to the second-level cache while we
   // go on: for each 16 of our rows a part of them.
@@ -427,10 +610,13 @@ class AttentionKernel {
 #endif
 
   // Scores as weights; their sums, lane by lane.
-  Vec weigh(int i, float peak, int first, int end) const {
+  Vec weigh(int i, float peak, int first, int end) {
     float* scores = scores_of(i);
 #if defined(__AMX_BF16__)
     if (way_ == Way::kTiles) return weigh_for_tiles(scores, peak, first, end, w_.weights + i * kBlock);
+    if constexpr (kFitsBf16) {
+      if (way_ == Way::kParts) return weigh_in_parts(i, peak, first, end);
+    }
 #endif
     Vec total{};
     for (int c = first; c < end; c += kLanes) {
@@ -509,6 +695,9 @@ class AttentionKernel {
   Rows *block_ = located_, *next_ = located_ + 1;  // of the block at hand, and of what comes after it
   Rows coming_;  // the latter in the order in which it is fetched
   const float* wide_keys_[kBlock];
+#if defined(__AMX_BF16__)
+  LinesAhead ahead_;
+#endif
 };
 
 size_t attention_workspace(const Attention& call, int queries) {

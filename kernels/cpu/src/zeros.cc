@@ -8,6 +8,7 @@
 #endif
 
 #include "buffers.h"
+#include "huge_pages.h"
 
 namespace llmjax {
 namespace {
@@ -38,6 +39,7 @@ void zero(char* data, size_t size) {
   const uintptr_t first = reinterpret_cast<uintptr_t>(data), past = first + size;
   char* begin = reinterpret_cast<char*>((first + page - 1) / page * page);
   char* end = reinterpret_cast<char*>(past / page * page);
+  prefer_huge_pages(data, size);  // attention reads them in runs of some KB, each of which would look for its page anew
   std::memset(data, 0, static_cast<size_t>(begin - data));
   std::memset(end, 0, static_cast<size_t>(data + size - end));
   if (!forget(begin, end)) std::memset(begin, 0, static_cast<size_t>(end - begin));  // locked in memory, for example

@@ -44,7 +44,8 @@ from llmjax.checkpoint.gguf.names import (
 from llmjax.checkpoint.gguf.rope import ROPE_TENSORS, rope_config
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.weights.packing import RowSource, aligned_empty
+from llmjax.weights.memory import aligned_empty
+from llmjax.weights.packing import RowSource
 
 QUERIES_AND_KEYS = MappingProxyType({"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"})
 """Stems of what is rotated, each with the key of how many heads it has."""
