@@ -52,14 +52,15 @@ class PackedWeights:
     Args:
         path: of the file; None: nothing is kept.
         limit: bytes of all such files.
+        stay: whether matrices stay where they have been packed, and so can be written when they are all there.
     """
 
-    def __init__(self, path: Path | None = None, *, limit: int = 0) -> None:
+    def __init__(self, path: Path | None = None, *, limit: int = 0, stay: bool = False) -> None:
         self._path = path
         self._limit = limit
         self.mapped_bytes = 0  # of what `words` has found
         self._found = {} if path is None else _read(path)
-        self._writer = None if path is None or self._found else _Writer.begin(path, limit)
+        self._writer = None if path is None or self._found else _Writer.begin(path, limit, later=stay)
         self._finishing: threading.Thread | None = None
         self._memory = HugePages()
 
@@ -90,7 +91,7 @@ class PackedWeights:
         except (OSError, SourcesChanged, TypeError) as why:
             logger.debug("weights are packed at every start: %s", why)
             return cls()
-        return cls(directory / FOLDER / key, limit=limit)
+        return cls(directory / FOLDER / key, limit=limit, stay=platform.device.platform == "cpu")
 
     def words(self, name: str, source: RowSource | RowStack, *, tile: int) -> np.ndarray:
         """As `pack`; what was found in the file is read-only.
@@ -173,20 +174,22 @@ def _arrays(memory: mmap.mmap, key: bytes) -> Iterator[tuple[str, np.ndarray]]:
 class _Writer:
     """A file that others see whole or not at all, written matrix by matrix, by one process at a time.
 
-    It is written in whole huge pages, which the page cache then keeps, and maps, as such.
+    Args:
+        later: matrices are not written before the end.
     """
 
-    def __init__(self, file: BinaryIO, unfinished: Path, path: Path, limit: int) -> None:
-        self._file = file  # locked while it is open, and not buffered
-        self._end = 0  # of what has been written and waits to be
-        self._waiting = bytearray()  # less than a huge page
+    def __init__(self, file: BinaryIO, unfinished: Path, path: Path, limit: int, *, later: bool) -> None:
+        self._file = file  # locked while it is open
+        self._pieces = _Pieces(file)
+        self._later: list[np.ndarray] | None = [] if later else None
+        self._end = HEADER.size  # of all matrices
         self._unfinished = unfinished
         self._path = path
         self._limit = limit
         self._index: dict[str, Any] = {}
 
     @classmethod
-    def begin(cls, path: Path, limit: int) -> _Writer | None:
+    def begin(cls, path: Path, limit: int, *, later: bool = False) -> _Writer | None:
         """None: it cannot be written, or another process is writing it."""
         unfinished = path.with_name(UNFINISHED + path.name)
         try:
@@ -204,23 +207,29 @@ class _Writer:
             logger.debug("packed weights are not kept by this process: %s", error)
             file.close()
             return None
-        return cls(file, unfinished, path, limit)
+        return cls(file, unfinished, path, limit, later=later)
 
     def add(self, name: str, words: np.ndarray) -> bool:
         """Whether there was room for it; else nothing is kept."""
         try:
-            offset = self._align()
+            offset = _aligned(self._end)
             disk = shutil.disk_usage(self._path.parent)
-            if offset + words.nbytes > self._limit or disk.free - words.nbytes < KEPT_FREE * disk.total:
+            end = offset + words.nbytes
+            if end > self._limit or disk.free - (end - self._pieces.written) < KEPT_FREE * disk.total:
                 logger.info("weights are packed at every start: there is not enough room for them")
                 self.discard()
                 return False
-            self._write(np.ascontiguousarray(words, WORD).data.cast("B"))
+            words = np.ascontiguousarray(words, WORD)
+            if self._later is None:
+                self._pieces.put(words, offset)
+            else:
+                self._later.append(words)
         except OSError as error:
             logger.debug("packed weights are not kept: %s", error)
             self.discard()
             return False
         self._index[name] = (offset, words.shape)
+        self._end = end
         return True
 
     def finish(self) -> None:
@@ -229,9 +238,12 @@ class _Writer:
             self.discard()
             return
         try:
-            index, start = json.dumps(self._index).encode(), self._align()
-            self._write(memoryview(index))
-            _write_all(self._file, memoryview(self._waiting))
+            if self._later is not None:
+                for words, (offset, _) in zip(self._later, self._index.values(), strict=True):
+                    self._pieces.put(words, offset)
+            index, start = json.dumps(self._index).encode(), _aligned(self._end)
+            self._pieces.put(np.frombuffer(index, np.uint8), start)
+            self._pieces.finish()
             self._file.seek(0)
             _write_all(self._file, memoryview(HEADER.pack(MAGIC, bytes.fromhex(self._path.name), start, len(index))))
             os.fsync(self._file.fileno())  # a crash must not leave a file of this name with holes in it
@@ -249,23 +261,46 @@ class _Writer:
         with contextlib.suppress(OSError):
             self._file.close()
 
-    def _align(self) -> int:
-        """Where the next matrix begins; before the first one the header is."""
-        start = -(-max(self._end, HEADER.size) // ALIGNMENT) * ALIGNMENT
-        self._write(memoryview(bytes(start - self._end)))
-        return start
 
-    def _write(self, content: memoryview) -> None:
-        self._end += content.nbytes
-        begun = min(-len(self._waiting) % HUGE_PAGE, content.nbytes)
-        self._waiting += content[:begun]
-        if len(self._waiting) == HUGE_PAGE:
-            _write_all(self._file, memoryview(self._waiting))
-            self._waiting = bytearray()
-        whole = (content.nbytes - begun) // HUGE_PAGE * HUGE_PAGE
-        for start in range(begun, begun + whole, HUGE_PAGE):
-            _write_all(self._file, content[start : start + HUGE_PAGE])
-        self._waiting += content[begun + whole :]
+class _Pieces:
+    """Writes a file, which is not buffered, in whole huge pages: as such the page cache keeps, and maps, them.
+
+    Attributes:
+        written: bytes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._begun = bytearray()  # less than a huge page, behind what is written
+        self.written = 0
+
+    def put(self, array: np.ndarray, start: int) -> None:
+        """An array's content from byte ``start`` on, which what was put before ends at or before."""
+        self._append(memoryview(bytes(start - self.written - len(self._begun))))
+        self._append(array.data.cast("B"))
+
+    def finish(self) -> None:
+        """Writes what is left."""
+        self._write(memoryview(self._begun))
+
+    def _append(self, content: memoryview) -> None:
+        first = min(-len(self._begun) % HUGE_PAGE, content.nbytes)
+        self._begun += content[:first]
+        if len(self._begun) == HUGE_PAGE:
+            self._write(memoryview(self._begun))
+            self._begun = bytearray()
+        last = first + (content.nbytes - first) // HUGE_PAGE * HUGE_PAGE
+        for start in range(first, last, HUGE_PAGE):
+            self._write(content[start : start + HUGE_PAGE])
+        self._begun += content[last:]
+
+    def _write(self, piece: memoryview) -> None:
+        _write_all(self._file, piece)
+        self.written += piece.nbytes
+
+
+def _aligned(end: int) -> int:
+    return -(-end // ALIGNMENT) * ALIGNMENT
 
 
 def _write_all(file: BinaryIO, content: memoryview) -> None:

@@ -21,9 +21,9 @@ def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 class HugePages:
-    """Arrays one behind the other, so that small ones lie in huge pages too: a core that need not find a page every 4 KiB
-    reads weights faster. A piece of memory lives as long as one of its arrays. Where the system has no huge pages, these
-    are usual ones."""
+    """Arrays one behind the other, so that small ones lie in huge pages too: a core that need not find a page every
+    4 KiB reads weights faster. A piece of memory lives as long as one of its arrays. Where the system has no huge
+    pages, these are usual ones."""
 
     def __init__(self) -> None:
         self._piece = np.empty(0, np.uint8)

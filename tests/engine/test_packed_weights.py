@@ -44,9 +44,9 @@ def source(name: str) -> RowSource | RowStack:
     return rows_in_situ(tensor, scheme_named("int8"))
 
 
-def filled(path: Path, *, limit: int = LIMIT) -> dict[str, np.ndarray]:
+def filled(path: Path, *, limit: int = LIMIT, stay: bool = False) -> dict[str, np.ndarray]:
     """What one start packs, or finds."""
-    weights = PackedWeights(path, limit=limit)
+    weights = PackedWeights(path, limit=limit, stay=stay)
     found = {name: weights.words(name, source(name), tile=TILE) for name in NAMES}
     weights.keep()
     weights.wait(WAIT)
@@ -70,8 +70,9 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return found
 
 
-def test_a_second_start_finds_what_the_first_has_packed(tmp_path: Path, packed: list[object]) -> None:
-    first = filled(tmp_path / KEYS[0])
+@pytest.mark.parametrize("stay", [False, True])
+def test_a_second_start_finds_what_the_first_has_packed(tmp_path: Path, packed: list[object], stay: bool) -> None:
+    first = filled(tmp_path / KEYS[0], stay=stay)
     assert len(packed) == 2
     again = filled(tmp_path / KEYS[0])
     assert len(packed) == 2
@@ -83,11 +84,12 @@ def test_a_second_start_finds_what_the_first_has_packed(tmp_path: Path, packed: 
     assert files(tmp_path) == [KEYS[0]]
 
 
-def test_what_is_larger_and_smaller_than_a_huge_page_is_found_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_what_is_larger_and_smaller_than_a_huge_page_is_found_again(tmp_path: Path, later: bool) -> None:
     rng = np.random.default_rng(0)
     sizes = [1, 1000, HUGE_PAGE // 4 - 1024, 5, 3 * HUGE_PAGE // 4 + 7, HUGE_PAGE // 4, 1, 2]
     matrices = {str(i): rng.integers(0, 1 << 32, (size, 1), np.uint32) for i, size in enumerate(sizes)}
-    writer = packed_weights._Writer.begin(tmp_path / KEYS[0], LIMIT)
+    writer = packed_weights._Writer.begin(tmp_path / KEYS[0], LIMIT, later=later)
     assert writer is not None
     for name, matrix in matrices.items():
         assert writer.add(name, matrix)
@@ -192,7 +194,7 @@ from tests.engine.test_packed_weights import LIMIT, NAMES, TILE, PackedWeights, 
 weights = PackedWeights(Path(sys.argv[1]), limit=LIMIT)
 for name in NAMES:
     weights.words(name, source(name), tile=TILE)
-weights._writer._file.flush()
+weights._writer._pieces.finish()
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -220,9 +222,10 @@ def test_what_is_mapped_stays_when_its_file_goes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(mapped["up"], first["up"])
 
 
-def test_weights_that_are_too_large_leave_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stay", [False, True])
+def test_weights_that_are_too_large_leave_nothing(tmp_path: Path, stay: bool) -> None:
     size = sum(words.nbytes for words in filled(tmp_path / "a" / KEYS[0]).values())
-    filled(tmp_path / "b" / KEYS[0], limit=size // 2)
+    filled(tmp_path / "b" / KEYS[0], limit=size // 2, stay=stay)
     assert files(tmp_path / "b") == []
 
 
