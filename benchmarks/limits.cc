@@ -112,7 +112,10 @@ double bf16_loop(int64_t rounds) {
 }
 
 double int16_loop(int64_t rounds) {
-#if defined(__AVXVNNI__) && !defined(__AVX512F__)
+#if defined(__AVX512VNNI__)
+  repeat_step<__m512i>(rounds, [](__m512i sum, __m512i a, __m512i b) { return _mm512_dpwssd_epi32(sum, a, b); });
+  return 2.0 * kChains * 32;
+#elif defined(__AVXVNNI__)
   repeat_step<__m256i>(rounds, [](__m256i sum, __m256i a, __m256i b) { return _mm256_dpwssd_avx_epi32(sum, a, b); });
   return 2.0 * kChains * 16;
 #elif defined(__AVX2__) && !defined(__AVX512F__)

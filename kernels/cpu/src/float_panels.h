@@ -41,12 +41,12 @@ struct PanelOutputs {
   }
 };
 
-// All rows of x with kPanelOutputs rows of a matrix, panels of so many columns. fill(begin, count) writes columns `begin` to
+// All rows of x with `width` rows of a matrix, panels of so many columns. fill(begin, count) writes columns `begin` to
 // `begin + count` of them to the panel; pass(m, passing, begin, count, sums) multiplies rows m to m + passing of x with it:
-// sums [passing][kPanelOutputs], one after the other.
+// sums [passing][width], one after the other.
 template <class Fill, class Pass>
-inline void pass_by_panels(int rows, int rows_of_pass, int size_in, int columns, const PanelOutputs& outputs, float* sums,
-                           const Fill& fill, const Pass& pass) {
+inline void pass_by_panels(int rows, int rows_of_pass, int size_in, int columns, int width, const PanelOutputs& outputs,
+                           float* sums, const Fill& fill, const Pass& pass) {
   for (int begin = 0; begin < size_in; begin += columns) {
     const int count = imin(columns, size_in - begin);
     fill(begin, count);
@@ -54,7 +54,7 @@ inline void pass_by_panels(int rows, int rows_of_pass, int size_in, int columns,
       const int passing = imin(rows_of_pass, rows - m);
       pass(m, passing, begin, count, sums);
       for (int i = 0; i < passing; ++i) {
-        outputs.put(m + i, sums + i * kPanelOutputs, begin == 0, begin + count == size_in);
+        outputs.put(m + i, sums + i * width, begin == 0, begin + count == size_in);
       }
     }
   }
@@ -66,7 +66,7 @@ inline void multiply_panels(const float* x, int rows, int size_in, const PanelOu
   alignas(64) float panel[kPanelFloats], sums[kPassRows * kPanelOutputs];
   const int width = (outputs.count + kLanes - 1) / kLanes * kLanes;
   pass_by_panels(
-      rows, kPassRows, size_in, kPanelColumns, outputs, sums, [&](int begin, int count) { fill(panel, begin, count); },
+      rows, kPassRows, size_in, kPanelColumns, kPanelOutputs, outputs, sums, [&](int begin, int count) { fill(panel, begin, count); },
       [&](int m, int passing, int begin, int count, float* to) {
         multiply(x + static_cast<size_t>(m) * size_in + begin, size_in, Dense{panel, kPanelOutputs}, passing, 0, width, 0, count,
                  Matrix{to, kPanelOutputs}, false);

@@ -1,5 +1,5 @@
 // Panels of codes, as integers of 16 bits, for rows of x that are rounded to int16: where vectors multiply these at twice the rate of
-// f32 and know no bf16. Sums within a group of columns are exact; scales follow.
+// f32. Sums within a group of columns are exact; scales follow.
 
 #ifndef LLMJAX_INT16_PANELS_H_
 #define LLMJAX_INT16_PANELS_H_
@@ -12,7 +12,35 @@ namespace {
 
 constexpr int kPairsOfColumns = kChunk / 2;  // of a chunk
 constexpr int kInt16Chunks = 20;             // of a panel at most: 20 KB, beside x and sums
-constexpr int kRowsOfInt16 = 4;              // whose sums are in registers
+constexpr int kRowsOfInt16 = kRegisters == 32 ? 8 : 4;  // whose sums are in registers
+
+#if defined(__AVX512F__)
+typedef __m512i Shorts;
+inline Shorts same_shorts(int16_t x) { return _mm512_set1_epi16(x); }
+inline Shorts same_pairs(int32_t two) { return _mm512_set1_epi32(two); }
+inline Shorts subtract_shorts(Shorts a, Shorts b) { return _mm512_sub_epi16(a, b); }
+inline Shorts low_signed(Shorts v) { return _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8); }
+inline Shorts high_signed(Shorts v) { return _mm512_srai_epi16(v, 8); }
+inline Shorts low_unsigned(Shorts v) { return _mm512_and_si512(v, _mm512_set1_epi16(0xff)); }
+inline Shorts high_unsigned(Shorts v) { return _mm512_srli_epi16(v, 8); }
+inline Shorts add_pairs(Shorts sum, Shorts codes, Shorts x) { return _mm512_dpwssd_epi32(sum, codes, x); }
+#else
+typedef __m256i Shorts;
+inline Shorts same_shorts(int16_t x) { return _mm256_set1_epi16(x); }
+inline Shorts same_pairs(int32_t two) { return _mm256_set1_epi32(two); }
+inline Shorts subtract_shorts(Shorts a, Shorts b) { return _mm256_sub_epi16(a, b); }
+inline Shorts low_signed(Shorts v) { return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8); }
+inline Shorts high_signed(Shorts v) { return _mm256_srai_epi16(v, 8); }
+inline Shorts low_unsigned(Shorts v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
+inline Shorts high_unsigned(Shorts v) { return _mm256_srli_epi16(v, 8); }
+inline Shorts add_pairs(Shorts sum, Shorts codes, Shorts x) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpwssd_avx_epi32(sum, codes, x);
+#else
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
+#endif
+}
+#endif
 
 // Whether codes have no other offset than one whole number, which then is taken off them.
 inline bool has_whole_zero(const QuantizedMatrix& w) {
@@ -22,44 +50,33 @@ inline bool has_whole_zero(const QuantizedMatrix& w) {
 
 // Four codes of each lane as two pairs: columns 0 and 2, then 1 and 3, the order in which `round_to_int16` writes x.
 template <class Codes>
-inline void pair_codes(Bits codes, __m256i zero, __m256i* pairs) {
-  __m256i even, odd;
-  if constexpr (Codes::kSigned) {
-    even = _mm256_srai_epi16(_mm256_slli_epi16((__m256i)codes, 8), 8);
-    odd = _mm256_srai_epi16((__m256i)codes, 8);
-  } else {
-    even = _mm256_and_si256((__m256i)codes, _mm256_set1_epi16(0xff));
-    odd = _mm256_srli_epi16((__m256i)codes, 8);
-  }
-  pairs[0] = _mm256_sub_epi16(even, zero);
-  pairs[1] = _mm256_sub_epi16(odd, zero);
-}
-
-inline __m256i add_pairs(__m256i sum, __m256i codes, __m256i x) {
-#if defined(__AVXVNNI__)
-  return _mm256_dpwssd_avx_epi32(sum, codes, x);
-#else
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
-#endif
+inline void pair_codes(Bits codes, Shorts zero, Shorts* pairs) {
+  const Shorts all = (Shorts)codes;
+  pairs[0] = subtract_shorts(Codes::kSigned ? low_signed(all) : low_unsigned(all), zero);
+  pairs[1] = subtract_shorts(Codes::kSigned ? high_signed(all) : high_unsigned(all), zero);
 }
 
 // kRows rows of x, kChunk apart, with some columns of a panel's chunk [pairs][kParts]; adds to sums [kRows][kTileRows].
 template <int kSegment, bool kOffsets, int kRows>
-inline void multiply_int16(const __m256i* codes, const int16_t* x, const float* x_scale, const float* x_sum, const GroupCursor& group,
+inline void multiply_int16(const Shorts* codes, const int16_t* x, const float* x_scale, const float* x_sum, const GroupCursor& group,
                            float* sums) {
-  __m256i totals[kRows][kParts] = {};
+  Shorts totals[kRows][kParts] = {};
+#if defined(__AVX512F__)  // else GCC moves sums from register to register in each turn
+#pragma GCC unroll 16
+#else
 #pragma GCC unroll 2
+#endif
   for (int pair = 0; pair < kSegment / 2; ++pair) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int m = 0; m < kRows; ++m) {
       int32_t two;
       std::memcpy(&two, x + m * kChunk + 2 * pair, sizeof(two));
-      const __m256i factors = _mm256_set1_epi32(two);
+      const Shorts factors = same_pairs(two);
 #pragma GCC unroll 4
       for (int v = 0; v < kParts; ++v) totals[m][v] = add_pairs(totals[m][v], codes[pair * kParts + v], factors);
     }
   }
-#pragma GCC unroll 4
+#pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
     for (int v = 0; v < kParts; ++v) {
@@ -74,24 +91,23 @@ inline void multiply_int16(const __m256i* codes, const int16_t* x, const float* 
 
 template <class Codes, int kSegment, bool kOffsets>
 inline void int16_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
-  static_assert(kPanelOutputs == llmjax::kTileRows, "a panel is a tile");
   constexpr int kSegments = kChunk / kSegment;
   const ByteTable table(w, false);
-  const __m256i zero = _mm256_set1_epi16(kOffsets ? 0 : static_cast<int16_t>(w.zero * w.level_factor));
+  const Shorts zero = same_shorts(kOffsets ? 0 : static_cast<int16_t>(w.zero * w.level_factor));
   const int chunks = in.chunks(), parts = (chunks + kInt16Chunks - 1) / kInt16Chunks;
   const int columns = (chunks + parts - 1) / parts * kChunk;
-  alignas(64) __m256i panel[kInt16Chunks * kPairsOfColumns * kParts];
+  alignas(64) Shorts panel[kInt16Chunks * kPairsOfColumns * kParts];
   alignas(64) float sums[llmjax::kTileRows * llmjax::kTileRows];
   const auto fill = [&](int begin, int count) {
     const uint32_t* words = w.tile(tile) + static_cast<size_t>(begin / kChunk) * Codes::kBits * llmjax::kTileRows;
-    __m256i* to = panel;
+    Shorts* to = panel;
     for (int column = 0; column < count; column += kChunk, words += Codes::kBits * llmjax::kTileRows) {
       for (int v = 0; v < kParts; ++v) {
         Bits codes[kQuads];
         unpack_bytes<Codes>(words + v * kLanes, table, false, codes);
 #pragma GCC unroll 8
         for (int q = 0; q < kQuads; ++q) {
-          __m256i pairs[2];
+          Shorts pairs[2];
           pair_codes<Codes>(codes[q], zero, pairs);
           to[2 * q * kParts + v] = pairs[0], to[(2 * q + 1) * kParts + v] = pairs[1];
         }
@@ -102,7 +118,7 @@ inline void int16_tile(const QuantizedMatrix& w, const QuantizedInput& in, const
   const auto pass = [&](int first, int passing, int begin, int count, float* to) {
     std::memset(to, 0, sizeof(float) * passing * llmjax::kTileRows);
     GroupCursor group(w, scales, 0, begin);
-    const __m256i* codes = panel;
+    const Shorts* codes = panel;
     for (int c = begin / kChunk; c < (begin + count + kChunk - 1) / kChunk; ++c) {
       const size_t at = (static_cast<size_t>(first / in.block) * chunks + c) * in.block;
       for (int segment = 0; segment < kSegments; ++segment, codes += kSegment / 2 * kParts, group.advance(kSegment)) {
@@ -115,6 +131,7 @@ inline void int16_tile(const QuantizedMatrix& w, const QuantizedInput& in, const
           m += kRows;
         };
         while (m + kRowsOfInt16 <= passing) next(Count<kRowsOfInt16>());
+        while (m + 4 <= passing) next(Count<4>());
         if (m + 2 <= passing) next(Count<2>());
         if (m < passing) next(Count<1>());
       }
@@ -122,7 +139,7 @@ inline void int16_tile(const QuantizedMatrix& w, const QuantizedInput& in, const
   };
   const int output = tile * llmjax::kTileRows;
   const PanelOutputs outputs{w.bias, w.residual, w.y, w.size_out, output, imin(llmjax::kTileRows, w.size_out - output)};
-  pass_by_panels(in.rows, llmjax::kTileRows, in.size_in, columns, outputs, sums, fill, pass);
+  pass_by_panels(in.rows, llmjax::kTileRows, in.size_in, columns, llmjax::kTileRows, outputs, sums, fill, pass);
 }
 
 template <class Codes>

@@ -103,7 +103,7 @@ inline Bits unpack_one(const uint32_t* words, int i) {
 
 // ---- bytes and integer dot products ----
 
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__AVX512VNNI__)
 #define LLMJAX_INT16_PANELS  // int16_panels.h
 #endif
 

@@ -71,13 +71,21 @@ inline void round_to_bytes(const float* x, IntegerScale by, int8_t* bytes, float
 #if defined(LLMJAX_INT16_PANELS)
 // In each four columns 1 and 2 change places.
 inline void round_to_int16(const float* x, IntegerScale by, int16_t* to, float* sums, int stride) {
+#if defined(__AVX512F__)
+  const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+  const auto narrowed = [&](Bits bits) { return _mm256_shuffle_epi8(_mm512_cvtepi32_epi16((__m512i)bits), order); };
+#else
   const __m256i order = _mm256_setr_epi8(0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1, -1, -1, -1, -1, 0, 1, 8, 9, 4, 5, 12, 13, -1, -1, -1, -1,
                                          -1, -1, -1, -1);
+  const auto narrowed = [&](Bits bits) {
+    return _mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)bits, order), 0b1000));
+  };
+#endif
   round_chunk(
       x, by,
       [&](int column, Bits bits) {
-        const __m256i apart = _mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)bits, order), 0b1000);
-        _mm_store_si128(reinterpret_cast<__m128i*>(to + column), _mm256_castsi256_si128(apart));
+        const auto integers = narrowed(bits);
+        std::memcpy(to + column, &integers, sizeof(integers));
       },
       [&](int i, float sum) { sums[i * stride] = sum * by.scale; });
 }

@@ -36,8 +36,8 @@ Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may
   if (may.int8 && quantized_takes(w, Method::kInt8Vectors) && (rows <= kMaxByteRowsBesideTiles || !tiles)) return Method::kInt8Vectors;
   if (rows <= kMaxVectorRows) return Method::kFloatVectors;
   if (tiles) return Method::kBf16Tiles;
-  if (may.half && quantized_takes(w, Method::kBf16Panels)) return Method::kBf16Panels;
-  return may.half && quantized_takes(w, Method::kInt16Panels) ? Method::kInt16Panels : Method::kFloatPanels;
+  if (may.half && quantized_takes(w, Method::kInt16Panels)) return Method::kInt16Panels;
+  return may.half && quantized_takes(w, Method::kBf16Panels) ? Method::kBf16Panels : Method::kFloatPanels;
 }
 
 int quantized_input_block(int rows, Method method) {

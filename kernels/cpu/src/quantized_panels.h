@@ -198,7 +198,7 @@ inline void bf16_panels(const QuantizedMatrix& w, const QuantizedInput& in, int 
         }
       });
     };
-    pass_by_panels(in.rows, llmjax::kTileRows, in.size_in, 2 * kPanelPairs, outputs, sums, fill, pass);
+    pass_by_panels(in.rows, llmjax::kTileRows, in.size_in, 2 * kPanelPairs, kPanelOutputs, outputs, sums, fill, pass);
   });
 }
 
