@@ -23,20 +23,6 @@ inline constexpr bool kBytewise<Int8> = true;
 template <class T>
 constexpr int kTileColumns = kBytewise<T> ? 64 : 32;  // elements of a tile's row
 
-// Macros, since compilers want registers as literals. Parts of queries have signs, parts of weights have none.
-#define LLMJAX_MULTIPLY_KEYS(T, to, a, b) \
-  if constexpr (kBytewise<T>) {           \
-    _tile_dpbssd(to, a, b);               \
-  } else {                                \
-    _tile_dpbf16ps(to, a, b);             \
-  }
-#define LLMJAX_MULTIPLY_VALUES(T, to, a, b) \
-  if constexpr (kBytewise<T>) {             \
-    _tile_dpbusd(to, a, b);                 \
-  } else {                                  \
-    _tile_dpbf16ps(to, a, b);               \
-  }
-
 // Asks for lines that are used next, some at a time, while what is here is multiplied: memory gives most to a core that has
 // always asked for something, in several pages, and in order, so that hardware asks for more.
 class LinesAhead {
@@ -111,6 +97,24 @@ inline void split_queries(const float* q, int size, uint32_t* out, float* scales
   }
 }
 
+// Macros, since compilers want registers as literals. Parts of queries have signs, parts of weights have none.
+#define LLMJAX_KEYS(group, tile)                   \
+  _tile_loadd(tile, key(group, at), row_bytes);    \
+  if constexpr (kBytewise<T>) {                    \
+    _tile_dpbssd(group, tile, 6);                  \
+  } else {                                         \
+    _tile_dpbf16ps(group, tile, 6);                \
+  }                                                \
+  ahead.next<sizeof(T) + 1>();
+#define LLMJAX_VALUES(column, tile)                           \
+  _tile_loadd(tile, from + column * tiles, kTileBytes);       \
+  if constexpr (kBytewise<T>) {                               \
+    _tile_dpbusd(column, 4, tile);                            \
+  } else {                                                    \
+    _tile_dpbf16ps(column, 4, tile);                          \
+  }                                                           \
+  ahead.next<2>();
+
 // products[16 * kGroups, 16]: 16 keys after each of keys[0 .. kGroups], which lie one after the other, times `queries`.
 template <class T, int kGroups>
 inline void multiply_keys(const void* const* keys, int row_bytes, const uint32_t* queries, float* products, LinesAhead& ahead) {
@@ -125,19 +129,11 @@ inline void multiply_keys(const void* const* keys, int row_bytes, const uint32_t
   }
   for (int at = 0; at < row_bytes; at += kTileBytes, queries += kTile * kTile) {
     _tile_loadd(6, queries, kTileBytes);
-    _tile_loadd(4, key(0, at), row_bytes);
-    LLMJAX_MULTIPLY_KEYS(T, 0, 4, 6)
-    ahead.next<sizeof(T) + 1>();
-    _tile_loadd(5, key(1, at), row_bytes);
-    LLMJAX_MULTIPLY_KEYS(T, 1, 5, 6)
-    ahead.next<sizeof(T) + 1>();
+    LLMJAX_KEYS(0, 4)
+    LLMJAX_KEYS(1, 5)
     if constexpr (kGroups == 4) {
-      _tile_loadd(4, key(2, at), row_bytes);
-      LLMJAX_MULTIPLY_KEYS(T, 2, 4, 6)
-      ahead.next<sizeof(T) + 1>();
-      _tile_loadd(5, key(3, at), row_bytes);
-      LLMJAX_MULTIPLY_KEYS(T, 3, 5, 6)
-      ahead.next<sizeof(T) + 1>();
+      LLMJAX_KEYS(2, 4)
+      LLMJAX_KEYS(3, 5)
     }
   }
   _tile_stored(0, products, kTileBytes);
@@ -233,19 +229,11 @@ inline void multiply_weights(const char* weights, int stride, const uint32_t* va
   for (int k = begin / kTileColumns<T> * kTileColumns<T>; k < end; k += kTileColumns<T>) {
     const uint32_t* const from = values + k / kTileColumns<T> * kTile * kTile;
     _tile_loadd(4, weights + k * (kTileBytes / kTileColumns<T>), stride);
-    _tile_loadd(5, from, kTileBytes);
-    LLMJAX_MULTIPLY_VALUES(T, 0, 4, 5)
-    ahead.next<2>();
-    _tile_loadd(6, from + tiles, kTileBytes);
-    LLMJAX_MULTIPLY_VALUES(T, 1, 4, 6)
-    ahead.next<2>();
+    LLMJAX_VALUES(0, 5)
+    LLMJAX_VALUES(1, 6)
     if constexpr (kColumns == 4) {
-      _tile_loadd(7, from + 2 * tiles, kTileBytes);
-      LLMJAX_MULTIPLY_VALUES(T, 2, 4, 7)
-      ahead.next<2>();
-      _tile_loadd(5, from + 3 * tiles, kTileBytes);
-      LLMJAX_MULTIPLY_VALUES(T, 3, 4, 5)
-      ahead.next<2>();
+      LLMJAX_VALUES(2, 7)
+      LLMJAX_VALUES(3, 5)
     }
   }
   _tile_stored(0, products, size * 4);
@@ -256,8 +244,8 @@ inline void multiply_weights(const char* weights, int stride, const uint32_t* va
   }
 }
 
-#undef LLMJAX_MULTIPLY_KEYS
-#undef LLMJAX_MULTIPLY_VALUES
+#undef LLMJAX_KEYS
+#undef LLMJAX_VALUES
 
 }  // namespace
 

@@ -14,33 +14,19 @@ constexpr int kPairsOfColumns = kChunk / 2;  // of a chunk
 constexpr int kInt16Chunks = 20;             // of a panel at most: 20 KB, beside x and sums
 constexpr int kRowsOfInt16 = kRegisters == 32 ? 8 : 4;  // whose sums are in registers
 
+typedef int16_t Shorts __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t UnsignedShorts __attribute__((vector_size(4 * kLanes)));
+
+// sum + the products of both pairs of each lane.
+inline Int add_pairs(Int sum, Shorts codes, Shorts x) {
 #if defined(__AVX512F__)
-typedef __m512i Shorts;
-inline Shorts same_shorts(int16_t x) { return _mm512_set1_epi16(x); }
-inline Shorts same_pairs(int32_t two) { return _mm512_set1_epi32(two); }
-inline Shorts subtract_shorts(Shorts a, Shorts b) { return _mm512_sub_epi16(a, b); }
-inline Shorts low_signed(Shorts v) { return _mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8); }
-inline Shorts high_signed(Shorts v) { return _mm512_srai_epi16(v, 8); }
-inline Shorts low_unsigned(Shorts v) { return _mm512_and_si512(v, _mm512_set1_epi16(0xff)); }
-inline Shorts high_unsigned(Shorts v) { return _mm512_srli_epi16(v, 8); }
-inline Shorts add_pairs(Shorts sum, Shorts codes, Shorts x) { return _mm512_dpwssd_epi32(sum, codes, x); }
+  return (Int)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+#elif defined(__AVXVNNI__)
+  return (Int)_mm256_dpwssd_avx_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
 #else
-typedef __m256i Shorts;
-inline Shorts same_shorts(int16_t x) { return _mm256_set1_epi16(x); }
-inline Shorts same_pairs(int32_t two) { return _mm256_set1_epi32(two); }
-inline Shorts subtract_shorts(Shorts a, Shorts b) { return _mm256_sub_epi16(a, b); }
-inline Shorts low_signed(Shorts v) { return _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8); }
-inline Shorts high_signed(Shorts v) { return _mm256_srai_epi16(v, 8); }
-inline Shorts low_unsigned(Shorts v) { return _mm256_and_si256(v, _mm256_set1_epi16(0xff)); }
-inline Shorts high_unsigned(Shorts v) { return _mm256_srli_epi16(v, 8); }
-inline Shorts add_pairs(Shorts sum, Shorts codes, Shorts x) {
-#if defined(__AVXVNNI__)
-  return _mm256_dpwssd_avx_epi32(sum, codes, x);
-#else
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x));
+  return sum + (Int)_mm256_madd_epi16((__m256i)codes, (__m256i)x);
 #endif
 }
-#endif
 
 // Whether codes have no other offset than one whole number, which then is taken off them.
 inline bool has_whole_zero(const QuantizedMatrix& w) {
@@ -52,15 +38,15 @@ inline bool has_whole_zero(const QuantizedMatrix& w) {
 template <class Codes>
 inline void pair_codes(Bits codes, Shorts zero, Shorts* pairs) {
   const Shorts all = (Shorts)codes;
-  pairs[0] = subtract_shorts(Codes::kSigned ? low_signed(all) : low_unsigned(all), zero);
-  pairs[1] = subtract_shorts(Codes::kSigned ? high_signed(all) : high_unsigned(all), zero);
+  pairs[0] = (Codes::kSigned ? (all << 8) >> 8 : all & 0xff) - zero;
+  pairs[1] = (Codes::kSigned ? all >> 8 : (Shorts)((UnsignedShorts)all >> 8)) - zero;
 }
 
 // kRows rows of x, kChunk apart, with some columns of a panel's chunk [pairs][kParts]; adds to sums [kRows][kTileRows].
 template <int kSegment, bool kOffsets, int kRows>
 inline void multiply_int16(const Shorts* codes, const int16_t* x, const float* x_scale, const float* x_sum, const GroupCursor& group,
                            float* sums) {
-  Shorts totals[kRows][kParts] = {};
+  Int totals[kRows][kParts] = {};
 #if defined(__AVX512F__)  // else GCC moves sums from register to register in each turn
 #pragma GCC unroll 16
 #else
@@ -71,7 +57,7 @@ inline void multiply_int16(const Shorts* codes, const int16_t* x, const float* x
     for (int m = 0; m < kRows; ++m) {
       int32_t two;
       std::memcpy(&two, x + m * kChunk + 2 * pair, sizeof(two));
-      const Shorts factors = same_pairs(two);
+      const Shorts factors = (Shorts)(Int{} + two);
 #pragma GCC unroll 4
       for (int v = 0; v < kParts; ++v) totals[m][v] = add_pairs(totals[m][v], codes[pair * kParts + v], factors);
     }
@@ -82,7 +68,7 @@ inline void multiply_int16(const Shorts* codes, const int16_t* x, const float* x
     for (int v = 0; v < kParts; ++v) {
       float* const sum = sums + m * llmjax::kTileRows + v * kLanes;
       Vec all = load(sum);
-      all += __builtin_convertvector((Int)totals[m][v], Vec) * (splat(x_scale[m]) * load(group.scale + v * kLanes));
+      all += __builtin_convertvector(totals[m][v], Vec) * (splat(x_scale[m]) * load(group.scale + v * kLanes));
       if constexpr (kOffsets) all -= load(group.offset + v * kLanes) * splat(x_sum[m]);
       store(sum, all);
     }
@@ -93,7 +79,7 @@ template <class Codes, int kSegment, bool kOffsets>
 inline void int16_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
   constexpr int kSegments = kChunk / kSegment;
   const ByteTable table(w, false);
-  const Shorts zero = same_shorts(kOffsets ? 0 : static_cast<int16_t>(w.zero * w.level_factor));
+  const Shorts zero = Shorts{} + static_cast<int16_t>(kOffsets ? 0 : w.zero * w.level_factor);
   const int chunks = in.chunks(), parts = (chunks + kInt16Chunks - 1) / kInt16Chunks;
   const int columns = (chunks + parts - 1) / parts * kChunk;
   alignas(64) Shorts panel[kInt16Chunks * kPairsOfColumns * kParts];
