@@ -15,7 +15,7 @@ from llmjax.kernels.qtensor import CPU_TILE, QTensor
 from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
 
 # In the order of the enumerations in src/quantized.h.
-METHODS = ("float vectors", "float panels", "int8 vectors", "bf16 panels", "bf16 tiles", "int16 panels")
+METHODS = ("float vectors", "float panels", "int8 vectors", "bf16 panels", "bf16 tiles", "int16 panels", "int8 tiles")
 KINDS = ("uint", "int", "e4m3", "e5m2")
 NUMBERS = tuple(NUMBER_BITS)
 

@@ -176,33 +176,40 @@ def specified_mlp(
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize(
-    "rows,size,inner,activation,bias,group",
+    "rows,size,inner,activation,bias,groups",
     [
-        (40, 72, 104, "silu", True, 32),  # an odd number of tiles
-        (17, 72, 128, "gelu_pytorch_tanh", False, 32),
-        (33, 64, 90, "quick_gelu", True, 32),
-        (9, 64, 90, "silu", True, 16),  # gate and up with groups of their own
-        (450, 1300, 70, "silu", False, 32),  # rows and columns in parts
-        (200, 70, 1200, "silu", False, 32),
+        (40, 72, 104, "silu", True, (32, 32)),  # an odd number of tiles
+        (17, 72, 128, "gelu_pytorch_tanh", False, (32, 32)),
+        (33, 64, 90, "quick_gelu", True, (32, 32)),
+        (9, 64, 90, "silu", True, (32, 16)),  # gate and up with groups of their own
+        (450, 1300, 70, "silu", False, (32, 32)),  # rows and columns in parts
+        (200, 70, 1200, "silu", False, (32, 32)),
+        (70, 200, 1990, "silu", True, (256, 256)),  # bytes in tiles: spans, the last one and its last tile not whole
+        (90, 300, 1288, "gelu_pytorch_tanh", False, (512, 512)),
+        (450, 520, 2050, "quick_gelu", False, (256, 256)),
+        (450, 520, 200, "relu2", True, (256, 256)),  # too few spans for the threads
+        (70, 300, 520, "silu", False, (512, 256)),
     ],
 )
 def test_mlp_with_rounded_inputs(
-    isa: str, rows: int, size: int, inner: int, activation: str, bias: bool, group: int
+    isa: str, rows: int, size: int, inner: int, activation: str, bias: bool, groups: tuple[int, int]
 ) -> None:
-    x, weights, expected = specified_rounding_mlp(rows, size, inner, activation, bias, group)
+    x, weights, expected = specified_rounding_mlp(rows, size, inner, activation, bias, groups)
     found = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights)
     added, expected_added = np.asarray(found - x), expected - np.asarray(x)
     assert np.isfinite(added).all()
-    assert np.linalg.norm(added - expected_added) < 0.02 * np.linalg.norm(expected_added)
+    most = 0.02 if min(groups) <= 32 else 0.03  # the peak of 256 numbers is larger than that of 32
+    assert np.linalg.norm(added - expected_added) < most * np.linalg.norm(expected_added)
 
 
 @lru_cache(maxsize=1)
 def specified_rounding_mlp(
-    rows: int, size: int, inner: int, activation: str, bias: bool, group: int
+    rows: int, size: int, inner: int, activation: str, bias: bool, groups: tuple[int, int]
 ) -> tuple[jax.Array, MLPWeights, np.ndarray]:
+    """Groups: of gate and down, and of up."""
     make = Maker("q4")
 
-    def rounding(size_out: int, size_in: int, group: int = 32) -> Projection:
+    def rounding(size_out: int, size_in: int, group: int) -> Projection:
         made = make.projection(size_out, size_in, bias=bias, group=group)
         assert isinstance(made.weight, QTensor)
         weight = dataclasses.replace(made.weight, dtype=jnp.dtype(jnp.bfloat16), activations="int8")
@@ -210,9 +217,9 @@ def specified_rounding_mlp(
 
     weights = MLPWeights(
         before=make.norm(size, plus_one=False),
-        gate=rounding(inner, size),
-        up=rounding(inner, size, group),
-        down=rounding(size, inner),
+        gate=rounding(inner, size, groups[0]),
+        up=rounding(inner, size, groups[1]),
+        down=rounding(size, inner, groups[0]),
         after=None,
     )
     x = make.floats(rows, size)

@@ -35,6 +35,7 @@ FORMATS = {
     "q6_k": RowFormat(512, Codes(6), 16, "i8", zero=32, super_size=256),
     "gptq": RowFormat(384, Codes(4), 128, "f16", zero="u8"),
     "channel": RowFormat(200, Codes(8, "int"), 208, "f32"),
+    "wide channel": RowFormat(1290, Codes(8, "int"), 1296, "f32"),
     "fp8": RowFormat(256, Codes(8, "e4m3"), 128, "f32"),
     "int4": RowFormat(216, Codes(4), 128, "f32", zero=8),
     "nf4": RowFormat(256, Codes(4, levels=NF4), 64, "f32"),
@@ -53,6 +54,7 @@ LIMITS = {
     "bf16 panels": 4e-3,
     "bf16 tiles": 4e-3,
     "int16 panels": 4e-5,
+    "int8 tiles": 1e-2,
 }
 
 
@@ -146,9 +148,10 @@ def test_every_method_is_within_the_error_of_its_rounding(name: str, isa: str) -
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("size_out", [16, 40, 96])
+@pytest.mark.parametrize("group", [32, 256])
 @pytest.mark.parametrize("method", METHODS)
-def test_rows_and_columns_in_parts(method: str, size_out: int, isa: str) -> None:
-    weight = tensor(RowFormat(1290, Codes(4), 32, "f16", minimum="f16"), size_out=size_out)
+def test_rows_and_columns_in_parts(method: str, group: int, size_out: int, isa: str) -> None:
+    weight = tensor(RowFormat(1290, Codes(4), group, "f16", minimum="f16"), size_out=size_out)
     rng = np.random.default_rng(0)
     x, bias = rng.standard_normal((450, 1290)).astype(np.float32), rng.standard_normal(size_out).astype(np.float32)
     found = products([x, x], weight, [None, bias], isa=isa, method=method)
@@ -173,7 +176,7 @@ def test_integer_sums_hold_the_largest_codes_and_inputs(codes: Codes, isa: str) 
     ]
     values = np.stack([row.astype(CODE_DTYPES[codes.kind]) for row in rows * 4])
     offsets: list[dict[str, Any]] = [{"minimum": "f32"}, {"zero": 1 << (codes.bits - 1)}]
-    for group, offset in itertools.product((16, 32, 192), [{}] if codes.kind == "int" else offsets):
+    for group, offset in itertools.product((16, 32, 192, 224), [{}] if codes.kind == "int" else offsets):
         form = RowFormat(size, codes, group, "f32", **offset)
         parts = {name: np.ones((16, entry.count), np.float32) for name, entry in form.fields.items()}
         words = pack(Stored(QuantizedRows(form, values, **parts)), tile=16)
@@ -183,7 +186,7 @@ def test_integer_sums_hold_the_largest_codes_and_inputs(codes: Codes, isa: str) 
         signs = np.stack([ones, -ones, np.tile([1, -1], size // 2), np.tile([-1, -1, 1, 1], size // 4)] * 5)
         x = signs[:17].astype(np.float32)
         xs = [x, x[:1], x[1:4]]
-        for method in ("int8 vectors", "int16 panels"):
+        for method in ("int8 vectors", "int8 tiles", "int16 panels"):
             found = products(xs, weight, [None] * 3, isa=isa, method=method)
             assert found is not None or method != "int8 vectors"
             for out, given in zip(found or [], xs, strict=False):
@@ -230,9 +233,10 @@ def test_activations_are_rounded_in_decode_steps_alone(name: str, isa: str) -> N
 
 @pytest.mark.parametrize("isa", INSTRUCTION_SETS)
 @pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
-@pytest.mark.parametrize("method", ["float panels", "int16 panels", "bf16 panels", "bf16 tiles"])
+@pytest.mark.parametrize("method", ["float panels", "int16 panels", "bf16 panels", "bf16 tiles", "int8 tiles"])
 def test_a_row_does_not_depend_on_the_rows_that_pass_with_it(method: str, biased: bool, isa: str) -> None:
-    weight = tensor(RowFormat(1290, Codes(4), 32, "f16", minimum="f16"), size_out=90, activations="float")
+    group = 256 if method == "int8 tiles" else 32
+    weight = tensor(RowFormat(1290, Codes(4), group, "f16", minimum="f16"), size_out=90, activations="float")
     x = jnp.asarray(np.random.default_rng(0).standard_normal((70, 1290)).astype(np.float32))
     parts = [np.asarray(part) for part in (x, x[:1], x[3:10], x[11:])]
     bias = np.random.default_rng(1).standard_normal(90).astype(np.float32) if biased else None
@@ -241,6 +245,38 @@ def test_a_row_does_not_depend_on_the_rows_that_pass_with_it(method: str, biased
         pytest.skip(f"{isa} has no {method}")
     for out, (begin, end) in zip(outs[1:], ((0, 1), (3, 10), (11, 70)), strict=True):
         np.testing.assert_array_equal(out, outs[0][begin:end])
+
+
+@pytest.mark.skipif(native is None or "amx" not in native.usable, reason="no tile registers")
+@pytest.mark.parametrize(
+    ("name", "rows", "activations", "method"),
+    [
+        ("wide channel", 8, "int8", "int8 vectors"),
+        ("wide channel", 64, "int8", "bf16 tiles"),
+        ("wide channel", 65, "int8", "int8 tiles"),
+        ("wide channel", 65, "float", "bf16 tiles"),
+        ("gptq", 65, "int8", "bf16 tiles"),  # its groups are too small
+        ("fp8", 65, "int8", "bf16 tiles"),
+    ],
+)
+def test_wide_groups_are_multiplied_as_bytes_in_tiles(name: str, rows: int, activations: str, method: str) -> None:
+    weight = tensor(FORMATS[name], activations=activations)
+    x = np.random.default_rng(3).standard_normal((rows, FORMATS[name].size_in)).astype(np.float32)
+    (chosen,) = linears(jnp.asarray(x), [weight], [None], library=built(), isa="amx")
+    (forced,) = linears(jnp.asarray(x), [weight], [None], library=built(), isa="amx", method=method)
+    np.testing.assert_array_equal(chosen, forced)
+
+
+@pytest.mark.parametrize("method", ["int8 vectors", "int8 tiles"])
+def test_matrices_whose_groups_differ_share_the_scales_of_x(method: str) -> None:
+    forms = [RowFormat(520, Codes(4), 256, "f16", zero="u8"), RowFormat(520, Codes(8, "int"), 528, "f32")]
+    weights = [tensor(form, size_out=40) for form in forms]
+    x = np.random.default_rng(4).standard_normal((20, 520)).astype(np.float32)
+    for isa in built().usable:
+        if method == "int8 tiles" and isa != "amx":
+            continue
+        outs = linears(jnp.asarray(x), weights, [None] * 2, library=built(), isa=isa, method=method)
+        assert all(relative_error(np.asarray(out), x, w) < LIMITS[method] for out, w in zip(outs, weights, strict=True))
 
 
 def test_weights_of_one_input_share_a_call() -> None:

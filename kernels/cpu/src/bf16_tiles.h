@@ -156,12 +156,16 @@ class PlainOutputs {
   const int output_;  // the first one
 };
 
+inline Vec tile_bias(const QuantizedMatrix& w, int tile) {
+  return w.bias == nullptr ? Vec{} : load_part(w.bias + tile * kTile, imin(kTile, w.size_out - tile * kTile));
+}
+
 // ... or activation(gate) * up, as rows of x for the next product.
 class GatedOutputs {
  public:
   GatedOutputs(const QuantizedMatrix& gate, const QuantizedMatrix& up, Activation activation, const QuantizedInput& to, int tile)
-      : gate_bias_(bias(gate, tile)),
-        up_bias_(bias(up, tile)),
+      : gate_bias_(tile_bias(gate, tile)),
+        up_bias_(tile_bias(up, tile)),
         activation_(activation),
         to_(to.bf16 + tile / 2 * kChunk * kTile + tile % 2 * kTile),
         of_block_(static_cast<size_t>(to.chunks()) * kChunk * kTile),
@@ -179,9 +183,6 @@ class GatedOutputs {
   }
 
  private:
-  static Vec bias(const QuantizedMatrix& w, int tile) {
-    return w.bias == nullptr ? Vec{} : load_part(w.bias + tile * kTile, imin(kTile, w.size_out - tile * kTile));
-  }
   const Vec gate_bias_, up_bias_;
   const Activation activation_;
   uint16_t* const to_;  // the first row's columns

@@ -92,7 +92,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   }
   clear_padding(out->typed_data(), *in_use, all_rows, size);
   if (rows == 0) return ffi::Error::Success();
-  raise.gate_into(lower, static_cast<Activation>(activation));
+  raise.gate_into(lower, static_cast<Activation>(activation), pool);
   const size_t bytes = raise.bytes(pool);
   char* shared = thread_memory<3>(bytes + lower.bytes(pool));
   std::vector<Phase> phases;

@@ -154,7 +154,7 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
                              projections[2].add_to(expert.lower, e, size, lowered + static_cast<size_t>(first) * size)}) {
       if (error.failure()) return error;
     }
-    expert.raise.gate_into(expert.lower, static_cast<Activation>(activation));
+    expert.raise.gate_into(expert.lower, static_cast<Activation>(activation), pool);
     raise_at.push_back(bytes);
     lower_at.push_back(bytes + (expert.raise.bytes(pool) + 63) / 64 * 64);
     bytes = lower_at.back() + (expert.lower.bytes(pool) + 63) / 64 * 64;

@@ -60,15 +60,15 @@ bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w
 }
 
 int tiles_of_task(const QuantizedMatrix& w, Method method) {
-  if (method == Method::kBf16Tiles) return 2;  // which all rows of a task pass by
+  if (method == Method::kBf16Tiles || method == Method::kInt8Tiles) return 2;  // which all rows of a task pass by
   if (method == Method::kFloatPanels || method == Method::kBf16Panels || method == Method::kInt16Panels) return 4;
   return static_cast<int>(1 + kBytesOfTask / (static_cast<int64_t>(w.num_words) * kTileRows * 4));
 }
 
 // Rows that stay in a core's cache while matrices pass by, in parts alike. With many rows each thread keeps to its own,
 // from product to product, and dequantizes all of the matrix.
-int rows_of_task(const QuantizedInput& in, int64_t threads) {
-  const int64_t bytes = static_cast<int64_t>(in.rows) * in.size_in * (in.x == nullptr ? 2 : sizeof(float));
+int rows_of_task(const QuantizedInput& in, int64_t bytes_of_number, int64_t threads) {
+  const int64_t bytes = in.rows * bytes_of_number * in.size_in;
   const int64_t of_cache = (bytes + kBytesOfRows - 1) / kBytesOfRows;
   const int64_t of_threads = in.rows / kRowsOfThread < threads ? in.rows / kRowsOfThread : threads;
   int64_t parts = of_cache > of_threads ? of_cache : of_threads;
@@ -112,6 +112,11 @@ size_t place(QuantizedInput& in, const bool* methods, char* memory) {
   in.int16 = arena.take<int16_t>(int16, count * kChunk);
   in.int16_scales = arena.take<float>(int16, count);
   in.int16_sums = arena.take<float>(int16, count * 3);
+  const bool tiles = methods[static_cast<int>(Method::kInt8Tiles)];
+  const size_t rows = static_cast<size_t>(in.blocks()) * in.block, scales = tiles ? rows * in.spans() : 0;
+  in.byte_tiles = arena.take<int8_t>(tiles, rows * in.steps() * kStepColumns);
+  in.span_scales = arena.take<float>(tiles, scales);
+  in.span_sums = arena.take<float>(tiles, scales);
   return arena.used();
 }
 
@@ -196,14 +201,17 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   return ffi::Error::Success();
 }
 
-bool Products::gate_into(Products& next, Activation activation) {
-  const auto only_bf16 = [](const Products& products) {
+bool Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
+  if (quantized_.size() != 2 || next.quantized_.empty()) return false;
+  const Method method = next.quantized_[0].method;
+  const auto only_such = [method](const Products& products) {
     for (const Quantized& product : products.quantized_) {
-      if (product.method != Method::kBf16Tiles) return false;
+      if (product.method != method) return false;
     }
     return products.plain_.empty();
   };
-  if (quantized_.size() != 2 || !only_bf16(*this) || !only_bf16(next)) return false;
+  if ((method != Method::kBf16Tiles && method != Method::kInt8Tiles) || !only_such(*this) || !only_such(next)) return false;
+  if (method == Method::kInt8Tiles && next.in_.spans() < 2 * pool.num_threads()) return false;  // a task is a span of it
   if (!kernels_->gates(quantized_[0].matrix, quantized_[1].matrix)) return false;
   gated_ = &next, activation_ = activation, next.filled_ = true;
   return true;
@@ -211,11 +219,13 @@ bool Products::gate_into(Products& next, Activation activation) {
 
 size_t Products::bytes(const ffi::ThreadPool& pool) {
   if (pool.num_threads() > 0) threads_ = static_cast<int>(pool.num_threads());
-  rows_of_task_ = rows_of_task(in_, threads_);
+  const bool only_bytes = uses(Method::kInt8Tiles) && !uses(Method::kBf16Tiles);
+  rows_of_task_ = rows_of_task(in_, in_.x != nullptr ? sizeof(float) : only_bytes ? 1 : 2, threads_);
   column_tasks_ = 0;
   for (Quantized& product : quantized_) {
     const QuantizedMatrix& w = product.matrix;
-    product.tiles_of_task = gated_ != nullptr ? 1 : tiles_of_task(w, product.method);
+    product.tiles_of_task = tiles_of_task(w, product.method);
+    if (gated_ != nullptr) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : 1;
     product.first_task = column_tasks_;
     column_tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
     const size_t needed = kernels_->workspace(w, product.method, rows_of_task_);
@@ -241,7 +251,7 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
 Phase Products::prepare(Fill fill) const {
   const int rows = quantized_.empty() ? in_.rows : in_.blocks() * in_.block, size = in_.size_in;
   int of_task = (rows + 4 * threads_ - 1) / (4 * threads_);
-  const bool lines_of_one_row = in_.bytes == nullptr && in_.floats == nullptr && in_.int16 == nullptr;  // else threads would share cache lines
+  const bool lines_of_one_row = in_.bytes == nullptr && in_.floats == nullptr && in_.int16 == nullptr && in_.byte_tiles == nullptr;  // else threads would share cache lines
   if (of_task > kTileRows || !lines_of_one_row) of_task = in_.block;
   return {static_cast<size_t>((rows + of_task - 1) / of_task), [this, fill = std::move(fill), rows, size, of_task](size_t i) {
             const int begin = static_cast<int>(i) * of_task, end = begin + of_task < rows ? begin + of_task : rows;
@@ -257,7 +267,7 @@ Phase Products::prepare(Fill fill) const {
 
 void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   place(in_, methods_, memory + plain_bytes_);
-  const bool forms = in_.floats != nullptr || in_.bytes != nullptr || in_.bf16 != nullptr || in_.int16 != nullptr;
+  const bool forms = in_.floats != nullptr || in_.bytes != nullptr || in_.bf16 != nullptr || in_.int16 != nullptr || in_.byte_tiles != nullptr;
   if (!filled_ && (fill != nullptr || forms)) phases.push_back(prepare(std::move(fill)));
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {

@@ -60,7 +60,7 @@ class Products {
 
   // Has the two products added so far become rows of x of `next`: activation(first) * second. False: they cannot, and
   // are f32 results as ever. After the last `add` of both.
-  bool gate_into(Products& next, Activation activation);
+  bool gate_into(Products& next, Activation activation, const xla::ffi::ThreadPool& pool);
 
   // Memory that the phases share, 64-byte aligned. After the last `add`.
   size_t bytes(const xla::ffi::ThreadPool& pool);
@@ -82,6 +82,7 @@ class Products {
     int64_t first_task;
   };
 
+  bool uses(Method method) const { return methods_[static_cast<int>(method)]; }
   xla::ffi::Error add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   xla::ffi::Error add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   Phase prepare(Fill fill) const;

@@ -12,6 +12,8 @@ namespace llmjax {
 
 constexpr int kChunk = 32;    // columns whose codes fill whole words
 constexpr int kTileRows = 16;  // rows of a matrix whose words lie side by side
+constexpr int kStepColumns = 64;  // whose bytes a tile register holds of 16 rows
+constexpr int kSpanColumns = 256;  // that share a scale of int8 of x for tile registers
 
 enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
 enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2 };
@@ -57,8 +59,8 @@ struct QuantizedMatrix {
 
 // How to multiply. Float vectors and panels are exact f32; the others round x to int8 or int16 by blocks of columns, or x and
 // the dequantized weights to bf16.
-enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels };
-constexpr int kMethods = 6;
+enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels, kInt8Tiles };
+constexpr int kMethods = 7;
 
 // What x may be rounded to: int8, or 16 bits, which are bf16, together with weights, or int16.
 struct Rounding {
@@ -81,8 +83,12 @@ struct QuantizedInput {
   uint16_t* bf16;
   int16_t* int16;       // of four columns 0, 2, 1 and 3
   float *int16_scales, *int16_sums;  // as those of bytes
+  int8_t* byte_tiles;   // [blocks of 16 rows, steps, 16, kStepColumns]
+  float *span_scales, *span_sums;  // [blocks of 16 rows, spans, 16]
 
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
+  int steps() const { return (size_in + kStepColumns - 1) / kStepColumns; }
+  int spans() const { return (size_in + kSpanColumns - 1) / kSpanColumns; }
   int blocks() const { return (rows + block - 1) / block; }
   size_t chunk_rows() const { return static_cast<size_t>(blocks()) * chunks() * block; }
   // `count` rows from `begin` on, a multiple of the block.
@@ -95,6 +101,10 @@ struct QuantizedInput {
     if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3, part.byte_totals += at * 3;
     if (bf16 != nullptr) part.bf16 += at * kChunk;
     if (int16 != nullptr) part.int16 += at * kChunk, part.int16_scales += at, part.int16_sums += at * 3;
+    if (byte_tiles != nullptr) {
+      const size_t scales = static_cast<size_t>(begin) * spans();
+      part.byte_tiles += static_cast<size_t>(begin) * steps() * kStepColumns, part.span_scales += scales, part.span_sums += scales;
+    }
     return part;
   }
 };
@@ -106,11 +116,11 @@ struct QuantizedKernels {
   // Rows begin..end from x [end - begin, size_in], of which there is nothing beyond the last row of all.
   void (*prepare)(const QuantizedInput&, const float* x, int begin, int end);
   size_t (*workspace)(const QuantizedMatrix&, Method, int rows);  // bytes, 64-byte aligned
-  // Outputs of tiles begin..end; for kBf16Tiles `begin` is even.
+  // Outputs of tiles begin..end; for kBf16Tiles and kInt8Tiles `begin` is even.
   void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, Method, int begin, int end, char* workspace);
-  // Whether `multiply_gated` takes these: both by kBf16Tiles and with codes alike.
+  // Whether `multiply_gated` takes these: both by kBf16Tiles or both by kInt8Tiles, and with codes alike.
   bool (*gates)(const QuantizedMatrix& gate, const QuantizedMatrix& up);
-  // activation(gate) * up as bf16 rows of x, for tiles begin..end of both.
+  // activation(gate) * up as rows of x for the same method, for tiles begin..end of both; by kInt8Tiles all of a span's.
   void (*multiply_gated)(const QuantizedMatrix& gate, const QuantizedMatrix& up, Activation, const QuantizedInput&,
                          const QuantizedInput& out, int begin, int end, char* workspace);
 };

@@ -108,6 +108,32 @@ inline void round_row(const QuantizedInput& in, const float* x, int row) {
 }
 #endif
 
+#if defined(__AMX_INT8__)
+// A span of a row from its first column on, of which `count` are left.
+inline void round_span(const QuantizedInput& in, const float* x, int count, int row, int span) {
+  using llmjax::kStepColumns;
+  using llmjax::kTileRows;
+  const int begin = span * llmjax::kSpanColumns, columns = imin(llmjax::kSpanColumns, in.steps() * kStepColumns - begin);
+  const size_t block = row / kTileRows, m = row % kTileRows;
+  int8_t* const to = in.byte_tiles + (block * in.steps() * kTileRows + m) * kStepColumns + static_cast<size_t>(begin) * kTileRows;
+  alignas(64) float part[llmjax::kSpanColumns];
+  if (count < columns) {
+    for (int i = 0; i < columns; ++i) part[i] = i < count ? x[i] : 0;
+    x = part;
+  }
+  const IntegerScale by = integer_scale(x, columns, 127);
+  float total = 0;
+  for (int column = 0; column < columns; column += kChunk) {
+    int8_t* const bytes = to + column / kStepColumns * kStepColumns * kTileRows + column % kStepColumns;
+    round_chunk(
+        x + column, by, [&](int i, Bits bits) { store_bytes(bytes + i, bits & 0xff); },
+        [&](int which, float sum) { total += which == 2 ? sum : 0; });
+  }
+  const size_t at = (block * in.spans() + span) * kTileRows + m;
+  in.span_scales[at] = by.scale, in.span_sums[at] = total * by.scale;
+}
+#endif
+
 inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
   const int block_of_rows = row / in.block, chunks = in.chunks(), per_scale = in.round_columns / kChunk;
   const bool real = row < in.rows;
@@ -152,6 +178,12 @@ void quantized_prepare(const QuantizedInput& in, const float* x, int begin, int 
   for (int row = begin; row < end; ++row, x += in.size_in) {
 #if defined(__AVX512BF16__)
     if (in.bf16 != nullptr) round_row(in, x, row);
+#endif
+#if defined(__AMX_INT8__)
+    for (int span = 0; in.byte_tiles != nullptr && span < in.spans(); ++span) {
+      const int at = span * llmjax::kSpanColumns;
+      round_span(in, x + at, row < in.rows ? in.size_in - at : 0, row, span);
+    }
 #endif
     if (in.bytes != nullptr || in.floats != nullptr || in.int16 != nullptr) prepare_row(in, x, row);
   }

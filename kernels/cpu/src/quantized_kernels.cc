@@ -2,8 +2,8 @@
 
 #include "quantized.h"
 
-#include "bf16_tiles.h"
 #include "int16_panels.h"
+#include "int8_tiles.h"
 
 namespace {
 
@@ -23,6 +23,7 @@ bool quantized_takes(const QuantizedMatrix& w, Method method) {
 #endif
 #if defined(__AMX_INT8__)
     case Method::kBf16Tiles: return true;
+    case Method::kInt8Tiles: return integers && (w.groups() == 1 || w.group_size % llmjax::kSpanColumns == 0);
 #endif
     default: return false;
   }
@@ -30,10 +31,15 @@ bool quantized_takes(const QuantizedMatrix& w, Method method) {
 
 // Up to how many rows which method is the fastest: benchmarks/kernels.py prints all of them.
 constexpr int kMaxVectorRows = 4, kMaxByteRowsBesideTiles = 8;
+// Bf16 tiles, which round far less, are about as fast until filling panels hardly counts.
+constexpr int kMinRowsOfByteTiles = 65;
 
 Method quantized_choose(const QuantizedMatrix& w, int rows, llmjax::Rounding may) {
   const bool tiles = may.half && quantized_takes(w, Method::kBf16Tiles);
-  if (may.int8 && quantized_takes(w, Method::kInt8Vectors) && (rows <= kMaxByteRowsBesideTiles || !tiles)) return Method::kInt8Vectors;
+  if (may.int8 && quantized_takes(w, Method::kInt8Vectors)) {
+    if (rows <= kMaxByteRowsBesideTiles || !tiles) return Method::kInt8Vectors;
+    if (rows >= kMinRowsOfByteTiles && quantized_takes(w, Method::kInt8Tiles)) return Method::kInt8Tiles;
+  }
   if (rows <= kMaxVectorRows) return Method::kFloatVectors;
   if (tiles) return Method::kBf16Tiles;
   if (may.half && quantized_takes(w, Method::kInt16Panels)) return Method::kInt16Panels;
@@ -50,6 +56,7 @@ size_t quantized_workspace(const QuantizedMatrix& w, Method method, int rows) {
   if (method == Method::kFloatPanels || method == Method::kBf16Panels) return panel_scale_bytes(w);
 #if defined(__AMX_INT8__)
   if (method == Method::kBf16Tiles) return Bf16Workspace::bytes(w, rows);
+  if (method == Method::kInt8Tiles) return Int8Workspace::bytes(w, rows);
 #else
   (void)method, (void)rows;
 #endif
@@ -69,6 +76,11 @@ bool quantized_gates(const QuantizedMatrix& gate, const QuantizedMatrix& up) {
 void quantized_multiply_gated(const QuantizedMatrix& gate, const QuantizedMatrix& up, llmjax::Activation activation,
                               const QuantizedInput& in, const QuantizedInput& out, int begin, int end, char* workspace) {
 #if defined(__AMX_INT8__)
+  if (out.byte_tiles != nullptr) {
+    return for_integer_codes(gate, [&](auto codes) {
+      gated_int8_tiles<decltype(codes)>(gate, up, activation, in, out, begin, end, workspace);
+    });
+  }
   for_codes(gate, [&](auto codes) {
     gated_bf16_tiles<decltype(codes)>(gate, up, activation, in, out, begin, end, workspace);
   });
@@ -101,6 +113,8 @@ void quantized_multiply(const QuantizedMatrix& w, const QuantizedInput& in, Meth
 #if defined(__AMX_INT8__)
     case Method::kBf16Tiles:
       return for_codes(w, [&](auto codes) { bf16_tiles<decltype(codes)>(w, in, begin, end, workspace); });
+    case Method::kInt8Tiles:
+      return for_integer_codes(w, [&](auto codes) { int8_tiles<decltype(codes)>(w, in, begin, end, workspace); });
 #endif
     default: return;
   }
