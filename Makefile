@@ -1,8 +1,8 @@
 # make serve       serve the default model on port 8000
-# make test        run the tests, but for those that are marked slow, and with WITHOUT=MARKER for those too
-# make test-slow   run those, but for those that are marked exhaustive
-# make test-exhaustive
-#                  run these: after a change of what they look at, and before a release
+# make test        run the tests, but for those that are marked slow; ONLY=MARKER: of these those that have this marker too
+# make test-changed
+#                  run what a change since SINCE (HEAD: what is not committed) can reach, and the smoke tests
+# make test-slow   run the slow tests, but for those that are marked exhaustive; make test-exhaustive runs these
 # make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
@@ -12,9 +12,12 @@ PYTHON ?= python3
 CONFIG ?= configs/smollm2.yaml
 EXTRAS ?=
 TESTS ?=
-WITHOUT ?=
+ONLY ?=
+SINCE ?= HEAD
 # Environment of the tests, but for those that compare times.
 WITH ?=
+# What a run of tests leaves for `python -m benchmarks.test_times`.
+REPORT ?= build/tests/$@$(VENV:.venv%=%)$(if $(ONLY),-$(ONLY)).xml
 ARGS ?=
 CONSTRAINTS ?=
 
@@ -34,7 +37,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve wheel venv test test-slow test-exhaustive check bench clean
+.PHONY: serve wheel venv test test-changed test-slow test-exhaustive check bench clean
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp)
@@ -42,15 +45,22 @@ serve: $(serve_stamp)
 
 venv: $(dev_stamp)
 
+# The slowest tests are told last, whether or not one failed.
+run_tests = status=0; $(WITH) $(PYTEST) --junitxml=$(REPORT) $1 || status=$$?; \
+	$(BIN)/python -m benchmarks.test_times $(REPORT) || true; exit $$status
+
 # In the order of their names: files with the most tests first would leave a few long tests for the end, on one core.
 test: $(dev_stamp)
-	$(WITH) $(PYTEST) --no-loadscope-reorder -m 'not slow$(if $(WITHOUT), and not $(WITHOUT))' $(TESTS) $(ARGS)
+	$(call run_tests,--no-loadscope-reorder -m 'not slow$(if $(ONLY), and $(ONLY))' $(TESTS) $(ARGS))
+
+test-changed: $(dev_stamp)
+	$(call run_tests,--no-loadscope-reorder -m 'not slow' --since $(SINCE) $(TESTS) $(ARGS))
 
 test-slow: level := slow and not exhaustive
 test-exhaustive: level := exhaustive
 # Status 5: TESTS holds none of them.
 test-slow test-exhaustive: $(dev_stamp)
-	$(WITH) $(PYTEST) -m '$(level) and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
+	$(WITH) $(PYTEST) --junitxml=$(REPORT) -m '$(level) and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m '$(level) and alone' $(TESTS) $(ARGS) || test $$? -eq 5
 
 check: $(dev_stamp)

@@ -83,6 +83,31 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.update(CACHE_VARIABLES, JAX_COMPILATION_CACHE_DIR=str(config.cache.mkdir("xla")))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--since", help="a commit: run only smoke tests and what a change since then can reach")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --since, leaves out what the change cannot reach."""
+    since = config.getoption("--since")
+    if since is None:
+        return
+    from tests.import_graph import changed_since, reached
+
+    try:
+        files = reached(changed_since(since))
+    except ValueError as error:
+        raise pytest.UsageError(f"--since: {error}") from None
+    if files is None:
+        return
+    kept, left_out = [], []
+    for item in items:
+        wanted = item.get_closest_marker("smoke") or str(item.path.relative_to(config.rootpath)) in files
+        (kept if wanted else left_out).append(item)
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = kept
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """What is exhaustive is slow too, and need not say so."""
     if item.get_closest_marker("exhaustive"):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.once  # no device computes here
+from tests.import_graph import LAYERS, ROOT, files, graph, imports, modules, reached
 
-ROOT = Path(__file__).parent.parent
-LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and those before it
+pytestmark = pytest.mark.once  # no device computes here
 
 # The packages and modules of llmjax, each importing only what stands before it or with it.
 ORDER = (
@@ -42,29 +39,12 @@ RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
 EXCEPTIONS = {("llmjax/cli/serve.py", "serve"), ("llmjax/cli/run_batch.py", "serve"), ("llmjax/deploy/ray.py", "serve")}
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Full names of the modules that a file imports, anywhere in it."""
-    package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else ()
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)  # a submodule, perhaps
-
-
 def layer_of(name: str) -> str:
     """The layer of a module: ``llmjax.kernels.blocks`` lies in kernels, ``llmjax.errors`` in llmjax, numpy in none."""
     package, *rest = name.split(".")
     if package != "llmjax":
         return ""
     return rest[0] if rest and rest[0] in LAYERS else package
-
-
-def files(layer: str) -> list[Path]:
-    return sorted((ROOT / layer).rglob("*.py"))  # which does not follow the links in llmjax/
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -82,37 +62,6 @@ def test_imports_point_downward(layer: str) -> None:
 def test_the_layers_are_there_and_are_parsed() -> None:
     assert all(files(layer) for layer in LAYERS)
     assert "llmjax.errors" in set(imports(ROOT / "llmjax" / "config.py"))
-
-
-def modules() -> dict[str, Path]:
-    """Every module by its full name, a package by its own."""
-    found = {}
-    for layer in LAYERS:
-        for path in files(layer):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            name = ".".join(("llmjax", *parts) if layer != "llmjax" else parts).removesuffix(".__init__")
-            found[name] = path
-    return found
-
-
-def graph() -> dict[str, set[str]]:
-    """Which modules each module imports, anywhere in it: functions and blocks for type checkers count too.
-
-    ``from package import module`` is an import of the module alone, whatever the package's __init__ holds.
-    """
-    known = modules()
-    found: dict[str, set[str]] = {}
-    for name, path in known.items():
-        others: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Import):
-                others.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0 and node.module, f"{path}: imports are absolute"
-                full = {f"{node.module}.{alias.name}" for alias in node.names}
-                others |= {one if one in known else node.module for one in full}
-        found[name] = (others & known.keys()) - {name}
-    return found
 
 
 def circles(edges: dict[str, set[str]]) -> list[list[str]]:
@@ -150,7 +99,7 @@ def test_circles_are_found() -> None:
 
 
 def test_no_modules_import_each_other() -> None:
-    assert circles(graph()) == []
+    assert circles(graph(modules())) == []
 
 
 def test_packages_stand_in_order() -> None:
@@ -159,12 +108,12 @@ def test_packages_stand_in_order() -> None:
         assert place in RANK, f"{name}: add {place!r} to ORDER"
         return RANK[place]
 
-    wrong = {(name, other) for name, others in graph().items() for other in others if rank(other) > rank(name)}
+    wrong = {(name, other) for name, others in graph(modules()).items() for other in others if rank(other) > rank(name)}
     assert wrong == set()
 
 
 def test_the_graph_has_imports_of_every_kind() -> None:
-    edges = graph()
+    edges = graph(modules())
     assert "llmjax.errors" in edges["llmjax.config"]
     assert "llmjax.weights.ggml.unpack" in edges["llmjax.weights.ggml.types"]  # from package import module
     assert "llmjax.conversion" in edges["llmjax"]  # for type checkers
@@ -255,3 +204,25 @@ def test_the_map_and_the_glossary_name_what_is_there() -> None:
         text = home(path).read_text(encoding="utf-8")
         for name in re.findall(r"`([A-Za-z_]+)[`.]", names):
             assert re.search(rf"^(?:class {name}\b|{name}\b.* = )", text, re.MULTILINE), (name, path)
+
+
+def test_a_change_reaches_those_who_import_it() -> None:
+    by_scheduler = reached(["llmjax/engine/scheduler.py"])
+    assert by_scheduler is not None
+    assert {"tests/engine/test_scheduler.py", "tests/serve/test_chat.py"} <= by_scheduler
+    assert "tests/tokenizer/test_detokenizer.py" not in by_scheduler
+    assert reached(["serve/sse.py"]) >= {"tests/serve/test_sse.py"}  # type: ignore[operator]
+    by_source = reached(["kernels/cpu/src/attention.cc"])
+    assert by_source is not None and "tests/kernels/test_cpu_attention.py" in by_source
+
+
+def test_a_change_of_data_reaches_the_tests_beside_it() -> None:
+    assert reached(["tests/parsing/no_such_file.json"]) == {
+        f"tests/parsing/{path.name}" for path in (ROOT / "tests" / "parsing").glob("test_*.py")
+    }
+    assert reached(["README.md"]) == set()
+
+
+@pytest.mark.parametrize("path", ["pyproject.toml", "Makefile", ".ci/oldest.txt"])
+def test_what_nobody_imports_may_concern_all(path: str) -> None:
+    assert reached([path]) is None
