@@ -1,0 +1,295 @@
+"""Faults that the fast tests must find: each is one line of the product as a tired programmer might have written it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault.
+
+    Attributes:
+        what: goes wrong.
+        path: the file that it is made in, relative to the repository.
+        before: text of the file; it stands there once.
+        after: what stands there instead.
+        tests: files of fast tests, of which at least one must fail.
+    """
+
+    what: str
+    path: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+SCHEDULER = "llmjax/engine/scheduler.py"
+SCHEDULED = ("tests/engine/test_scheduler.py",)
+POOL = "llmjax/engine/page_pool.py"
+POOLED = ("tests/engine/test_page_pool.py", "tests/engine/test_scheduler.py")
+CACHE = "llmjax/engine/kv_cache.py"
+ROWS = "kernels/cpu/src/rows_kernel.h"
+FEW = "kernels/cpu/src/attention_few.h"
+GGUF = "llmjax/checkpoint/gguf/file.py"
+GGUF_READ = ("tests/checkpoint/gguf/test_file.py",)
+SAFETENSORS = "llmjax/checkpoint/safetensors.py"
+
+MUTANTS = (
+    # The scheduler.
+    Mutant(
+        "the sequence that came first is preempted",
+        SCHEDULER,
+        "victim = self.running[-1]",
+        "victim = self.running[0]",
+        SCHEDULED,
+    ),
+    Mutant(
+        "a chunk ignores the budget",
+        SCHEDULER,
+        "count = min(sequence.missing, budget) if chunks else 1",
+        "count = sequence.missing if chunks else 1",
+        SCHEDULED,
+    ),
+    Mutant(
+        "a prompt samples before it is computed",
+        SCHEDULER,
+        "samples = start + count == known",
+        "samples = start + count <= known",
+        SCHEDULED,
+    ),
+    Mutant(
+        "a victim's tokens stay counted",
+        SCHEDULER,
+        "budget += counts.pop(victim, 0)",
+        "counts.pop(victim, 0)",
+        SCHEDULED,
+    ),
+    Mutant(
+        "slots are lost",
+        SCHEDULER,
+        "        self._free_slots.append(sequence.slot)\n",
+        "",
+        SCHEDULED,
+    ),
+    Mutant(
+        "whole prompts are cut",
+        SCHEDULER,
+        "if self.whole_prompts and sequence.missing > budget:",
+        "if self.whole_prompts and sequence.missing > 2 * budget:",
+        SCHEDULED,
+    ),
+    Mutant(
+        "those that run are in the order in which they were let in",
+        SCHEDULER,
+        "insort(self.running, sequence, key=_rank)",
+        "self.running.append(sequence)",
+        SCHEDULED,
+    ),
+    # Pages and the prefix cache.
+    Mutant(
+        "a page is found by its digest alone",
+        POOL,
+        "if page is None or self._keys[page] != key:",
+        "if page is None:",
+        POOLED,
+    ),
+    Mutant(
+        "a page's key says nothing of those before it",
+        POOL,
+        'hashlib.blake2b(parent, digest_size=DIGEST_BYTES, person=b"llmjax page")',
+        'hashlib.blake2b(b"", digest_size=DIGEST_BYTES, person=b"llmjax page")',
+        POOLED,
+    ),
+    Mutant(
+        "the page that was used last is evicted first",
+        POOL,
+        "page, _ = self._cached.popitem(last=False)\n                if",
+        "page, _ = self._cached.popitem(last=True)\n                if",
+        POOLED,
+    ),
+    Mutant(
+        "a second holder is not counted",
+        POOL,
+        "self._holders[page] += 1",
+        "self._holders[page] = 1",
+        POOLED,
+    ),
+    Mutant(
+        "a page that was evicted is found",
+        POOL,
+        "            del self._pages[key.digest]\n            self._keys[page] = None\n",
+        "            self._keys[page] = None\n",
+        POOLED,
+    ),
+    Mutant(
+        "pages are registered a page late",
+        CACHE,
+        "if len(sequence.tokens) >= (sequence.num_committed + 1) * self.page_size:",
+        "if len(sequence.tokens) > (sequence.num_committed + 2) * self.page_size:",
+        (*SCHEDULED, "tests/engine/test_offload.py"),
+    ),
+    Mutant(
+        "room is what one of the groups has",
+        CACHE,
+        "sequence.room = min([group.room(sequence) for group in self.groups])",
+        "sequence.room = max([group.room(sequence) for group in self.groups])",
+        (*SCHEDULED, "tests/engine/test_kinds_of_attention.py"),
+    ),
+    Mutant(
+        "what cannot be relied on is found",
+        CACHE,
+        "                group.forget(key)\n",
+        "",
+        ("tests/engine/test_not_finite.py", *SCHEDULED),
+    ),
+    # Kernels.
+    Mutant(
+        "norms forget that 1 is added to their weights",
+        ROWS,
+        "splat(norm.plus_one ? 1.0f : 0.0f)",
+        "splat(0.0f)",
+        ("tests/kernels/test_blocks.py",),
+    ),
+    Mutant(
+        "interleaved rotation turns half a pair back",
+        ROWS,
+        "heads[2 * i + 1] = a * by.sin[i] + b * by.cos[i];",
+        "heads[2 * i + 1] = b * by.cos[i] - a * by.sin[i];",
+        ("tests/kernels/test_blocks.py",),
+    ),
+    Mutant(
+        "of equal logits the last one is taken",
+        ROWS,
+        "best[j][lane] == peak && index < first",
+        "best[j][lane] == peak && index > first",
+        ("tests/kernels/test_argmax.py",),
+    ),
+    Mutant(
+        "the last number of a row is not looked at",
+        ROWS,
+        "if (const int rest = size - i; rest > 0) {",
+        "if (const int rest = size - i; rest > 1) {",
+        ("tests/kernels/test_finite.py",),
+    ),
+    Mutant(
+        "half of a key is multiplied with the wrong half of a query",
+        FEW,
+        "partial[m][j] += load(query + kLanes) * b;",
+        "partial[m][j] += load(query + kLanes) * a;",
+        ("tests/kernels/test_cpu_attention.py",),
+    ),
+    Mutant(
+        "values of odd places have the weights of the first row",
+        FEW,
+        "const Vec weight = splat(weights[m * stride + c]);",
+        "const Vec weight = splat(weights[c]);",
+        ("tests/kernels/test_cpu_attention.py",),
+    ),
+    # Loaders.
+    Mutant(
+        "tensors of a GGUF file may overlap",
+        GGUF,
+        "if before.offset + before.nbytes > after.offset:",
+        "if before.offset > after.offset:",
+        GGUF_READ,
+    ),
+    Mutant(
+        "tensors of a GGUF file may leave it",
+        GGUF,
+        "if base + record.offset + record.nbytes > self.size:",
+        "if base + record.offset > self.size:",
+        GGUF_READ,
+    ),
+    Mutant(
+        "dimensions of GGUF tensors are in the file's order",
+        GGUF,
+        "tuple(reversed(dims))",
+        "tuple(dims)",
+        GGUF_READ,
+    ),
+    Mutant(
+        "a truth value may be anything",
+        GGUF,
+        "if count and flags.max() > 1:",
+        "if count and flags.max() > 255:",
+        GGUF_READ,
+    ),
+    Mutant(
+        "tensors of a safetensors file begin where the first one does",
+        SAFETENSORS,
+        "        place = end\n",
+        "",
+        ("tests/checkpoint/test_safetensors.py",),
+    ),
+    Mutant(
+        "rows that follow each other lack the last one",
+        SAFETENSORS,
+        "self.stored[rows[0] : rows[-1] + 1] if in_turn",
+        "self.stored[rows[0] : rows[-1]] if in_turn",
+        ("tests/checkpoint",),
+    ),
+    # Sampling, stop strings, drafts.
+    Mutant(
+        "min-p is compared with the logits themselves",
+        "llmjax/sampling/truncation.py",
+        "floor = jnp.maximum(jnp.log(min_p), jnp.where(top_k > 0, kth, -jnp.inf))",
+        "floor = jnp.maximum(min_p, jnp.where(top_k > 0, kth, -jnp.inf))",
+        ("tests/sampling/test_truncation.py",),
+    ),
+    Mutant(
+        "a stop string is shown",
+        "llmjax/engine/stop.py",
+        "return text[: scan.end if self._include else scan.end - len(self.found)]",
+        "return text[: scan.end]",
+        ("tests/engine/test_stop.py",),
+    ),
+    Mutant(
+        "the first of the matches is continued",
+        "llmjax/engine/ngrams.py",
+        "if same > length:",
+        "if same >= length:",
+        ("tests/engine/test_ngrams.py",),
+    ),
+    # Routes.
+    Mutant(
+        "a body may be as large as it likes if its size is not told",
+        "serve/body.py",
+        "                if size > limits.bytes:\n",
+        "                if size < 0:\n",
+        ("tests/serve/test_body.py",),
+    ),
+    Mutant(
+        "what a request has taken is not counted",
+        "serve/rates.py",
+        "allowances.tokens.take((record.prompt_tokens or 0) + (record.completion_tokens or 0))",
+        "allowances.tokens.take(record.prompt_tokens or 0)",
+        ("tests/serve/test_rates.py",),
+    ),
+    Mutant(
+        "a stream has no end",
+        "serve/sse.py",
+        "        await self.write(end)\n",
+        "",
+        ("tests/serve/test_sse.py",),
+    ),
+    Mutant(
+        "the server stops before the last request has left",
+        "serve/drain.py",
+        "            if not self.active:\n                self._empty.set()",
+        "            self._empty.set()",
+        (
+            "tests/serve/test_app.py",
+            "tests/serve/test_run.py",
+            "tests/serve/test_cancel.py",
+            "tests/serve/test_drain.py",
+        ),
+    ),
+    Mutant(
+        "hosts are not looked at",
+        "serve/access.py",
+        "raise _unknown_host(",
+        "return; raise _unknown_host(",
+        ("tests/serve/test_access.py",),
+    ),
+)
