@@ -117,10 +117,11 @@ def main(argv: Sequence[str]) -> int:
 
 def tcp_of(port: int, page_bytes: int) -> Callable[[int], None]:
     """Pulls by our own protocol."""
-    taker = PageTaker(identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
+    peer = f"{HOST}:{port}"
+    taker = PageTaker([peer], identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
 
     def pull(number: int) -> None:
-        kept: list[KeptPage] = [page for _, page in taker.take(f"{number}", host=HOST, port=port)]
+        kept: list[KeptPage] = [page for _, page in taker.take(f"{number}", peer=peer)]
         jax.block_until_ready(jax.device_put(np.stack([page.content[0] for page in kept])))
 
     return pull

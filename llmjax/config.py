@@ -269,8 +269,8 @@ class EngineConfig:
     kv_transfer_config: dict[str, Any] | None = setting(  # noqa: RUF009
         None,
         "compute prompts for other servers, or continue what they have computed, as JSON: "
-        '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5", "kv_port": 14579}\'; routers '
-        "tell servers of each other (default: each computes its own prompts)",
+        '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5", "kv_port": 14579, "kv_peers": '
+        '["10.0.0.6:14579"]}\'; routers say which of kv_peers has a prompt (default: each server computes its own)',
     )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
@@ -334,7 +334,9 @@ class EngineConfig:
     master_addr: str = setting("127.0.0.1", "address of rank 0, where the other ranks find it")
     master_port: int = setting(29501, "port of rank 0 for the other ranks")
     master_secret: str | None = setting(
-        None, "word that every rank must know; without one, whoever reaches master_port first is believed"
+        None,
+        "word that every rank must know, and every server of kv_transfer_config; without one, whoever reaches "
+        "master_port first is believed, and servers that exchange pages make one and log it",
     )
     distributed_timeout_seconds: float = setting(
         600.0, "seconds that the ranks wait for each other at the start", unit="seconds"

@@ -23,7 +23,7 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.local_ranks import LocalRanks
 from llmjax.engine.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
-from llmjax.engine.offload_setup import giver_of, offload_of, taker_of
+from llmjax.engine.offload_setup import offload_of, transfer_of
 from llmjax.engine.pace import Pace
 from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
@@ -160,7 +160,8 @@ def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublis
     model, kv_plan = compiler.model, compiler.kv_plan
     if publisher is not None and not model.config.causal:
         raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
-    offload, giver, taker = offload_of(config, compiler), giver_of(config, compiler), taker_of(config, compiler)
+    offload = offload_of(config, compiler)
+    giver, taker = transfer_of(config, compiler)
     kv = KVCache(
         kv_plan.groups,
         page_size=config.page_size,

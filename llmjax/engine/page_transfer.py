@@ -25,7 +25,7 @@ from llmjax.engine.offload import Contents, PagesLost
 from llmjax.engine.page_pool import PageKey
 from llmjax.engine.wire import Channel, Message
 from llmjax.errors import ConfigError
-from llmjax.kv_transfer import SETTING, KVTransferConfig
+from llmjax.kv_transfer import SETTING, KVTransferConfig, address_of
 
 logger = logging.getLogger(__name__)
 
@@ -116,9 +116,7 @@ class PageGiver:
         ConfigError: the address cannot be used.
     """
 
-    def __init__(
-        self, config: KVTransferConfig, *, identity: str, secret: str | None, formats: Sequence[PageFormat]
-    ) -> None:
+    def __init__(self, config: KVTransferConfig, *, identity: str, secret: str, formats: Sequence[PageFormat]) -> None:
         self._limit = int(config.kv_buffer_size)
         self._identity = identity
         self._secret = secret
@@ -213,28 +211,32 @@ class PageTaker:
     """Takes pages from other servers.
 
     Args:
+        peers: the servers, each ``host:port``; nothing connects elsewhere.
         identity: of what decides what pages hold.
         secret: that who gives them must know.
         formats: of pages, by group.
     """
 
-    def __init__(self, *, identity: str, secret: str | None, formats: Sequence[PageFormat]) -> None:
+    def __init__(self, peers: Sequence[str], *, identity: str, secret: str, formats: Sequence[PageFormat]) -> None:
+        self._addresses = {peer: address_of(peer) for peer in peers}
         self._identity = identity
         self._secret = secret
         self._formats = formats
 
-    def take(self, name: str, *, host: str, port: int) -> Iterator[tuple[PageName, KeptPage]]:
-        """The pages that a server has under a name, as they come.
+    def take(self, name: str, *, peer: str) -> Iterator[tuple[PageName, KeptPage]]:
+        """The pages that one of the servers has under a name, as they come.
 
         Raises:
             PagesLost: they do not come, or no more of them; the message says why.
         """
+        if peer not in self._addresses:
+            raise PagesLost(f"{peer} is not one of kv_peers")
         try:
-            with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+            with socket.create_connection(self._addresses[peer], timeout=CONNECT_SECONDS) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 yield from self._taken(Channel(connection, Hello | Given | Page | NotGiven, limit=FIRST_BYTES), name)
         except (OSError, msgspec.MsgspecError) as error:
-            raise PagesLost(f"{host}:{port}: {error}") from error
+            raise PagesLost(f"{peer}: {error}") from error
 
     def _taken(self, channel: Channel, name: str) -> Iterator[tuple[PageName, KeptPage]]:
         messages = channel.receive()
@@ -264,6 +266,6 @@ def _next(messages: Iterator[Any], kind: Any) -> Any:
     return message
 
 
-def _proof(secret: str | None, nonce: bytes, *, by: str) -> bytes:
+def _proof(secret: str, nonce: bytes, *, by: str) -> bytes:
     """That somebody knows the secret; ``by``: who, for an answer is of no use to the other side."""
-    return hmac.digest((secret or "").encode(), f"kv pages, {by}: ".encode() + nonce, "sha256")
+    return hmac.digest(secret.encode(), f"kv pages, {by}: ".encode() + nonce, "sha256")
