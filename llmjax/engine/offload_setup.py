@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,13 @@ def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
     return Offload(HostPages(limit), disk, page_bytes=[form.num_bytes for form in formats])
 
 
-def transfer_of(config: EngineConfig, compiler: StepCompiler) -> tuple[PageGiver | None, PageTaker | None]:
+def transfer_of(
+    config: EngineConfig, compiler: StepCompiler, bound: socket.socket | None
+) -> tuple[PageGiver | None, PageTaker | None]:
     """What gives pages to other servers, and what takes theirs; None: nothing does.
+
+    Args:
+        bound: where pages are given, as ``page_transfer.bind`` has it; None: nowhere.
 
     Raises:
         ConfigError: its address cannot be used, or the model's texts share no pages.
@@ -93,7 +99,7 @@ def transfer_of(config: EngineConfig, compiler: StepCompiler) -> tuple[PageGiver
         "secret": secret_of(config),
         "formats": whole_page_formats(compiler)[0],
     }
-    giver = PageGiver(transfer, **agreed) if transfer.gives else None
+    giver = None if bound is None else PageGiver(transfer, bound, **agreed)
     return giver, PageTaker(transfer.kv_peers, **agreed) if transfer.takes else None
 
 

@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,11 @@ import pytest
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine import page_transfer
+from llmjax.engine.build import build_engine
 from llmjax.engine.host_pages import PageFormat
 from llmjax.engine.offload import PagesLost
 from llmjax.engine.offload_setup import secret_of
-from llmjax.engine.page_transfer import PageGiver, PageTaker
+from llmjax.engine.page_transfer import PageGiver, PageTaker, bind
 from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.kv_transfer import KVTransfer, KVTransferConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
@@ -56,9 +58,13 @@ def formats_of(shape: Shape) -> list[PageFormat]:
     return [PageFormat(shape.page_size, content)] * len(shape.spans)
 
 
-def giver_of(shape: Shape, *, secret: str = "word", identity: str = "same", **options: Any) -> PageGiver:
+def giver_of(
+    shape: Shape, *, secret: str = "word", identity: str = "same", seconds: float = 3600.0, **options: Any
+) -> PageGiver:
     config = KVTransferConfig(kv_connector="TCPConnector", kv_role="kv_producer", kv_port=free_port(), **options)
-    giver = PageGiver(config, identity=identity, secret=secret, formats=formats_of(shape))
+    giver = PageGiver(
+        config, bind(config), identity=identity, secret=secret, formats=formats_of(shape), seconds=seconds
+    )
     giver.port = config.kv_port  # type: ignore[attr-defined]
     return giver
 
@@ -211,15 +217,66 @@ def test_strange_takers_harm_nobody() -> None:
     giver.close()
 
 
-def test_pages_that_nobody_takes_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_pages_make_room() -> None:
     each = sum(form.num_bytes for form in formats_of(SHAPE))
     giver = giver_of(SHAPE, kv_buffer_size=25 * each)
     for number in range(4):  # ten pages each
         giving(SHAPE, giver, prompt_of(42, number), name=str(number))
     assert list(giver._gifts) == ["2", "3"]
-    monkeypatch.setattr(page_transfer, "GIVEN_SECONDS", 0.0)
-    giving(SHAPE, giver, prompt_of(42), name="4")
-    assert giver.waiting <= 1
+    giver.close()
+    assert giver.waiting == 0
+
+
+def test_pages_that_nobody_takes_are_given_up_although_no_others_come() -> None:
+    giver = giver_of(SHAPE, seconds=1e-9)
+    giving(SHAPE, giver, prompt_of(42))
+    with giver._changed:
+        assert giver._changed.wait_for(lambda: not giver.waiting, 60)
+    giver.close()
+
+
+def silent(port: int, count: int) -> list[socket.socket]:
+    """Connections of those who say nothing, or not all of it."""
+    connections = []
+    for number in range(count):
+        connections.append(socket.create_connection(("127.0.0.1", port), timeout=60))
+        assert connections[-1].recv(1)  # it has been let in
+        if number % 2:
+            connections[-1].sendall(b"x")
+    return connections
+
+
+def test_who_says_nothing_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_transfer, "MOST_TAKERS", 2)
+    monkeypatch.setattr(page_transfer, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(page_transfer, "CONNECT_SECONDS", 600.0)
+    giver, prompt = giver_of(SHAPE), prompt_of(42)
+    giving(SHAPE, giver, prompt)
+    connections = silent(giver.port, 12)  # type: ignore[attr-defined]
+    assert taken(taking(SHAPE, giver.port), prompt, giver.port) == 40  # type: ignore[attr-defined]
+    for connection in connections[:8]:  # the oldest had to go, and are closed to the end
+        with suppress(ConnectionResetError):
+            while connection.recv(4096):
+                pass
+    for connection in connections:
+        connection.close()
+    giver.close()
+
+
+def test_takers_that_there_is_no_place_for_hear_it(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(page_transfer, "MOST_TAKERS", 0)
+    giver, prompt = giver_of(SHAPE), prompt_of(42)
+    giving(SHAPE, giver, prompt)
+    assert taken(taking(SHAPE, giver.port), prompt, giver.port) == 0  # type: ignore[attr-defined]
+    assert "it gives pages to too many others" in caplog.text
+    giver.close()
+
+
+def test_an_address_in_use_is_known_before_anything_is_loaded() -> None:
+    giver = giver_of(SHAPE)
+    transfer = BOTH | {"kv_port": giver.port}  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"^kv_transfer_config: 127\.0\.0\.1:\d+: Address already in use"):
+        build_engine(EngineConfig(model="/there/is/nothing", kv_transfer_config=transfer))
     giver.close()
 
 
@@ -227,7 +284,7 @@ def test_an_address_in_use_is_named() -> None:
     giver = giver_of(SHAPE)
     config = KVTransferConfig(kv_connector="TCPConnector", kv_role="kv_producer", kv_port=giver.port)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=f"kv_transfer_config: 127.0.0.1:{config.kv_port}: Address already in use"):
-        PageGiver(config, identity="", secret="word", formats=[])
+        bind(config)
     giver.close()
 
 
