@@ -26,7 +26,7 @@ from llmjax.engine.group import free_port
 from llmjax.engine.host_pages import KeptPage, PageFormat
 from llmjax.engine.offload import PagesLost
 from llmjax.engine.page_pool import PageKey
-from llmjax.engine.page_transfer import PageGiver, PageTaker
+from llmjax.engine.page_transfer import PageGiver, PageTaker, bind
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kv_transfer import KVTransferConfig
 
@@ -58,7 +58,7 @@ def give(pipe: Connection, pages: int, page_bytes: int, rounds: int) -> None:
     config = KVTransferConfig(
         kv_connector="TCPConnector", kv_role="kv_producer", kv_ip=HOST, kv_port=port, kv_buffer_size=2**40
     )
-    giver = PageGiver(config, identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
+    giver = PageGiver(config, bind(config), identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
     held = jnp.ones((pages, page_bytes // 2), jnp.bfloat16)
     server = transfer.start_transfer_server(jax.devices()[0].client, f"{HOST}:0", [f"{HOST}:0"])
     keys = [PageKey(tokens=(number,) * PAGE_TOKENS, digest=number.to_bytes(16, "little")) for number in range(pages)]
@@ -117,10 +117,11 @@ def main(argv: Sequence[str]) -> int:
 
 def tcp_of(port: int, page_bytes: int) -> Callable[[int], None]:
     """Pulls by our own protocol."""
-    taker = PageTaker(identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
+    peer = f"{HOST}:{port}"
+    taker = PageTaker([peer], identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
 
     def pull(number: int) -> None:
-        kept: list[KeptPage] = [page for _, page in taker.take(f"{number}", host=HOST, port=port)]
+        kept: list[KeptPage] = [page for _, page in taker.take(f"{number}", peer=peer)]
         jax.block_until_ready(jax.device_put(np.stack([page.content[0] for page in kept])))
 
     return pull

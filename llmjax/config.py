@@ -269,8 +269,8 @@ class EngineConfig:
     kv_transfer_config: dict[str, Any] | None = setting(  # noqa: RUF009
         None,
         "compute prompts for other servers, or continue what they have computed, as JSON: "
-        '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5", "kv_port": 14579}\'; routers '
-        "tell servers of each other (default: each computes its own prompts)",
+        '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5", "kv_port": 14579, "kv_peers": '
+        '["10.0.0.6:14579"]}\'; routers say which of kv_peers has a prompt (default: each server computes its own)',
     )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
@@ -334,7 +334,9 @@ class EngineConfig:
     master_addr: str = setting("127.0.0.1", "address of rank 0, where the other ranks find it")
     master_port: int = setting(29501, "port of rank 0 for the other ranks")
     master_secret: str | None = setting(
-        None, "word that every rank must know; without one, whoever reaches master_port first is believed"
+        None,
+        "word that every rank must know, and every server of kv_transfer_config; without one, whoever reaches "
+        "master_port first is believed, and servers that exchange pages make one and log it",
     )
     distributed_timeout_seconds: float = setting(
         600.0, "seconds that the ranks wait for each other at the start", unit="seconds"
@@ -618,8 +620,20 @@ class ServerConfig:
     api_key: Sequence[str] = setting(
         (), "key that clients must send as a bearer token; may be given more than once", separator=None, several=True
     )
+    admin_key: Sequence[str] = setting(
+        (),
+        "key of operators, with which alone the server can be put to sleep, paused, profiled or made to forget cached "
+        "prefixes, and requests of others be aborted; may be given more than once (default: any --api-key will do, but "
+        "for requests of others)",
+        separator=None,
+        several=True,
+    )
     guard_metrics: bool = setting(False, "require the key at /metrics and /version too; /health and /ping stay open")
-    cache_salt_per_key: bool = setting(False, "requests with different keys share no cached prefixes")
+    cache_salt_per_key: bool | None = setting(
+        None,
+        "requests with different keys share no cached prefixes (default: so it is where there are several keys)",
+        aliases=(Alias("--share-prefix-cache", value=False),),
+    )
     max_requests_per_minute: int = setting(
         0, "requests for answers that each key may make a minute (without keys: all together); more get 429; 0: any"
     )
@@ -740,6 +754,14 @@ class ServerConfig:
         aliases=("--log", Alias("--disable-uvicorn-access-log", value=False)),
     )
 
+    @property
+    def keys_apart(self) -> bool:
+        """Whether requests with different keys share no cached prefixes: ``cache_salt_per_key``, and else if there are
+        several, one being that of requests without a key where clients need none."""
+        if self.cache_salt_per_key is not None:
+            return self.cache_salt_per_key
+        return len({*self.api_key, *self.admin_key}) + (not self.api_key) > 1
+
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must lie in [0, 65535], not {self.port}")
@@ -773,17 +795,20 @@ class ServerConfig:
                 raise ConfigError(f"{name} must be at least 0, not {seconds:g}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile belong together: give both or neither")
-        if isinstance(self.api_key, str):
-            raise ConfigError("api_key must be a list of keys, not one string")
-        for key in self.api_key:
-            if not key or key != key.strip():
-                raise ConfigError("api_key must not be empty or begin or end with a space: no client could send it")
+        for name in ("api_key", "admin_key"):
+            if isinstance(keys := getattr(self, name), str):
+                raise ConfigError(f"{name} must be a list of keys, not one string")
+            for key in keys:
+                if not key or key != key.strip():
+                    raise ConfigError(f"{name} must not be empty or begin or end with a space: no client could send it")
+        if {*self.api_key} & {*self.admin_key}:
+            raise ConfigError("api_key and admin_key name the same key: one is for clients, one for operators")
         for effort, meant in self.reasoning_effort_map.items():
             if effort not in REASONING_EFFORTS or not isinstance(meant, str):
                 wanted = f"names one of {', '.join(REASONING_EFFORTS)}, and a text for it"
                 raise ConfigError(f"reasoning_effort_map {wanted}: not {effort!r}: {meant!r}")
         if clash := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys():
             raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
-        if self.cache_salt_per_key and not self.api_key:
+        if self.cache_salt_per_key and not self.api_key and not self.admin_key:
             raise ConfigError("cache_salt_per_key needs keys (--api-key)")
         check_choices(self)

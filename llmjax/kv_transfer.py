@@ -4,9 +4,10 @@ about it (``kv_transfer_params``), both in vLLM's form."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
+from urllib.parse import urlsplit
 
 from llmjax.errors import ConfigError, InvalidRequest
 
@@ -32,6 +33,7 @@ class KVTransferConfig:
         kv_role: whether this server computes prompts for others, continues those of others, or both.
         kv_ip: address at which it gives pages away, and where others reach it.
         kv_port: the port there.
+        kv_peers: ``host:port`` of the servers that it takes pages from; of others it takes none, whatever requests say.
         kv_buffer_size: bytes of pages that wait for others to take them, and as many that come from others.
         engine_id: what others call it.
     """
@@ -40,6 +42,7 @@ class KVTransferConfig:
     kv_role: str
     kv_ip: str = "127.0.0.1"
     kv_port: int = 14579
+    kv_peers: Sequence[str] = ()
     kv_buffer_size: float = 1e9
     engine_id: str = ""
 
@@ -80,7 +83,27 @@ class KVTransferConfig:
             raise ConfigError(f"{SETTING}: kv_port must be a port, not {port!r}")
         if type(size) not in (int, float) or not 1 <= size < 2**60:
             raise ConfigError(f"{SETTING}: kv_buffer_size must be a number of bytes, not {size!r}")
-        return cls(**given)
+        config = cls(**given)
+        config._check_peers()
+        return config
+
+    def _check_peers(self) -> None:
+        if not isinstance(self.kv_peers, list | tuple):
+            raise ConfigError(f"{SETTING}: kv_peers must be a list of servers, each host:port, not {self.kv_peers!r}")
+        for peer in self.kv_peers:
+            try:
+                address_of(peer)
+            except ValueError:
+                raise ConfigError(f"{SETTING}: kv_peers must hold host:port, not {peer!r}") from None
+        if self.takes and not self.kv_peers:
+            raise ConfigError(
+                f'{SETTING}: kv_role {self.kv_role} takes pages from other servers: name them, "kv_peers": '
+                '["10.0.0.5:14579"] (or say kv_role kv_producer, which takes none)'
+            )
+
+    def peer(self, host: str, port: int) -> str | None:
+        """The one of ``kv_peers`` that has an address, if any has."""
+        return next((peer for peer in self.kv_peers if address_of(peer) == (host.lower(), port)), None)
 
     def answer(self, *, name: str, num_pages: int) -> dict[str, Any]:
         """``kv_transfer_params`` of the answer to a request whose prompt was computed for another server, which is to
@@ -101,6 +124,19 @@ class KVTransferConfig:
         }
 
 
+def address_of(peer: str) -> tuple[str, int]:
+    """Host, in lower case, and port of ``host:port`` or ``[address]:port``.
+
+    Raises:
+        ValueError: the text is not of that form.
+    """
+    split = urlsplit(f"//{peer}") if isinstance(peer, str) else urlsplit("")
+    host, port = split.hostname, split.port
+    if split.netloc != peer or "@" in peer or not host or port is None or port not in PORTS:
+        raise ValueError(peer)
+    return host, port
+
+
 @dataclass(frozen=True, kw_only=True)
 class KVTransfer:
     """What becomes of a request's pages.
@@ -108,14 +144,12 @@ class KVTransfer:
     Args:
         give: name under which others may have those of the prompt.
         take: name under which another server has them.
-        host: of that server.
-        port: there.
+        peer: that server, as ``kv_peers`` has it; what is not there is not taken.
     """
 
     give: str | None = None
     take: str | None = None
-    host: str = ""
-    port: int = 0
+    peer: str = ""
 
     @classmethod
     def of(cls, values: Any, config: KVTransferConfig | None, *, name: str) -> KVTransfer | None:
@@ -157,4 +191,10 @@ class KVTransfer:
             raise InvalidRequest(f"{FIELD}: remote_port must be a port", field=FIELD)
         if not isinstance(their, str) or not 0 < len(their) <= 512:
             raise InvalidRequest(f"{FIELD}: remote_request_id must be that of the first server's answer", field=FIELD)
-        return cls(take=their, host=host, port=port)
+        if (peer := config.peer(host, port)) is None:
+            raise InvalidRequest(
+                f"{FIELD}: {host}:{port} is not one of the servers that this one takes pages from; its operator names "
+                "them in --kv-transfer-config, kv_peers",
+                field=FIELD,
+            )
+        return cls(take=their, peer=peer)

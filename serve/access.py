@@ -1,4 +1,4 @@
-"""Who may ask what: host names that requests may be addressed to, and API keys."""
+"""Who may ask what: host names that requests may be addressed to, pages that may send them, and API keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmjax.serve.context import KEY, KEY_SALT, path_of
+from llmjax.config import ServerConfig
+from llmjax.serve.context import ADMIN, KEY, KEY_SALT, path_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.listen import is_loopback_address
 
@@ -59,17 +61,74 @@ def _unknown_host(host: str) -> ApiError:
     )
 
 
-class ApiKeys:
-    """Asks for a bearer token, or an ``X-Api-Key``, that is one of ``keys`` wherever it is not told otherwise.
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # change nothing, and other origins do not see their answers
+OWN_SITES = frozenset({"same-origin", "none"})  # of Sec-Fetch-Site; none: a person has typed the address
+
+
+class OriginCheck:
+    """Refuses what pages of other origins would have a browser send that might change something here.
+
+    A server on loopback trusts who can reach it, and so can any page in a browser on its machine: forms and uploads
+    need no preflight. The browser says where they come from, in ``Sec-Fetch-Site`` or ``Origin``; other clients send
+    neither.
 
     Args:
+        allowed: origins whose pages may use the server; ``*``: any.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed: Iterable[str]) -> None:
+        self._app = app
+        self._allowed = frozenset(allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] not in SAFE_METHODS and not self._may_ask(Headers(scope=scope)):
+            raise _unknown_origin(Headers(scope=scope).get("origin"))
+        await self._app(scope, receive, send)
+
+    def _may_ask(self, headers: Headers) -> bool:
+        origins = headers.getlist("origin")
+        if "*" in self._allowed or (origins and self._allowed.issuperset(origins)):
+            return True
+        if sites := headers.getlist("sec-fetch-site"):
+            return OWN_SITES.issuperset(sites)
+        # An older browser. A proxy in front may speak another scheme, so hosts and ports alone are compared.
+        host = headers.get("host", "").lower()
+        return all(host and origin.lower().partition("://")[2] == host for origin in origins)
+
+
+def _unknown_origin(origin: str | None) -> ApiError:
+    whose = "another site" if origin is None else f"the origin {origin[:100]!r}"
+    return ApiError(
+        f"requests of pages of {whose} are refused; --allowed-origins names origins whose pages may use this server",
+        status=403,
+        code="unknown_origin",
+    )
+
+
+class ApiKeys:
+    """Asks for a bearer token, or an ``X-Api-Key``, that is one of the keys, wherever it is not told otherwise.
+
+    Args:
+        keys: of clients; empty: they need none.
+        admin_keys: of operators, who may do what clients may, and what ``check_operator`` asks about.
         open_paths: paths that need no key.
         salted: note a salt for each key, with which requests of other keys do not share cached prefixes.
     """
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], open_paths: frozenset[str], salted: bool) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Sequence[str],
+        admin_keys: Sequence[str],
+        open_paths: frozenset[str],
+        salted: bool,
+    ) -> None:
         self._app = app
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._needed = bool(keys)
+        self._digests = {_digest(key.encode()): False for key in keys} | {
+            _digest(key.encode()): True for key in admin_keys
+        }
         self._open_paths = open_paths
         self._salted = salted
 
@@ -80,14 +139,15 @@ class ApiKeys:
             if key is None and self._guards(scope):
                 raise _wrong_key()
             if key is not None:
-                state = scope.setdefault("state", {})
-                state[KEY] = key.hex()
+                state = scope["state"]
+                state[KEY] = state["record"].owner = key.hex()
+                state[ADMIN] = self._digests[key]
                 if self._salted:
                     state[KEY_SALT] = key.hex()
         await self._app(scope, receive, send)
 
     def _guards(self, scope: Scope) -> bool:
-        return path_of(scope) not in self._open_paths
+        return self._needed and path_of(scope) not in self._open_paths
 
     def _key(self, scope: Scope) -> bytes | None:
         """Digest of the key that the request brings, or None if it brings none that counts."""
@@ -99,6 +159,27 @@ class ApiKeys:
         # Every key is compared, in constant time, so that timing says nothing.
         matches = [secrets.compare_digest(given, digest) for digest in self._digests]
         return given if any(matches) else None
+
+
+def check_key(request: Request, config: ServerConfig) -> None:
+    """Raises ApiError unless a request has a key: whoever may use the server may not do to others what it asks for."""
+    if not config.api_key and not config.admin_key:
+        raise ApiError("this needs a server with keys (--api-key, --admin-key)", status=403, code="key_needed")
+    if KEY not in request.scope["state"]:
+        raise _wrong_key()
+
+
+def check_operator(request: Request, config: ServerConfig) -> None:
+    """Raises ApiError unless a request has the key of an operator: where there are none, any key."""
+    check_key(request, config)
+    if config.admin_key and not is_admin(request):
+        raise ApiError("this needs a key of an operator (--admin-key)", status=403, code="admin_key_needed")
+
+
+def is_admin(request: Request) -> bool:
+    """Whether a request has an ``--admin-key``."""
+    found: bool = request.scope["state"].get(ADMIN, False)
+    return found
 
 
 def _wrong_key() -> ApiError:

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
-from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck
+from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck, OriginCheck
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.batches.service import Batches
 from llmjax.serve.context import Server, fingerprint, model_root
@@ -149,10 +149,17 @@ def _access(config: ServerConfig) -> list[Middleware]:
     checks = []
     if config.allowed_hosts or on_loopback(config):
         checks.append(Middleware(HostCheck, allowed=(config.host, *config.allowed_hosts)))
-    if config.api_key:
-        open_paths = PROBE_PATHS if config.guard_metrics else PROBE_PATHS | STATUS_PATHS
-        salted = config.cache_salt_per_key
-        checks.append(Middleware(ApiKeys, keys=config.api_key, open_paths=open_paths, salted=salted))
+    checks.append(Middleware(OriginCheck, allowed=config.allowed_origins))
+    if config.api_key or config.admin_key:
+        checks.append(
+            Middleware(
+                ApiKeys,
+                keys=config.api_key,
+                admin_keys=config.admin_key,
+                open_paths=PROBE_PATHS if config.guard_metrics else PROBE_PATHS | STATUS_PATHS,
+                salted=config.keys_apart,
+            )
+        )
     return checks
 
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from llmjax.serve.responses.store import ResponseStore
     from llmjax.tokenizer import Tokenizer
 
-# Where a request's state holds the digest of its API key, and the salt of that.
-KEY, KEY_SALT = "key", "key_salt"
+# Where a request's state holds the digest of its API key, the salt of that, and whether it is an operator's.
+KEY, KEY_SALT, ADMIN = "key", "key_salt", "admin"
+OWNER_DIGITS = 16  # of a key's digest, that tell keys apart
 
 SAFE_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
@@ -108,6 +109,7 @@ class RequestRecord:
     """One HTTP request as the access log sees it; routes fill in the tokens.
 
     Attributes:
+        owner: the digest of its key; empty: it has none.
         ignored: fields that had no effect, which the response names too.
         asked: settings that the request chose, by the names of traces.
         times: of the last continuation that brought something.
@@ -115,6 +117,7 @@ class RequestRecord:
 
     id: str
     started: float
+    owner: str = ""
     status: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -140,6 +143,21 @@ def new_id(headers: Mapping[str, Any]) -> str:
     """The client's X-Request-Id if it is harmless, else a fresh one."""
     given = headers.get("x-request-id", "")
     return given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def engine_id(id: str, owner: str) -> str:
+    """What the engine calls a request: clients may reuse an id while its first use still runs, and it says whose it is.
+
+    Args:
+        id: of the answer.
+        owner: as of ``owner_of``.
+    """
+    return f"{id}-{owner[:OWNER_DIGITS]}.{uuid.uuid4().hex[:8]}"
+
+
+def is_of(engine_id: str, owner: str) -> bool:
+    """Whether a request that the engine has is an owner's."""
+    return engine_id.rpartition("-")[2].partition(".")[0] == owner[:OWNER_DIGITS]
 
 
 def path_of(scope: Scope) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from starlette.types import Receive
 
 from llmjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
-from llmjax.serve.context import RequestRecord
+from llmjax.serve.context import RequestRecord, engine_id
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.prompts import EncodedPrompt
@@ -26,6 +25,7 @@ class Job:
     """Everything the engine needs for one HTTP request; ``params[i]`` belongs to ``prompts[i]``.
 
     Args:
+        owner: whose it is.
         shown: special tokens that are part of the text.
         keep: the best of each prompt's continuations that are answered; None: all.
         searches: instead of sampling, a beam search for each prompt.
@@ -37,6 +37,7 @@ class Job:
     params: list[SamplingParams]
     priority: int = 0
     cache_salt: str | None = None
+    owner: str = ""
     shown: frozenset[int] = frozenset()
     keep: int | None = None
     searches: Sequence[BeamSearchParams] = ()
@@ -71,8 +72,7 @@ async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
 def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of one of the job's prompts."""
     params, prompt = job.params[index], {"prompt_token_ids": job.prompts[index].token_ids}
-    # Clients may reuse an id while its first use still runs; the engine's ids must differ.
-    name = f"{job.id}-{uuid.uuid4().hex[:8]}"
+    name = engine_id(job.id, job.owner)
     if job.searches:
         return engine.beam_search(
             prompt,

@@ -11,7 +11,7 @@ import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmjax.serve.context import RequestRecord, new_id
+from llmjax.serve.context import KEY, RequestRecord, new_id
 from llmjax.serve.drain import Closing, Gate
 from llmjax.serve.errors import ApiError, as_api_error, retry_later
 
@@ -37,8 +37,10 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(id=new_id(Headers(scope=scope)), started=time.perf_counter())
-        scope.setdefault("state", {})["record"] = record
+        state = scope.setdefault("state", {})
+        # The key of a line of a batch is known already, others are looked at behind this.
+        record = RequestRecord(id=new_id(Headers(scope=scope)), started=time.perf_counter(), owner=state.get(KEY, ""))
+        state["record"] = record
 
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -43,7 +43,9 @@ def run_batch(engine_config: EngineConfig, server_config: ServerConfig, source: 
         ConfigError: a file cannot be read or written, or a line is not a request; before the model is loaded.
         LLMJaxError: the model cannot be loaded.
     """
-    config = replace(server_config, access_log=False, api_key=(), cache_salt_per_key=False, request_timeout=None)
+    config = replace(
+        server_config, access_log=False, api_key=(), admin_key=(), cache_salt_per_key=None, request_timeout=None
+    )
     OutputFormats(None, config)  # says so if there is no parser of a name
     total = _count(source, BodyLimits(bytes=config.max_request_bytes or MOST_BYTES))
     partial = target.with_name(target.name + ".partial")

@@ -192,6 +192,8 @@ def configs_of(arguments: Mapping[str, Any]) -> Configs:
     )
     if found.engine.node_rank:
         raise ConfigError("node_rank: on Ray Serve a replica starts its other ranks itself (nnodes)")
+    if found.engine.kv_transfer is not None and not found.engine.master_secret:
+        raise ConfigError("kv_transfer_config on Ray Serve needs master_secret: replicas must know the same one")
     # Ray's proxy listens, and requests are addressed to it.
     return replace(found, server=replace(found.server, host="0.0.0.0"))
 

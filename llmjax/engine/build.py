@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -23,8 +24,9 @@ from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.local_ranks import LocalRanks
 from llmjax.engine.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.model import LoadedModel, load_model
-from llmjax.engine.offload_setup import giver_of, offload_of, taker_of
+from llmjax.engine.offload_setup import offload_of, transfer_of
 from llmjax.engine.pace import Pace
+from llmjax.engine.page_transfer import bind
 from llmjax.engine.program_cache import ProgramCache
 from llmjax.engine.programs import CompileCounter, StepCompiler
 from llmjax.engine.runner import Runner
@@ -61,12 +63,14 @@ def build_engine(
         raise ConfigError(
             f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve or LLM"
         )
+    transfer = config.kv_transfer
     secret = config.master_secret  # that other servers know; ranks that are started here have one of their own
-    local = LocalRanks(config) if config.multi_process or (config.is_staged and config.nnodes == 1) else None
-    if local is not None:
-        config, share = local.config, local.share
     with ExitStack() as undo:
+        # An address that is in use is known before anything is started or loaded.
+        bound = None if transfer is None or not transfer.gives else undo.enter_context(bind(transfer))
+        local = LocalRanks(config) if config.multi_process or (config.is_staged and config.nnodes == 1) else None
         if local is not None:
+            config, share = local.config, local.share
             undo.callback(local.end)
         group = group_of(config, local)
         undo.callback(group.close)
@@ -75,7 +79,7 @@ def build_engine(
         if publisher is not None:
             undo.callback(publisher.close)
         config, compiler = load(config, group, share, located=located)
-        engine = _engine(config.replace(master_secret=secret), compiler, publisher)
+        engine = _engine(config.replace(master_secret=secret), compiler, publisher, bound)
         undo.pop_all()
     return engine
 
@@ -156,11 +160,14 @@ def load(
     return config, with_graphs(compiler, config, decode_steps=config.decode_steps or DECODE_STEPS)
 
 
-def _engine(config: EngineConfig, compiler: StepCompiler, publisher: EventPublisher | None) -> Engine:
+def _engine(
+    config: EngineConfig, compiler: StepCompiler, publisher: EventPublisher | None, bound: socket.socket | None
+) -> Engine:
     model, kv_plan = compiler.model, compiler.kv_plan
     if publisher is not None and not model.config.causal:
         raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
-    offload, giver, taker = offload_of(config, compiler), giver_of(config, compiler), taker_of(config, compiler)
+    offload = offload_of(config, compiler)
+    giver, taker = transfer_of(config, compiler, bound)
     kv = KVCache(
         kv_plan.groups,
         page_size=config.page_size,

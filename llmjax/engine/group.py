@@ -9,6 +9,7 @@ programs (JAX's collectives).
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hmac
 import ipaddress
 import itertools
@@ -59,6 +60,7 @@ from llmjax.engine.group_wire import (
     WritePages,
 )
 from llmjax.engine.lifeline import Lifeline
+from llmjax.engine.strangers import Strangers
 from llmjax.engine.wire import Channel, Failed, Leave, Message
 from llmjax.errors import ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.cpu import shared_sum
@@ -70,7 +72,8 @@ T = TypeVar("T")
 
 NONCE_BYTES = 32
 FIRST_BYTES = 2**16  # of a message of somebody who has not proved anything
-FIRST_SECONDS = 10.0  # that such a one may take
+FIRST_SECONDS = 10.0  # that such a one may take for all of it
+MOST_STRANGERS = 64  # of such ones at once
 WAITING = 64  # connections that wait to be heard
 RETRY_SECONDS = 0.2
 CHECK_SECONDS = 0.5
@@ -516,7 +519,8 @@ class Leader(Several):
         config = self._config
         deadline = time.monotonic() + config.distributed_timeout_seconds
         logger.info("rank 0 waits for %d others at %s:%d", self.size - 1, config.master_addr, config.master_port)
-        threading.Thread(target=self._accept, args=(listener,), name="group-accept", daemon=True).start()
+        strangers = Strangers(MOST_STRANGERS)
+        threading.Thread(target=self._accept, args=(listener, strangers), name="group-accept", daemon=True).start()
         try:
             with self._coming:
                 while len(self._came) < self.size - 1 and self._misfit is None:
@@ -537,21 +541,21 @@ class Leader(Several):
         refused = f"; refused: {'; '.join(self._refusals)}" if self._refusals else ""
         return f"rank {missing} did not come within {self._config.distributed_timeout_seconds:g} s{refused}"
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, strangers: Strangers) -> None:
         with suppress(OSError):  # it is closed when all are there
             while True:
                 connection, address = listener.accept()
+                strangers.add(connection)
                 threading.Thread(
-                    target=self._admit, args=(connection, address[0]), name="group-admit", daemon=True
+                    target=self._admit, args=(connection, address[0], strangers), name="group-admit", daemon=True
                 ).start()
 
-    def _admit(self, connection: socket.socket, where: str) -> None:
+    def _admit(self, connection: socket.socket, where: str, strangers: Strangers) -> None:
         """Hears who has connected."""
-        connection.settimeout(FIRST_SECONDS)
-        _set_up(connection)
-        channel = Channel(connection, ToLeader, limit=FIRST_BYTES)
+        channel = Channel(connection, ToLeader, limit=FIRST_BYTES, seconds=FIRST_SECONDS)
         nonce = secrets.token_bytes(NONCE_BYTES)
         try:
+            _set_up(connection)
             channel.send(Challenge(nonce))
             messages = channel.receive()
             join = next(messages, None)
@@ -560,11 +564,13 @@ class Leader(Several):
             if not hmac.compare_digest(join.proof, _proof(self._config, nonce, by="follower")):
                 channel.send(Refused("the master_secret of this rank is not that of rank 0"))
                 raise msgspec.DecodeError("it does not know the master_secret")
-            connection.settimeout(None)
+            strangers.remove(connection)
+            _unhurried(channel)
             self._enlist(_Member(join.rank, where, channel, messages, join.nonce, join.machine), join)
         except (OSError, msgspec.MsgspecError) as error:
             with self._coming:
                 self._refusals = [*self._refusals[-MOST_REFUSALS:], f"a process at {where}: {error}"]
+            strangers.remove(connection)
             connection.close()
 
     def _enlist(self, member: _Member, join: Join) -> None:
@@ -704,14 +710,14 @@ class Follower(Several):
         super().__init__(config)
         self._where = f"rank 0 at {config.master_addr}:{config.master_port}"
         connection = self._connect()
-        self.channel = Channel(connection, ToFollower)
+        self.channel = Channel(connection, ToFollower, seconds=FIRST_SECONDS)
         self.messages = coming = self.channel.receive()
         try:
             challenge = self._next(Challenge)
             nonce = secrets.token_bytes(NONCE_BYTES)
             proof = _proof(config, challenge.nonce, by="follower")
             self.channel.send(Join(config.node_rank, nonce, proof, shared_settings(config), host_memory.machine()))
-            connection.settimeout(None)
+            _unhurried(self.channel)
             welcome = self._next(Welcome)
         except (OSError, msgspec.MsgspecError) as error:
             raise ConfigError(f"{self._where} does not answer as one of llmjax does: {error}") from error
@@ -797,15 +803,34 @@ class Follower(Several):
 
 
 def _listen(config: EngineConfig) -> socket.socket:
+    """Where the others find rank 0. Its own name may come to be known later than it starts, and may lead to the machine
+    that had it before: other ranks wait for it, and so does this one."""
     where = f"master_addr {config.master_addr}, master_port {config.master_port}"
+    deadline = time.monotonic() + config.distributed_timeout_seconds
+    told = False
+    while True:
+        try:
+            family, *_, address = socket.getaddrinfo(config.master_addr, config.master_port, type=socket.SOCK_STREAM)[0]
+            return socket.create_server(address[:2], family=family, backlog=WAITING)
+        except OSError as error:
+            why = error.strerror or error
+            if not _may_come(config.master_addr, error) or time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{where}: rank 0 cannot listen there ({why}); it must be an address of its machine and a free port"
+                ) from error
+            if not told:
+                logger.warning("%s: %s; trying for %g s", where, why, config.distributed_timeout_seconds)
+                told = True
+            time.sleep(RETRY_SECONDS)
+
+
+def _may_come(address: str, error: OSError) -> bool:
+    """Whether what a name leads to may be another address soon."""
     try:
-        family, *_, address = socket.getaddrinfo(config.master_addr, config.master_port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(address[:2], family=family, backlog=WAITING)
-    except OSError as error:
-        raise ConfigError(
-            f"{where}: rank 0 cannot listen there ({error.strerror or error}); it must be an address of its machine "
-            "and a free port"
-        ) from error
+        ipaddress.ip_address(address)
+    except ValueError:
+        return isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    return False
 
 
 def free_port(address: str) -> int:
@@ -849,6 +874,12 @@ def _initialize(group: Several, config: EngineConfig, *, rank: int, port: int, a
         return group.unless_lost(lambda: xla_bridge.make_cpu_client(gloo))
 
     xla_bridge.register_backend_factory("cpu", cpu_client, priority=0, fail_quietly=False)
+
+
+def _unhurried(channel: Channel) -> None:
+    """From now on messages may take any time, and several threads may send."""
+    channel.seconds = None
+    channel.connection.settimeout(None)
 
 
 def _set_up(connection: socket.socket) -> None:

@@ -32,7 +32,7 @@ class KVCache:
         prompt_kind: of a prompt's length; prompts of different kinds have different keys for the same tokens.
         offload: takes the pages that are evicted, and has them restored; None: they are lost.
         events: takes down which pages can be found; None: nobody wants to know.
-        taker: gets pages under a name from a host and port; None: no other server has any.
+        taker: gets pages under a name from another server; None: no other server has any.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class KVCache:
         transfer = sequence.request.params.kv_transfer
         if self._taker is None or transfer is None or transfer.take is None or sequence.index:
             return None
-        return partial(self._taker, transfer.take, host=transfer.host, port=transfer.port)
+        return partial(self._taker, transfer.take, peer=transfer.peer)
 
     def give(self, sequence: Sequence, device: PageDevice) -> list[tuple[int, list[PageKey], Contents]]:
         """Starts to read out the pages of a prompt that has been computed, by group, as many as can be shared."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import secrets
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +25,11 @@ from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
 from llmjax.version import __version__
 
+logger = logging.getLogger(__name__)
+
 GIB = 2**30
 IDENTITY_DIGITS = 32
+SECRET_BYTES = 24  # of a secret that is made here
 DECIDING = (  # settings that what a page holds follows from, beside the model's files and what is compiled of them
     "hf_overrides",
     "quantization",
@@ -72,32 +78,51 @@ def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
     return Offload(HostPages(limit), disk, page_bytes=[form.num_bytes for form in formats])
 
 
-def giver_of(config: EngineConfig, compiler: StepCompiler) -> PageGiver | None:
-    """What gives pages to other servers; None: nothing does.
+def transfer_of(
+    config: EngineConfig, compiler: StepCompiler, bound: socket.socket | None
+) -> tuple[PageGiver | None, PageTaker | None]:
+    """What gives pages to other servers, and what takes theirs; None: nothing does.
+
+    Args:
+        bound: where pages are given, as ``page_transfer.bind`` has it; None: nowhere.
 
     Raises:
         ConfigError: its address cannot be used, or the model's texts share no pages.
     """
-    if config.kv_transfer is None or not config.kv_transfer.gives:
-        return None
+    transfer = config.kv_transfer
+    if transfer is None:
+        return None, None
     if not compiler.model.config.causal:
         raise ConfigError("kv_transfer_config: this model sees each text as a whole, so texts share no pages")
-    return PageGiver(config.kv_transfer, **_agreed(config, compiler))
+    agreed: dict[str, Any] = {
+        "identity": _agreed_identity(config, compiler),
+        "secret": secret_of(config),
+        "formats": whole_page_formats(compiler)[0],
+    }
+    giver = None if bound is None else PageGiver(transfer, bound, **agreed)
+    return giver, PageTaker(transfer.kv_peers, **agreed) if transfer.takes else None
 
 
-def taker_of(config: EngineConfig, compiler: StepCompiler) -> PageTaker | None:
-    """What takes pages from other servers; None: nothing does."""
-    if config.kv_transfer is None or not config.kv_transfer.takes:
-        return None
-    return PageTaker(**_agreed(config, compiler))
+def secret_of(config: EngineConfig) -> str:
+    """The word that servers must know that exchange pages with this one: ``master_secret``, or one that is made and
+    logged, for without any whoever reaches a port could give and take pages."""
+    if config.master_secret:
+        return config.master_secret
+    made = secrets.token_urlsafe(SECRET_BYTES)
+    logger.warning(
+        "kv_transfer_config: there is no --master-secret, so this start has made one; servers that exchange pages with "
+        "this one must be started with --master-secret %s",
+        made,
+    )
+    return made
 
 
-def _agreed(config: EngineConfig, compiler: StepCompiler) -> dict[str, Any]:
-    """What both sides must have alike. Machines differ in paths and devices: files are those of the same names and
-    sizes, and who knows the secret is believed that they hold the same."""
+def _agreed_identity(config: EngineConfig, compiler: StepCompiler) -> str:
+    """A digest of what both sides must have alike. Machines differ in paths and devices: files are those of the same
+    names and sizes, and who knows the secret is believed that they hold the same."""
     model = compiler.model
     formats, divided = whole_page_formats(compiler)
-    same = digest(
+    return digest(
         __version__,
         [(Path(name).name, size) for name, size, *_ in identity(model.path)],
         model.config,
@@ -108,7 +133,6 @@ def _agreed(config: EngineConfig, compiler: StepCompiler) -> dict[str, Any]:
         divided,
         model.kv_calibration,
     )
-    return {"identity": same, "secret": config.master_secret, "formats": formats}
 
 
 def whole_page_formats(compiler: StepCompiler) -> tuple[list[PageFormat], tuple[int, ...]]:

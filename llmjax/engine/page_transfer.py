@@ -23,9 +23,10 @@ from llmjax.engine.disk_thread import DiskThread
 from llmjax.engine.host_pages import KeptPage, PageFormat, PageName
 from llmjax.engine.offload import Contents, PagesLost
 from llmjax.engine.page_pool import PageKey
+from llmjax.engine.strangers import Strangers
 from llmjax.engine.wire import Channel, Message
 from llmjax.errors import ConfigError
-from llmjax.kv_transfer import SETTING, KVTransferConfig
+from llmjax.kv_transfer import SETTING, KVTransferConfig, address_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,9 @@ NONCE_BYTES = 16
 FIRST_BYTES = 4096  # of a message of somebody who has not proved anything
 MORE_BYTES = 4096  # of a message with a page beside the page
 GIVEN_SECONDS = 120.0  # that pages wait to be taken
-CONNECT_SECONDS = 5.0  # that a server has to be reached, and to say anything
+CONNECT_SECONDS = 5.0  # that a server has to be reached, and for each thing that it says or takes
 MOST_TAKERS = 32  # at once
+MOST_STRANGERS = 64  # who have not proved yet that they may be takers
 
 
 class Hello(Message, tag="hello"):
@@ -103,36 +105,69 @@ class _Gift:
         self.there.set()
 
 
+def bind(config: KVTransferConfig) -> socket.socket:
+    """The address where pages will be given, so that nobody else has it while a model is loaded.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in config.kv_ip else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a server could not be started again at once
+        bound.bind((config.kv_ip, config.kv_port))
+    except OSError as error:
+        bound.close()
+        raise _unusable(config, error) from error
+    return bound
+
+
+def _unusable(config: KVTransferConfig, error: OSError) -> ConfigError:
+    return ConfigError(f"{SETTING}: {config.kv_ip}:{config.kv_port}: {error.strerror or error}")
+
+
 class PageGiver:
     """Gives pages away at an address of its own.
 
     Args:
         config: where, and how many bytes may wait.
+        bound: as ``bind`` gives it; it is closed with the giver.
         identity: of what decides what pages hold.
         secret: that who takes them must know.
         formats: of pages, by group.
+        seconds: that pages wait to be taken.
 
     Raises:
         ConfigError: the address cannot be used.
     """
 
     def __init__(
-        self, config: KVTransferConfig, *, identity: str, secret: str | None, formats: Sequence[PageFormat]
+        self,
+        config: KVTransferConfig,
+        bound: socket.socket,
+        *,
+        identity: str,
+        secret: str,
+        formats: Sequence[PageFormat],
+        seconds: float = GIVEN_SECONDS,
     ) -> None:
+        self._seconds = seconds
         self._limit = int(config.kv_buffer_size)
         self._identity = identity
         self._secret = secret
         self._formats = formats
         self._gifts: OrderedDict[str, _Gift] = OrderedDict()  # the oldest first
-        self._lock = threading.Lock()
+        self._closed = False
+        self._changed = threading.Condition()  # of these two
+        self._strangers = Strangers(MOST_STRANGERS)
         self._takers = threading.Semaphore(MOST_TAKERS)
         self._reader = DiskThread("kv-given")
+        self._socket = bound
         try:
-            family = socket.AF_INET6 if ":" in config.kv_ip else socket.AF_INET
-            self._socket = socket.create_server((config.kv_ip, config.kv_port), family=family)
+            bound.listen()
         except OSError as error:
-            raise ConfigError(f"{SETTING}: {config.kv_ip}:{config.kv_port}: {error.strerror or error}") from error
-        threading.Thread(target=self._accept, name="kv-giver", daemon=True).start()
+            raise _unusable(config, error) from error
+        for name, work in (("kv-giver", self._accept), ("kv-given-up", self._give_up)):
+            threading.Thread(target=work, name=name, daemon=True).start()
 
     @property
     def waiting(self) -> int:
@@ -146,19 +181,32 @@ class PageGiver:
             logger.warning("%s: kv_buffer_size has no room for the %d bytes of a prompt", SETTING, size)
             return
         gift = _Gift(parts, size)
-        with self._lock:
+        with self._changed:
             self._gifts[name] = gift
             total = sum(other.num_bytes for other in self._gifts.values())
-            for other in list(self._gifts):
-                kept = self._gifts[other]
-                if total <= self._limit and time.monotonic() - kept.since < GIVEN_SECONDS:
-                    break
-                total -= kept.num_bytes
-                del self._gifts[other]
+            while total > self._limit:
+                total -= self._gifts.popitem(last=False)[1].num_bytes
+            self._changed.notify_all()
         self._reader.add(gift.read)
+
+    def _give_up(self) -> None:
+        """Lets pages go that nobody takes, whether or not others come."""
+        with self._changed:
+            while not self._closed:
+                oldest = next(iter(self._gifts), None)
+                left = None if oldest is None else self._gifts[oldest].since + self._seconds - time.monotonic()
+                if oldest is not None and left is not None and left <= 0:
+                    del self._gifts[oldest]
+                    self._changed.notify_all()
+                else:
+                    self._changed.wait(left)
 
     def close(self) -> None:
         """Gives nothing any more."""
+        with self._changed:
+            self._closed = True
+            self._gifts.clear()
+            self._changed.notify_all()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for others to come
         self._socket.close()
@@ -170,22 +218,19 @@ class PageGiver:
                 connection, _ = self._socket.accept()
             except OSError:  # it is closed
                 return
-            if not self._takers.acquire(blocking=False):
-                connection.close()
-                continue
+            self._strangers.add(connection)
             threading.Thread(target=self._serve, args=(connection,), name="kv-taker", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
             with connection:
-                connection.settimeout(CONNECT_SECONDS)
-                self._answer(Channel(connection, Take, limit=FIRST_BYTES))
+                self._hear(Channel(connection, Take, limit=FIRST_BYTES, seconds=CONNECT_SECONDS))
         except (OSError, msgspec.MsgspecError) as error:
             logger.debug("pages are not taken: %s", error)
         finally:
-            self._takers.release()
+            self._strangers.remove(connection)
 
-    def _answer(self, channel: Channel) -> None:
+    def _hear(self, channel: Channel) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
         channel.send(Hello(nonce))
         take = next(channel.receive(), None)
@@ -194,10 +239,21 @@ class PageGiver:
         if not hmac.compare_digest(take.proof, _proof(self._secret, nonce, by="taker")):
             channel.send(NotGiven("it has another master_secret"))
             return
+        self._strangers.remove(channel.connection)
+        if not self._takers.acquire(blocking=False):
+            channel.send(NotGiven("it gives pages to too many others"))
+            return
+        try:
+            self._answer(channel, take)
+        finally:
+            self._takers.release()
+
+    def _answer(self, channel: Channel, take: Take) -> None:
+        """Gives pages to one that knows the secret."""
         if take.identity != self._identity:
             channel.send(NotGiven("it has another model, other types or another page size"))
             return
-        with self._lock:
+        with self._changed:
             gift = self._gifts.get(take.name)
         if gift is None or not gift.there.wait(CONNECT_SECONDS):
             channel.send(NotGiven("the pages are not there (any more)"))
@@ -205,7 +261,7 @@ class PageGiver:
         channel.send(Given(_proof(self._secret, take.nonce, by="giver"), len(gift.pages)))
         for (group, digest), page in gift.pages:
             channel.send(Page(group, digest, self._formats[group].encode(page)))
-        with self._lock:  # all of them have left
+        with self._changed:  # all of them have left
             self._gifts.pop(take.name, None)
 
 
@@ -213,28 +269,33 @@ class PageTaker:
     """Takes pages from other servers.
 
     Args:
+        peers: the servers, each ``host:port``; nothing connects elsewhere.
         identity: of what decides what pages hold.
         secret: that who gives them must know.
         formats: of pages, by group.
     """
 
-    def __init__(self, *, identity: str, secret: str | None, formats: Sequence[PageFormat]) -> None:
+    def __init__(self, peers: Sequence[str], *, identity: str, secret: str, formats: Sequence[PageFormat]) -> None:
+        self._addresses = {peer: address_of(peer) for peer in peers}
         self._identity = identity
         self._secret = secret
         self._formats = formats
 
-    def take(self, name: str, *, host: str, port: int) -> Iterator[tuple[PageName, KeptPage]]:
-        """The pages that a server has under a name, as they come.
+    def take(self, name: str, *, peer: str) -> Iterator[tuple[PageName, KeptPage]]:
+        """The pages that one of the servers has under a name, as they come.
 
         Raises:
             PagesLost: they do not come, or no more of them; the message says why.
         """
+        if peer not in self._addresses:
+            raise PagesLost(f"{peer} is not one of kv_peers")
         try:
-            with socket.create_connection((host, port), timeout=CONNECT_SECONDS) as connection:
+            with socket.create_connection(self._addresses[peer], timeout=CONNECT_SECONDS) as connection:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                yield from self._taken(Channel(connection, Hello | Given | Page | NotGiven, limit=FIRST_BYTES), name)
+                said = Hello | Given | Page | NotGiven
+                yield from self._taken(Channel(connection, said, limit=FIRST_BYTES, seconds=CONNECT_SECONDS), name)
         except (OSError, msgspec.MsgspecError) as error:
-            raise PagesLost(f"{host}:{port}: {error}") from error
+            raise PagesLost(f"{peer}: {error}") from error
 
     def _taken(self, channel: Channel, name: str) -> Iterator[tuple[PageName, KeptPage]]:
         messages = channel.receive()
@@ -264,6 +325,6 @@ def _next(messages: Iterator[Any], kind: Any) -> Any:
     return message
 
 
-def _proof(secret: str | None, nonce: bytes, *, by: str) -> bytes:
+def _proof(secret: str, nonce: bytes, *, by: str) -> bytes:
     """That somebody knows the secret; ``by``: who, for an answer is of no use to the other side."""
-    return hmac.digest((secret or "").encode(), f"kv pages, {by}: ".encode() + nonce, "sha256")
+    return hmac.digest(secret.encode(), f"kv pages, {by}: ".encode() + nonce, "sha256")

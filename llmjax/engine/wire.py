@@ -11,9 +11,10 @@ import signal
 import socket
 import struct
 import threading
+import time
 import traceback
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -356,13 +357,27 @@ class Channel:
     Args:
         incoming: union of the messages that come.
         limit: bytes of the longest one.
+        seconds: that a message may take from when it is waited for until it is there, or until it is sent, in however
+            many pieces; one thread alone uses the channel then. None: any time.
+        clock: seconds.
 
     Attributes:
         limit: may be changed between two messages.
+        seconds: likewise.
     """
 
-    def __init__(self, connection: socket.socket, incoming: Any, *, limit: int = 2**32 - 1) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        incoming: Any,
+        *,
+        limit: int = 2**32 - 1,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.limit = limit
+        self.seconds = seconds
+        self._clock = clock
         self._socket = connection
         self._encoder = msgspec.msgpack.Encoder()
         self._decoder = msgspec.msgpack.Decoder(incoming)
@@ -390,13 +405,15 @@ class Channel:
         """Blocks until the socket has taken it.
 
         Raises:
-            OSError: the other side has gone.
+            OSError: the other side has gone, or takes too long.
         """
         self.send_encoded(self.encode(message))
 
     def send_encoded(self, data: bytes) -> None:
         """As ``send``."""
         with self._lock:
+            if self.seconds is not None:
+                self._socket.settimeout(self.seconds)  # of all of it
             self._socket.sendall(data)
 
     def end(self) -> None:
@@ -408,11 +425,11 @@ class Channel:
         """Messages until the other side has gone.
 
         Raises:
-            OSError: the connection broke.
+            OSError: the connection broke, or a message takes too long.
             msgspec.DecodeError: what came is not a message.
         """
-        data = bytearray()
-        while part := self._socket.recv(CHUNK):
+        data, since = bytearray(), self._clock()
+        while part := self._received(since):
             data += part
             at = 0
             while len(data) - at >= LENGTH.size:
@@ -423,8 +440,17 @@ class Channel:
                 if len(data) < end:
                     break
                 yield self._decoder.decode(memoryview(data)[at + LENGTH.size : end])
-                at = end
+                at, since = end, self._clock()
             del data[:at]
+
+    def _received(self, since: float) -> bytes:
+        """Some more of the message that has been waited for since then."""
+        if self.seconds is not None:
+            left = since + self.seconds - self._clock()
+            if left <= 0:
+                raise TimeoutError(f"a message has not come within {self.seconds:g} s")
+            self._socket.settimeout(left)
+        return self._socket.recv(CHUNK)
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,5 @@
-"""What operators ask of a running server. It needs a key: whoever may use the server may not do this to the others."""
+"""What operators ask of a running server. It needs a key of theirs: whoever may use the server may not do this to the
+others."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from llmjax.serve.access import check_key, check_operator, is_admin
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, ignored_fields, server_of
+from llmjax.serve.context import Server, ignored_fields, is_of, owner_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.admin import AbortRequest
 
@@ -24,11 +26,14 @@ async def reset_prefix_cache(request: Request) -> Response:
 
 
 async def abort_requests(request: Request) -> Response:
-    """End running requests: those of some ids, or all. Their clients get a 503."""
-    server = _server(request)
+    """End running requests of the same key, or with an operator's of any: those of some ids, or all."""
+    server = server_of(request)
+    check_key(request, server.config)
     body = parse(await read_json(request), AbortRequest, ignored=ignored_fields(request))
     wanted = None if body.request_ids is None else frozenset(body.request_ids)
-    found = [name for name in server.engine.request_ids if wanted is None or not wanted.isdisjoint(_names(name))]
+    every, owner = is_admin(request), owner_of(request)
+    own = [name for name in server.engine.request_ids if every or is_of(name, owner)]
+    found = [name for name in own if wanted is None or not wanted.isdisjoint(_names(name))]
     for name in found:
         await server.engine.abort(name)
     return _json({"status": "aborted", "aborted": len(found)})
@@ -115,8 +120,7 @@ def _names(engine_id: str) -> tuple[str, str]:
 
 def _server(request: Request) -> Server:
     server = server_of(request)
-    if not server.config.api_key:
-        raise ApiError("this needs a server with keys (--api-key)", status=403, code="key_needed")
+    check_operator(request, server.config)
     return server
 
 

@@ -122,6 +122,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         params=params,
         priority=priority,
         cache_salt=cache_salt_of(request, body.cache_salt),
+        owner=record_of(request).owner,
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=own.max_tokens or 1, asked=asked) for own in params]
         if body.use_beam_search

@@ -41,6 +41,7 @@ async def generative_scoring(request: Request) -> Response:
         params=[params] * len(prompts),
         priority=body.priority or 0,
         cache_salt=cache_salt_of(request, body.cache_salt),
+        owner=record_of(request).owner,
     )
     tally = Tally(job, record_of(request))
     work = collect(server.engine, job, tally)

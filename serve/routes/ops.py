@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from llmjax.serve.context import server_of
 from llmjax.serve.errors import retry_later
+from llmjax.serve.shown import shown
 from llmjax.version import __version__
 
 
@@ -34,28 +35,25 @@ async def load(request: Request) -> Response:
     return Response(orjson.dumps({"server_load": server_of(request).gate.active}), media_type="application/json")
 
 
-# Settings that hold secrets or say where things are on this machine.
-PRIVATE = frozenset(
-    {"model", "tokenizer", "hf_token", "api_key", "chat_template", "download_dir", "compilation_cache_dir", "uds"}
-    | {"ssl_keyfile", "ssl_certfile", "quantization_param_path", "files_dir", "generation_config", "gguf_file"}
-    | {"profile_dir"}
-)
-
-
 async def server_info(request: Request) -> Response:
-    """The versions, the engine and the settings of this server, without its secrets and paths."""
+    """The versions, the engine and the settings of this server that anybody may know."""
     server = server_of(request)
-    engine = server.engine
+    engine, config = server.engine, server.engine.config
+    parts = {
+        "speculative_config": config.speculative,
+        "kv_events_config": config.kv_events,
+        "kv_transfer_config": config.kv_transfer,
+    }
+    pooler = engine.info.pooler
     body = {
         "version": __version__,
         "jax": metadata.version("jax"),
         "model": server.model_root,
-        "engine": {name: value for name, value in vars(engine.info).items() if name != "model_path"},
+        "engine": {**shown(engine.info), "pooler": None if pooler is None else shown(pooler)},
         "settings": {
-            name: value
-            for config in (engine.config, server.config)
-            for name, value in vars(config).items()
-            if name not in PRIVATE
+            **shown(config),
+            **shown(server.config),
+            **{name: None if part is None else shown(part) for name, part in parts.items()},
         },
     }
     options = orjson.OPT_NON_STR_KEYS

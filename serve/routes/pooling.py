@@ -26,7 +26,7 @@ from llmjax.errors import InvalidRequest
 from llmjax.outputs import PoolingRequestOutput
 from llmjax.pooling_params import PoolingParams
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, engine_id, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import check_priority, guarded
 from llmjax.serve.other_names import other_names
@@ -305,8 +305,7 @@ async def _made(
 
     async def work(waiting: Iterator[tuple[int, PooledTokens]]) -> None:
         for index, tokens in waiting:
-            # Clients may reuse an id while its first use still runs; the engine's ids must differ.
-            name = f"{own_name}-{uuid.uuid4().hex[:8]}"
+            name = engine_id(own_name, record_of(request).owner)
             stream = server.engine.encode(tokens, params, name, priority=priority, cache_salt=salt)
             async with aclosing(stream) as outputs:
                 async for output in outputs:

@@ -39,6 +39,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "image": {"tag": "cuda"},
         "flags": ["--max-model-len", "8192", "--data-parallel-size", "2"],
         "apiKeySecret": "keys",
+        "adminKeySecret": "operators",
         "huggingFaceSecret": "hub",
         "replicas": 3,
         "resources": {"limits": {"nvidia.com/gpu": 2}},
@@ -84,6 +85,7 @@ def entrypoint(target: str) -> list[str]:
 def settings_of(args: list[str], container: dict[str, Any], target: str) -> Configs:
     """What the server makes of a container's arguments, with variables filled in as Kubernetes does."""
     variables = SUBSTITUTED | {variable["name"]: "a-word" for variable in container.get("env", [])}
+    variables["ADMIN_KEY"] = "another-word"
     filled = [re.sub(r"\$\((\w+)\)", lambda match: variables[match[1]], word) for word in args]
     return parse([*entrypoint(target), *filled])
 
@@ -186,6 +188,8 @@ def test_values_reach_the_server() -> None:
     found = settings_of(container["args"], container, "cuda")
     assert (found.engine.max_model_len, found.engine.data_parallel_size) == (8192, 2)
     assert found.server.api_key == ["a-word"] or found.server.api_key == ("a-word",)
+    secrets = [variable["valueFrom"]["secretKeyRef"] for variable in container["env"] if "valueFrom" in variable]
+    assert {"name": "operators", "key": "admin-key"} in secrets and "$(ADMIN_KEY)" in container["args"]
     assert container["image"] == "llmjax:cuda" and container["resources"] == VALUES["all"]["resources"] | {
         "requests": {"cpu": "4", "memory": "8Gi"},
         "limits": {"memory": "8Gi", "nvidia.com/gpu": 2},

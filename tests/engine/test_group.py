@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -408,6 +408,23 @@ def test_strangers_are_not_believed(config: EngineConfig, name: str) -> None:
     assert all(other.result(60) for other in others)
 
 
+def test_strangers_who_say_nothing_keep_no_rank_out(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(group, "FIRST_SECONDS", 600.0)
+    leader = joining(config)
+    until_listening(config)
+    strangers = [socket.create_connection((HOST, config.master_port), timeout=60) for _ in range(9)]
+    for stranger in strangers[:5]:  # the oldest had to go
+        with suppress(ConnectionResetError):
+            while stranger.recv(2**16):
+                pass
+    others = [joining(config.replace(node_rank=rank)) for rank in (1, 2)]
+    leader.result(60).close()
+    assert all(other.result(60) for other in others)
+    for stranger in strangers:
+        stranger.close()
+
+
 def test_who_is_no_leader(config: EngineConfig) -> None:
     with socket.create_server((HOST, config.master_port)) as server:
 
@@ -430,6 +447,42 @@ def test_a_port_in_use(config: EngineConfig) -> None:
         pytest.raises(ConfigError, match=f"master_port {config.master_port}: rank 0 cannot listen there .*in use"),
     ):
         group_of(config)
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *answers: Exception | str) -> list[str]:
+    """Has names lead to one address after another, the last one for ever; what has been asked for."""
+    real, asked, left = socket.getaddrinfo, list[str](), list(answers)
+
+    def resolve(host: str, *args: Any, **more: Any) -> Any:
+        asked.append(host)
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return real(answer, *args, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(group, "RETRY_SECONDS", 0)
+    return asked
+
+
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+def test_rank_0_waits_for_its_own_name(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = resolving(monkeypatch, UNKNOWN, UNKNOWN, "192.0.2.1", HOST)  # the third: of the machine before
+    with group._listen(config.replace(master_addr="rank-0.example")) as listener:
+        assert listener.getsockname() == (HOST, config.master_port)
+    assert asked == ["rank-0.example"] * 4
+    (record,) = caplog.records
+    assert "Name or service not known; trying for 60 s" in record.getMessage()
+
+
+def test_a_name_that_never_comes_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, UNKNOWN)
+    with pytest.raises(ConfigError, match=r"master_addr rank-0\.example, .*\(Name or service not known\)"):
+        group._listen(config.replace(master_addr="rank-0.example", distributed_timeout_seconds=1e-9))
 
 
 def test_an_address_of_another_machine(config: EngineConfig) -> None:

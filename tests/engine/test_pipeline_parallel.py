@@ -189,10 +189,12 @@ def test_two_streams_are_in_two_stages_at_once() -> None:
 @pytest.mark.once
 @pytest.mark.usefixtures("patience")
 def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
-    role = {"kv_connector": "TCPConnector", "kv_role": "kv_both", "kv_buffer_size": 2**20}
+    ports = [free_port("127.0.0.1") for _ in range(3)]  # of two servers, and of what cuts connections
+    peers = [f"127.0.0.1:{port}" for port in ports]
+    role = {"kv_connector": "TCPConnector", "kv_role": "kv_both", "kv_buffer_size": 2**20, "kv_peers": peers}
 
-    def settings() -> dict[str, Any]:
-        return {"kv_transfer_config": role | {"kv_port": free_port("127.0.0.1")}, "master_secret": "word"}
+    def settings(port: int) -> dict[str, Any]:
+        return {"kv_transfer_config": role | {"kv_port": port}, "master_secret": "word"}
 
     def tokens(llm: LLM, transfer: KVTransfer | None = None) -> list[int]:
         params = replace(GREEDY, kv_transfer=transfer)
@@ -200,7 +202,10 @@ def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
         (output,) = llm.generate([prompt], params, use_tqdm=False)
         return list(output.outputs[0].token_ids)
 
-    with staged(GOLDEN / "llama", 1, **settings()) as one, staged(GOLDEN / "llama", 2, **settings()) as several:
+    with (
+        staged(GOLDEN / "llama", 1, **settings(ports[0])) as one,
+        staged(GOLDEN / "llama", 2, **settings(ports[1])) as several,
+    ):
         expected = tokens(one)
         for giver, taker, cut in ((one, several, False), (several, one, False), (one, several, True)):
             for llm in (one, several):
@@ -209,8 +214,8 @@ def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
             assert tokens(giver, KVTransfer(give="pages")) == expected
             config = giver.config.kv_transfer
             assert config is not None
-            port = Relay(config.kv_port, 4000).port if cut else config.kv_port
-            assert tokens(taker, KVTransfer(take="pages", host="127.0.0.1", port=port)) == expected
+            port = Relay(config.kv_port, 4000, at=ports[2]).port if cut else config.kv_port
+            assert tokens(taker, KVTransfer(take="pages", peer=f"127.0.0.1:{port}")) == expected
             hits = taker.stats.offload.remote_hits - before
             assert 0 < hits < 16 if cut else hits == 16  # tokens of four pages
 

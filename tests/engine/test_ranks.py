@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -215,9 +215,10 @@ def test_unequal_ranks_are_one_line_on_every_rank(unequal: str, model: str, tmp_
             assert "Traceback" not in said
 
 
-def serving(model: str, port: int, **settings: Any) -> AsyncLLM:
-    """An engine in a process of its own, which gives pages away and takes them."""
+def serving(model: str, port: int, peers: Sequence[int], **settings: Any) -> AsyncLLM:
+    """An engine in a process of its own, which gives pages away and takes those of other ports."""
     role = {"kv_connector": "TCPConnector", "kv_role": "kv_both", "kv_port": port, "kv_buffer_size": 2**20}
+    role["kv_peers"] = [f"127.0.0.1:{peer}" for peer in peers]
     options: dict[str, Any] = OPTIONS | {"quantization": "q80", "max_num_seqs": 1} | settings
     return AsyncLLM.from_config(
         EngineConfig(model=model, engine_process="process", kv_transfer_config=role, master_secret="word", **options)
@@ -228,12 +229,12 @@ def serving(model: str, port: int, **settings: Any) -> AsyncLLM:
 async def test_pages_go_from_two_processes_to_two_others_and_to_one(tmp_path: Path) -> None:
     """Of three key/value heads: two processes have two and one of them."""
     write_random_model(tmp_path, Shape(192, 256, 2, 6, 3, 515), max_position_embeddings=64)
-    ports = [free_port("127.0.0.1") for _ in range(3)]
+    *ports, cutting = [free_port("127.0.0.1") for _ in range(4)]
     several: dict[str, Any] = {"multi_process": True, "tensor_parallel_size": 2}
     prompt, engines = PROMPTS[0], list[AsyncLLM]()
     try:
         for port, settings in zip(ports, (several, several, {}), strict=True):
-            engines.append(serving(str(tmp_path), port, **settings))
+            engines.append(serving(str(tmp_path), port, [*ports, cutting], **settings))
         first, second, alone = engines
 
         async def tokens(engine: AsyncLLM, name: str, transfer: KVTransfer | None = None) -> list[int]:
@@ -252,8 +253,8 @@ async def test_pages_go_from_two_processes_to_two_others_and_to_one(tmp_path: Pa
         for i, (giver, number, taker, cut) in enumerate(ways):
             before = taker.stats.offload.remote_hits
             assert await tokens(giver, f"give {i}", KVTransfer(give=f"pages {i}")) == expected
-            port = Relay(ports[number], CUT_BYTES).port if cut else ports[number]
-            taken = KVTransfer(take=f"pages {i}", host="127.0.0.1", port=port)
+            port = Relay(ports[number], CUT_BYTES, at=cutting).port if cut else ports[number]
+            taken = KVTransfer(take=f"pages {i}", peer=f"127.0.0.1:{port}")
             assert await tokens(taker, f"take {i}", taken) == expected
             hits = taker.stats.offload.remote_hits - before
             assert 0 < hits < 16 if cut else hits == 16

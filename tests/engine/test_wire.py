@@ -217,3 +217,47 @@ def test_what_is_not_a_message_is_refused() -> None:
         Channel(ours, FromEngine).send(Question(2, Control.PING))
         with pytest.raises(msgspec.DecodeError):
             next(Channel(theirs, FromEngine).receive())
+
+
+class Dripping:
+    """A socket from which a byte comes at a time, and time passes with it."""
+
+    def __init__(self, data: bytes, *, seconds: float) -> None:
+        self._data, self._seconds = data, seconds
+        self.now = 0.0
+        self.timeouts: list[float | None] = []
+
+    def settimeout(self, seconds: float | None) -> None:
+        self.timeouts.append(seconds)
+
+    def recv(self, _: int) -> bytes:
+        self.now += self._seconds
+        part, self._data = self._data[:1], self._data[1:]
+        return part
+
+
+def dripping(messages: int, *, seconds: float, limit: float | None) -> tuple[Dripping, Channel]:
+    channel = Channel(socket.socket(), Question)
+    encoded = channel.encode(Question(1, Control.KV_STATS))
+    channel.connection.close()
+    source = Dripping(encoded * messages, seconds=seconds / len(encoded))
+    return source, Channel(source, Question, seconds=limit, clock=lambda: source.now)  # type: ignore[arg-type]
+
+
+def test_a_message_has_one_deadline_however_it_comes() -> None:
+    """One that is cut into bytes may not take longer than one that comes whole."""
+    source, channel = dripping(2, seconds=9.0, limit=5.0)
+    with pytest.raises(TimeoutError, match="a message has not come within 5 s"):
+        next(channel.receive())
+    assert source.now < 6.0
+    assert source.timeouts == sorted(source.timeouts, reverse=True) and source.timeouts[0] == 5.0
+
+
+def test_each_message_has_its_own_deadline() -> None:
+    source, channel = dripping(3, seconds=4.0, limit=5.0)
+    assert len(list(channel.receive())) == 3 and source.now > 12.0
+
+
+def test_without_a_deadline_a_message_may_take_any_time() -> None:
+    source, channel = dripping(2, seconds=9e9, limit=None)
+    assert len(list(channel.receive())) == 2 and source.timeouts == []

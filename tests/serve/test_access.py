@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,8 @@ from llmjax.config import EngineConfig, ServerConfig
 from llmjax.engine.info import EngineState
 from llmjax.errors import ConfigError
 from llmjax.serve.app import create_app
+from llmjax.serve.context import engine_id, is_of
+from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.models import _card
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
@@ -39,6 +43,8 @@ class Idle:
             default_sampling_params={},
             pooler=None,
         )
+
+    is_sleeping = is_paused = False
 
     def check_health(self) -> None: ...
 
@@ -127,8 +133,9 @@ def test_a_page_of_another_origin_gets_no_permission_by_default() -> None:
         response = ask(closed, method, "/v1/models", headers=headers)
         assert not [name for name in response.headers if name.startswith("access-control")]
     assert ask(closed, "OPTIONS", "/v1/models", headers=preflight).status_code == 405
-    # What needs no preflight is not JSON to the server.
-    plain = {**origin, "Content-Type": "text/plain"}
+    # What needs no preflight is refused, and is not JSON to the server.
+    plain = {"Content-Type": "text/plain"}
+    assert ask(closed, "POST", "/v1/completions", headers=plain | origin, content=b'{"prompt": [1]}').status_code == 403
     assert ask(closed, "POST", "/v1/completions", headers=plain, content=b'{"prompt": [1]}').status_code == 415
     named = app_of(allowed_origins=["https://good.example"])
     assert "access-control-allow-origin" not in ask(named, "GET", "/v1/models", headers=origin).headers
@@ -136,6 +143,61 @@ def test_a_page_of_another_origin_gets_no_permission_by_default() -> None:
     assert answer.headers["access-control-allow-origin"] == "https://good.example"
     every = ask(app_of(allowed_origins=["*"]), "GET", "/v1/models", headers=origin)
     assert every.headers["access-control-allow-origin"] == "*"
+
+
+def state_changing() -> list[tuple[str, str]]:
+    """Method and path of all routes that may change something."""
+    return [
+        (method, re.sub(r"{\w+(:\w+)?}", "x", route.path))
+        for route in app_of().routes
+        for method in sorted(route.methods - {"GET", "HEAD"})
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"api_key": ["one"]}, {"host": "0.0.0.0"}], ids=str)
+def test_pages_of_other_origins_change_nothing(settings: dict[str, Any]) -> None:
+    app, routes = app_of(**settings), state_changing()
+    assert {("POST", "/v1/files"), ("DELETE", "/v1/files/x"), ("POST", "/sleep")} <= set(routes) and len(routes) > 40
+    for method, path in routes:
+        response = ask(app, method, path, headers={"Origin": "https://evil.example"} | bearer("Bearer one"))
+        error = response.json()["error"]
+        assert response.status_code == 403, path
+        assert "--allowed-origins" in error["message"] and "https://evil.example" in error["message"]
+        assert path.startswith("/v1/messages") or error["code"] == "unknown_origin"
+
+
+PAGES: list[tuple[dict[str, str], bool]] = [
+    ({}, True),  # no browser
+    ({"Origin": "http://localhost:8000"}, True),
+    ({"Origin": "https://LOCALHOST:8000"}, True),  # behind a proxy that speaks TLS
+    ({"Origin": "http://localhost:3000"}, False),
+    ({"Origin": "http://localhost"}, False),
+    ({"Origin": "http://127.0.0.1:8000"}, False),
+    ({"Origin": "https://evil.example"}, False),
+    ({"Origin": "null"}, False),
+    ({"Origin": ""}, False),
+    ({"Origin": "https://good.example"}, True),
+    ({"Origin": "https://good.example.evil.example"}, False),
+    ({"Sec-Fetch-Site": "same-origin"}, True),
+    ({"Sec-Fetch-Site": "none"}, True),
+    ({"Sec-Fetch-Site": "cross-site"}, False),
+    ({"Sec-Fetch-Site": "same-site"}, False),
+    ({"Sec-Fetch-Site": "", "Origin": "http://localhost:8000"}, False),
+    ({"Sec-Fetch-Site": "same-origin", "Origin": "https://llm.example"}, True),  # behind a proxy with another name
+    ({"Sec-Fetch-Site": "cross-site", "Origin": "https://good.example"}, True),
+    ({"Sec-Fetch-Site": "cross-site", "Origin": "http://localhost:8000"}, False),
+    ({"Sec-Fetch-Mode": "cors"}, True),  # Node's fetch
+]
+
+
+@pytest.mark.parametrize(("headers", "may"), PAGES, ids=str)
+def test_which_pages_may_ask(headers: dict[str, str], may: bool) -> None:
+    app = app_of(allowed_origins=["https://good.example"])
+    asked: dict[str, Any] = {"url": "http://localhost:8000", "headers": headers}
+    upload = ask(app, "POST", "/v1/files", data={"purpose": "batch"}, files={"file": ("x.jsonl", b"{}")}, **asked)
+    assert upload.status_code == (200 if may else 403)
+    assert ask(app, "GET", "/v1/files", **asked).status_code == 200
+    assert ask(app_of(allowed_origins=["*"]), "POST", "/ping", **asked).status_code == 200
 
 
 HERE = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1:80", "127.1.2.3", "[::1]:8000", "[::1]"]
@@ -200,16 +262,164 @@ def test_models_show_no_path_of_this_machine(tmp_path: Path) -> None:
     assert ask(hub, "GET", "/v1/models").json()["data"][0]["root"] == "Qwen/Qwen3-0.6B"
 
 
+OPERATED = [
+    ("POST", path)
+    for path in (
+        *("/reset_prefix_cache", "/sleep", "/wake_up", "/pause", "/resume", "/start_profile", "/stop_profile"),
+        *("/reset_mm_cache", "/reset_encoder_cache"),
+    )
+] + [("GET", "/is_sleeping"), ("GET", "/is_paused")]
+
+
+def test_the_list_of_operators_routes_is_whole() -> None:
+    routes = {(method, route.path) for route in ADMIN_ROUTES for method in (route.methods or set()) - {"HEAD"}}
+    assert {*OPERATED, ("POST", "/abort_requests")} == routes
+
+
+def refusal(app: Any, method: str, path: str, key: str | None) -> str | None:
+    """Why a key may not do something; None: it may."""
+    response = ask(app, method, path, headers={} if key is None else bearer(f"Bearer {key}"))
+    return response.json()["error"]["code"] if response.status_code in (401, 403) else None
+
+
+WHO: list[tuple[dict[str, Any], dict[str | None, str | None]]] = [
+    ({}, {None: "key_needed", "wrong": "key_needed"}),
+    ({"api_key": ["one", "two"]}, {None: "invalid_api_key", "wrong": "invalid_api_key", "one": None, "two": None}),
+    (
+        {"api_key": ["one"], "admin_key": ["boss", "chief"]},
+        {None: "invalid_api_key", "wrong": "invalid_api_key", "one": "admin_key_needed", "boss": None, "chief": None},
+    ),
+    ({"admin_key": ["boss"]}, {None: "invalid_api_key", "wrong": "invalid_api_key", "boss": None}),
+]
+
+
+@pytest.mark.parametrize(("settings", "expected"), WHO, ids=str)
+def test_who_may_operate_a_server(settings: dict[str, Any], expected: dict[str | None, str | None]) -> None:
+    app = app_of(**settings)
+    for method, path in OPERATED:
+        assert {key: refusal(app, method, path, key) for key in expected} == expected, path
+
+
+@pytest.mark.parametrize(("settings", "expected"), WHO, ids=str)
+def test_who_may_ask(settings: dict[str, Any], expected: dict[str | None, str | None]) -> None:
+    app, needed = app_of(**settings), bool(settings.get("api_key"))
+    for key in expected:
+        refused = needed and key in (None, "wrong")
+        assert refusal(app, "GET", "/v1/models", key) == ("invalid_api_key" if refused else None)
+
+
+@pytest.mark.parametrize("keys", [[""], ["good", ""], [" "], ["a "], "text"])
+def test_operators_keys_that_cannot_be_sent_are_refused(keys: Any) -> None:
+    with pytest.raises(ConfigError, match="admin_key must"):
+        ServerConfig(admin_key=keys)
+
+
+def test_a_key_has_one_role() -> None:
+    with pytest.raises(ConfigError, match="name the same key"):
+        ServerConfig(api_key=["one", "two"], admin_key=["two"])
+
+
+class Busy(Idle):
+    """An engine with requests of several owners, which notes what is aborted."""
+
+    def __init__(self, ids: list[str]) -> None:
+        super().__init__()
+        self.request_ids = ids
+        self.aborted: list[str] = []
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "body", "expected"),
+    [
+        ({}, "one", {}, {"first"}),
+        ({}, "two", {}, {"second", "third"}),
+        ({}, "one", {"request_ids": ["a", "b"]}, {"first"}),
+        ({}, "one", {"request_ids": ["cmpl-b"]}, set()),
+        ({}, "two", {"request_ids": ["cmpl-b"]}, {"second"}),
+        ({"admin_key": ["boss"]}, "one", {}, {"first"}),
+        ({"admin_key": ["boss"]}, "boss", {}, {"first", "second", "third"}),
+        ({"admin_key": ["boss"]}, "boss", {"request_ids": ["a"]}, {"first", "third"}),
+    ],
+)
+def test_requests_are_aborted_by_their_own_key(
+    settings: dict[str, Any], key: str, body: dict[str, Any], expected: set[str]
+) -> None:
+    one, two = (hashlib.sha256(key.encode()).hexdigest() for key in ("one", "two"))
+    names = {
+        "first": engine_id("cmpl-a", one),
+        "second": engine_id("cmpl-b", two),
+        "third": engine_id("chatcmpl-a", two),
+    }
+    engine = Busy(list(names.values()))
+    app = create_app(engine, ServerConfig(api_key=["one", "two"], **settings))  # type: ignore[arg-type]
+    answer = ask(app, "POST", "/abort_requests", json=body, headers=bearer(f"Bearer {key}"))
+    assert answer.json() == {"status": "aborted", "aborted": len(expected)}
+    assert set(engine.aborted) == {names[name] for name in expected}
+
+
+def test_the_engines_ids_say_whose_requests_are(running: Any) -> None:
+    """Of every kind of route, by the ids that the engine was given."""
+    seen: list[str] = []
+    engine = running.engine
+    app = create_app(engine, ServerConfig(api_key=["one", "two"]))
+    owner = hashlib.sha256(b"two").hexdigest()
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+    asked = {
+        "/v1/chat/completions": chat,
+        "/v1/completions": {"prompt": [[40], [41]], "max_tokens": 2},
+        "/v1/messages": chat,
+        "/v1/responses": {"input": "Hi", "max_output_tokens": 2},
+        "/inference/v1/generate": {"token_ids": [40], "sampling_params": {"max_tokens": 2}},
+        "/generative_scoring": {"query": [40], "items": [[41]], "label_token_ids": [42]},
+    }
+
+    async def main() -> list[int]:
+        with pytest.MonkeyPatch.context() as patch:
+            generate = engine.generate
+            patch.setattr(engine, "generate", lambda *args, **more: (seen.append(args[2]), generate(*args, **more))[1])
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+                headers = bearer("Bearer two")
+                return [
+                    (await client.post(path, json=body, headers=headers)).status_code for path, body in asked.items()
+                ]
+
+    assert asyncio.run_coroutine_threadsafe(main(), running.loop).result(60) == [200] * len(asked)
+    assert len(seen) == len(asked) + 1
+    assert all(is_of(name, owner) and not is_of(name, "") for name in seen)
+
+
 def test_salts_of_keys_need_keys() -> None:
     with pytest.raises(ConfigError, match="cache_salt_per_key"):
         ServerConfig(cache_salt_per_key=True)
 
 
-@pytest.mark.parametrize("salted", [False, True])
-def test_keys_share_cached_prefixes_unless_each_has_a_salt(running: Any, salted: bool) -> None:
+@pytest.mark.parametrize(
+    ("settings", "apart"),
+    [
+        ({}, False),
+        ({"api_key": ["one"]}, False),
+        ({"api_key": ["one", "one"]}, False),
+        ({"api_key": ["one", "two"]}, True),
+        ({"api_key": ["one"], "admin_key": ["boss"]}, True),
+        ({"admin_key": ["boss"]}, True),
+        ({"api_key": ["one"], "cache_salt_per_key": True}, True),
+        ({"api_key": ["one", "two"], "cache_salt_per_key": False}, False),
+    ],
+    ids=str,
+)
+def test_when_caches_are_kept_apart(settings: dict[str, Any], apart: bool) -> None:
+    assert ServerConfig(**settings).keys_apart is apart
+
+
+@pytest.mark.parametrize("salted", [None, False])
+def test_keys_share_no_cached_prefixes_unless_they_are_to(running: Any, salted: bool | None) -> None:
     settings = ServerConfig(api_key=["one", "two"], cache_salt_per_key=salted)
     app = create_app(running.engine, settings)
-    prompt = [40 + (i * 7 + 3 * salted) % 60 for i in range(50)]  # three full pages
+    prompt = [40 + (i * 7 + 3 * (salted is None)) % 60 for i in range(50)]  # three full pages
 
     async def cached(key: str, **more: Any) -> int:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
@@ -223,4 +433,4 @@ def test_keys_share_cached_prefixes_unless_each_has_a_salt(running: Any, salted:
         return [await cached(key, **more) for key, more in asked]
 
     counts = asyncio.run_coroutine_threadsafe(main(), running.loop).result(60)
-    assert counts == [0, 48, 0 if salted else 48, 0, 48]
+    assert counts == [0, 48, 0 if salted is None else 48, 0, 48]

@@ -39,10 +39,11 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def servers(compile_cache_dir: str, start_server: Callable[..., Any]) -> Iterator[list[Running]]:
-    running, stops = [], []
-    for role in ("kv_producer", "kv_consumer"):
+    running, stops, ports = [], [], []
+    for _ in range(2):
         with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+            ports.append(free.getsockname()[1])
+    for role, port in zip(("kv_producer", "kv_consumer"), ports, strict=True):
         config = EngineConfig(
             model=str(GOLDEN),
             skip_tokenizer_init=True,
@@ -54,10 +55,12 @@ def servers(compile_cache_dir: str, start_server: Callable[..., Any]) -> Iterato
             kv_cache_memory_bytes=2**19,
             kv_cache_dtype="int8",
             compilation_cache_dir=compile_cache_dir,
+            master_secret="word",
             kv_transfer_config={
                 "kv_connector": "NixlConnector",
                 "kv_role": role,
                 "kv_port": port,
+                "kv_peers": [f"127.0.0.1:{ports[0]}"],
                 "kv_buffer_size": 2**20,
             },
         )
@@ -95,6 +98,17 @@ def test_the_answer_of_one_server_is_for_the_other(servers: list[Running]) -> No
     with second.http() as http:
         metrics = http.get("/metrics").text
     assert 'llmjax:kv_offload_hits_total{engine="0",model_name="llama",tier="remote"} 16.0' in metrics
+
+
+def test_no_client_has_pages_taken_from_a_server_of_its_own(servers: list[Running]) -> None:
+    """Else its altered pages would be found by plain requests of others."""
+    with socket.create_server(("127.0.0.1", 0)) as own:
+        own.setblocking(False)
+        params = {"do_remote_prefill": True, "remote_request_id": "x", "remote_host": "127.0.0.1"}
+        error = ask(servers[1], kv_transfer_params=params | {"remote_port": own.getsockname()[1]})["error"]
+        assert error["param"] == "kv_transfer_params" and "kv_peers" in error["message"]
+        with pytest.raises(BlockingIOError):
+            own.accept()
 
 
 @pytest.mark.parametrize(
