@@ -118,7 +118,7 @@ class AnswerReader:
             return [Content(choice.text)] if choice.text else []
         events = self._parser.feed(choice.text)
         if choice.finish_reason is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(whole=choice.finish_reason == "stop" and choice.stop_reason is None)
         self._count(choice)
         return [self._with_id(event) for event in events if self._is_shown(event)]
 

@@ -239,13 +239,19 @@ def _reasoning_before(grammar: Grammar, family: ReasoningFamily) -> Grammar:
         **grammar.states,
         "content": replace(content, edges={**content.edges, **dict.fromkeys(family.dropped, "content")}),
         "opening": State(role=Role.START, edges={family.start: "reasoning"}, then=grammar.initial),
-        "reasoning": State(
-            role=Role.REASONING,
-            edges={family.end: grammar.initial},
-            kept={marker: "content" for marker in family.ended_by if marker in content.markers},
-        ),
+        "reasoning": State(role=Role.REASONING, edges={family.end: grammar.initial}),
     }
-    return replace(grammar, states=states, initial="opening")
+    thoughts = _in_thoughts(grammar) if len(grammar.states) > 1 else None
+    return replace(grammar, states=states, initial="opening", thoughts=thoughts)
+
+
+def _in_thoughts(grammar: Grammar) -> Grammar:
+    """How calls are found within other text; those that have no marker begin a line."""
+    content, start = grammar.states["content"], grammar.states[grammar.initial]
+    if not grammar.known_tools or "content" in start.edges.values():
+        return grammar.beginning("content")
+    lines = replace(content, edges={**content.edges, "\n": grammar.initial})
+    return replace(grammar, states={**grammar.states, "content": lines})
 
 
 def _without_calls(harmony: Grammar) -> Grammar:

@@ -42,14 +42,15 @@ def _xml(
         section: its beginning and end.
         call: what stands before the name, behind it, and at the end.
         parameter: what stands before the key; behind it, with the state of the value; and at the end.
-        bare_calls: calls may also stand outside of a section.
+        bare_calls: calls of the tools that there are may also stand outside of a section.
     """
-    edges = {section[0]: "section"} | ({call[0]: "name"} if bare_calls else {})
+    edges = {section[0]: "section"} | ({call[0]: "bare name"} if bare_calls else {})
     return Grammar(
         states={
             **_content(edges),
             "section": State(role=Role.BETWEEN, edges={call[0]: "name", section[1]: "content", section[0]: "section"}),
             "name": State(role=Role.NAME, edges={call[1]: "parameters"}),
+            "bare name": State(role=Role.NAME, edges={call[1]: "parameters"}, known=True),
             "parameters": State(
                 role=Role.PARAMETERS, edges={parameter[0]: "key", call[2]: "section", section[1]: "content"}
             ),
@@ -264,7 +265,7 @@ TOOLS: dict[str, Grammar] = {
     "functionary": Grammar(
         states={
             **_content({"<function=": "name"}),
-            "name": State(role=Role.NAME, edges={">": "arguments"}),
+            "name": State(role=Role.NAME, edges={">": "arguments"}, known=True),
             "arguments": State(role=Role.ARGUMENTS, then="after"),
             "after": State(role=Role.BETWEEN, edges={"</function>": "after", "<function=": "name"}),
         }

@@ -42,6 +42,7 @@ class State:
             tool of a call.
         string: of a value: it is a string, whatever the schema says.
         silent: the marker that leads here is dropped, even if no call follows.
+        known: of a name: it makes a call only if there is such a tool.
     """
 
     role: Role
@@ -51,6 +52,7 @@ class State:
     routes: tuple[tuple[str, str], ...] = ()
     string: bool = False
     silent: bool = False
+    known: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -77,6 +79,7 @@ class Grammar:
         wrapped: values stand on lines of their own, whose ends do not belong to them.
         keyed: a call in JSON is an object with the name as its only key, and the arguments as its value.
         short_ids: ids of calls have nine letters and digits, or the template refuses them.
+        thoughts: how calls are found in reasoning that is never closed; None: there are none.
     """
 
     states: Mapping[str, State]
@@ -88,6 +91,7 @@ class Grammar:
     wrapped: bool = False
     keyed: bool = False
     short_ids: bool = False
+    thoughts: Grammar | None = None
 
     @property
     def markers(self) -> Iterator[str]:

@@ -13,21 +13,19 @@ class ReasoningFamily:
         start: opens it; where the template writes it, the prompt ends with it.
         end: closes it.
         open: the output begins inside, whether the prompt shows ``start`` or not, unless it shows ``end``.
-        ended_by: markers of tool calls that end it too.
         dropped: markers around the answer, which do not belong to it.
     """
 
     start: str
     end: str
     open: bool = False
-    ended_by: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
 
 
 REASONING: dict[str, ReasoningFamily] = {
     "think": ReasoningFamily(start="<think>", end="</think>"),
     "deepseek_r1": ReasoningFamily(start="<think>", end="</think>", open=True),
-    "kimi_k2": ReasoningFamily(start="<think>", end="</think>", ended_by=("<|tool_calls_section_begin|>",)),
+    "kimi_k2": ReasoningFamily(start="<think>", end="</think>"),
     "mistral": ReasoningFamily(start="[THINK]", end="[/THINK]"),
     "granite33": ReasoningFamily(start="<think>", end="</think>", dropped=("<response>", "</response>")),
     "hunyuan": ReasoningFamily(start="<think>", end="</think>", dropped=("<answer>", "</answer>")),

@@ -102,6 +102,11 @@ class Source:
                 return max((marker for marker in possible if here.startswith(marker)), key=len, default=None)
             yield
 
+    def is_cut(self, markers: Iterable[str] = ()) -> bool:
+        """Whether the text has ended here, or within one of ``markers``."""
+        rest = self.text[self.at :]
+        return self.closed and (not rest or any(marker.startswith(rest) for marker in markers))
+
 
 class Search:
     """A search for markers in a source, which gives out the text before them as soon as it is certain.
