@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
+from llmjax.parsing.elements import json_of_elements
 from llmjax.parsing.events import Arguments, CallBegun, Event
 from llmjax.parsing.json_reading import json_string, json_value
 from llmjax.parsing.python_literal import json_of_literal
@@ -34,21 +35,28 @@ class Calls:
     Args:
         emit: gets the events.
         known: whether a name makes a call only if there is such a tool.
-        begun: called when a call has begun.
+        begun: called when a call has been given out.
+        ended: called when a call is whole.
     """
 
     def __init__(
-        self, tools: ToolSchemas, emit: Callable[[Event], None], *, known: bool, begun: Callable[[], None]
+        self,
+        tools: ToolSchemas,
+        emit: Callable[[Event], None],
+        *,
+        known: bool,
+        begun: Callable[[], None],
+        ended: Callable[[], None],
     ) -> None:
         self._tools = tools
         self._emit = emit
         self._known = known
         self._begun = begun
+        self._ended = ended
         self._name: str | None = None  # of the call that is open
         self._id: str | None = None
         self._given = False  # it has been given out
         self._empty = True  # it has no arguments so far
-        self.ended = 0  # calls that are whole
         self._parameters = 0  # written one by one
 
     @property
@@ -92,7 +100,7 @@ class Calls:
         elif self._empty:
             self.argue("{}")
         self._name = None
-        self.ended += 1
+        self._ended()
 
     def cut(self, *, whole: bool) -> None:
         """The text has ended: an open call stays as far as it has come.
@@ -125,6 +133,11 @@ class Calls:
         types = self.types(key)
         self.parameter(key)
         self.argue(json_of_text(text, types))
+
+    def elements(self, text: str, *, before_tags: str, whole: bool) -> None:
+        """The open call's arguments as elements; without an end if there may be more."""
+        made = json_of_elements(text, before_tags=before_tags, schema=self._tools.schema(self._name or ""))
+        self.argue(made if whole else made.removesuffix("}").removesuffix("{"))
 
     def cut_parameter(self, key: str, text: str) -> None:
         """The beginning of a parameter that was written as text, as far as it has come."""

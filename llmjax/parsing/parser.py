@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Generator
+from dataclasses import replace
 
 from llmjax.parsing.calls import MAX_NAME, Calls, escaped
 from llmjax.parsing.events import Content, Event, Reasoning, joined
@@ -14,7 +16,7 @@ from llmjax.parsing.schemas import ToolSchemas
 from llmjax.parsing.source import SPACES, Reading, Search, Source
 from llmjax.parsing.thoughts import Thoughts
 
-_PUNCTUATION = re.compile(r"[\s\]}),;`]*")
+_PUNCTUATION = "]}),;`"
 _NAME = re.compile(r"\s*[^\s<>\"{}\[\]()]*\s*")
 _KEY = re.compile(r"[^\n<>]*\n?")
 _STRING = frozenset({"string"})
@@ -33,12 +35,20 @@ class OutputParser:
         self._tools = tools or ToolSchemas()
         self._source = Source()
         self._events: list[Event] = []
-        self._calls = Calls(self._tools, self._events.append, known=grammar.known_tools, begun=self._call_begun)
+        self._calls = Calls(
+            self._tools,
+            self._events.append,
+            known=grammar.known_tools,
+            begun=self._call_begun,
+            ended=self._call_ended,
+        )
         self._any_content = self._any_reasoning = self._any_call = False
         self._spaces: list[str] = []  # at the end of the content, which may turn out to be followed by a call
         self._name = ""  # that a call to come has
         self._id: str | None = None
         self._key = ""
+        self.content: list[int] = []  # characters before each beginning and each end of content, in turn
+        self.first_call_end: int | None = None  # characters up to the end of the first whole call
         self._turns: list[int] = []  # characters before each beginning and each end of reasoning, in turn
         self._thoughts: Thoughts | None = None  # while inside of reasoning
         self._whole = False  # the model has ended the text
@@ -56,6 +66,7 @@ class OutputParser:
             Role.PARAMETERS: self._dropped,
             Role.KEY: self._parameter_key,
             Role.VALUE: self._parameter_value,
+            Role.ELEMENTS: self._elements,
             Role.HEADER: self._header,
         }
         self._run = self._states()
@@ -81,6 +92,16 @@ class OutputParser:
     def position(self) -> int:
         """Characters of the text that have been read for certain."""
         return self._source.position if self._thoughts is None else self._turns[-1] + self._thoughts.shown
+
+    @property
+    def certain(self) -> int:
+        """Characters of which it is known whether they are content, as far as it can be known before the end."""
+        return self._source.certain
+
+    @property
+    def fed(self) -> int:
+        """Characters that have come."""
+        return self._source.position + len(self._source.text) - self._source.at
 
     @property
     def reasons(self) -> bool:
@@ -130,11 +151,25 @@ class OutputParser:
         self._spaces.clear()
         self._any_call = True
 
+    def _call_ended(self) -> None:
+        if self.first_call_end is None:
+            self.first_call_end = self._source.position
+
     def _give_back(self) -> None:
         """What was read since the mark was not what it seemed."""
         self._name = ""
         self._calls.drop()
-        self._say(self._source.unmark())
+        self._read_content(self._source.unmark())
+
+    def _read_content(self, text: str) -> None:
+        """The text that has been read last is content."""
+        end = self._source.position
+        start = end - len(text)
+        if self.content and self.content[-1] == start:
+            self.content[-1] = end
+        elif text:
+            self.content += [start, end]
+        self._say(text)
 
     def _search(self, state: State, sink: Callable[[str], None]) -> Reading[str | None]:
         """Gives ``sink`` the text before a marker, which is left unread; None: the text has ended."""
@@ -154,7 +189,7 @@ class OutputParser:
     # The roles of states. Each returns the name of the next state, or None where the text has ended before.
 
     def _content(self, state: State) -> Reading[str | None]:
-        marker = yield from self._search(state, self._say)
+        marker = yield from self._search(state, self._read_content)
         if marker is None:
             return None
         self._source.mark()
@@ -227,7 +262,7 @@ class OutputParser:
             source.mark()
             yield from source.run(SPACES, skipped)
         else:
-            yield from source.run(_PUNCTUATION, skipped)
+            yield from self._skip_punctuation(state, skipped)
         marker = yield from source.anchored(state.markers)
         states = self._grammar.states
         if marker is not None:
@@ -239,9 +274,21 @@ class OutputParser:
                 self._give_back()  # nothing stands between the markers of calls
             return following
         if states[state.then].role is Role.CONTENT:
-            self._say("" if source.marked else "".join(filter(str.isspace, "".join(skipped))))
+            self._say("" if source.marked or state.silent else "".join(filter(str.isspace, "".join(skipped))))
             self._give_back()
         return state.then
+
+    def _skip_punctuation(self, state: State, skipped: list[str]) -> Reading[None]:
+        """Reads white space and brackets up to a marker, which may begin with such."""
+        source, first = self._source, {marker[0] for marker in state.markers}
+        while True:
+            yield from source.run(_punctuation(state.markers), skipped)
+            char = yield from source.peek()
+            if not char or char not in _PUNCTUATION or char not in first:
+                return
+            if (yield from source.anchored(state.markers)) is not None:
+                return
+            skipped.append(source.take(source.at + 1))
 
     def _word(self, state: State, may_begin: Callable[[str], bool]) -> Reading[tuple[str, str | None]]:
         """A short text up to a marker, which is left unread; None: the text has ended, or is not such a word."""
@@ -276,7 +323,7 @@ class OutputParser:
         written, marker = yield from self._word(state, lambda text: _NAME.fullmatch(text) is not None)
         if marker is None:
             return self._no_call(state)
-        self._id = written.strip() or None
+        self._id = None if state.silent else written.strip() or None
         return self._follow(state, marker)
 
     def _no_call(self, state: State, junk: str = "") -> str | None:
@@ -292,7 +339,7 @@ class OutputParser:
             self._give_back()
         else:
             self._calls.end()
-            self._say(junk)
+            self._read_content(junk)
         return "content"
 
     def _by_itself(self, state: State) -> Reading[str | None]:
@@ -367,6 +414,16 @@ class OutputParser:
         calls.argue('"')
         return self._follow(state, marker)
 
+    def _elements(self, state: State) -> Reading[str | None]:
+        source, tag = self._source, f"{self._grammar.before_tags}<"
+        yield from source.run(SPACES)
+        if (yield from source.anchored([tag])) is None:
+            return self._no_call(replace(state, edges={tag: ""}))
+        pieces: list[str] = []
+        marker = yield from self._search(state, pieces.append)
+        self._calls.elements("".join(pieces), before_tags=self._grammar.before_tags, whole=marker is not None)
+        return None if marker is None else self._follow(state, marker)
+
     def _header(self, state: State) -> Reading[str | None]:
         pieces: list[str] = []
         marker = yield from self._search(state, pieces.append)
@@ -384,3 +441,10 @@ class OutputParser:
         if self._any_content and self._grammar.states[target].role is Role.CONTENT:
             self._spaces.append("\n")
         return target
+
+
+@functools.cache
+def _punctuation(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """White space and brackets that may stand between calls, but not those that a marker begins with."""
+    first = {marker[0] for marker in markers}
+    return re.compile(rf"[\s{re.escape(''.join(char for char in _PUNCTUATION if char not in first))}]*")

@@ -66,6 +66,20 @@ PING = {
     "functionary_v3": ">>>ping\n{}",
     "functiongemma": "<start_function_call>call:ping{}<end_function_call>",
     "gemma4": "<|tool_call>call:ping{}<tool_call|>",
+    "deepseek_v41": '<｜DSML｜ calls><｜DSML｜ invoke name="ping"></｜DSML｜ invoke></｜DSML｜ calls>',
+    "hy_v3": "<tool_calls><tool_call>ping<tool_sep></tool_call></tool_calls>",
+    "k2_horizon": "<ifm|tool_calls><ifm|tool_call>ping</ifm|tool_call></ifm|tool_calls>",
+    "dots": '<dots_function_call>\n<invoke name="ping">\n</invoke>\n</dots_function_call>',
+    "minimax_m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="ping">]<]minimax[>[</invoke>\n'
+    "]<]minimax[>[</tool_call>",
+    "minicpm5": '<function name="ping"></function>',
+    "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="ping">'
+    "</steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>",
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="ping" index="1"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+    "plamo3": "<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|><|plamo:begin_tool_name:plamo|>ping"
+    "<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|><|plamo:constrain|>json<|plamo:msg|>{}"
+    "<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|><|plamo:end_tool_requests:plamo|>",
+    "command_r": 'Action: ```json\n[{"tool_name": "ping", "parameters": {}}]```',
 }
 
 
