@@ -22,6 +22,7 @@ from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
 from llmjax.engine.stats import QUEUE_FULL
+from llmjax.engine.stop import Reading
 from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
@@ -248,6 +249,7 @@ class AsyncLLM(LoadedLLM):
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         written: int = 0,
+        reading: Reading | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request; closing the generator or cancelling its task aborts it.
 
@@ -258,6 +260,7 @@ class AsyncLLM(LoadedLLM):
             cache_salt: only requests with the same salt share cached prefixes.
             shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
             written: the last so many tokens of the prompt begin what has to match ``structured_outputs``.
+            reading: which text is content, where stop strings are looked for; None: all of it.
 
         Yields:
             Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
@@ -287,6 +290,7 @@ class AsyncLLM(LoadedLLM):
             shown=shown,
             constraint=constraint,
             written=written,
+            reading=reading,
         )
         scores: list[TokenLogprobs | None] = []
         async with aclosing(self._outputs(request, request_id)) as outputs:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from llmjax.config import ServerConfig
+from llmjax.engine.stop import Reading
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import Parsers, check_reasoning_parser, check_tool_parser
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Message, Reasoning
@@ -70,7 +71,7 @@ class AnswerFormat:
         grammar: None: all is content.
         tools: that the model may call.
         custom: the names of those whose input is a text.
-        parallel: several calls in one answer; otherwise those after the first are left out.
+        parallel: several calls in one answer; otherwise it ends with the first.
         include_reasoning: show it.
         detokenizer: makes one that gives the text of an answer; None: reasoning tokens are not counted.
     """
@@ -86,6 +87,13 @@ class AnswerFormat:
     def begins_with_reasoning(self) -> bool:
         """The prompt has opened it."""
         return self.grammar is not None and self.grammar.states[self.grammar.initial].role is Role.REASONING
+
+    def reading(self) -> Reading | None:
+        """Which text is content, and where the answer ends; None: all is."""
+        if (grammar := self.grammar) is None:
+            return None
+        tools = ToolSchemas(self.tools)
+        return Reading(parser=lambda: OutputParser(grammar, tools), one_call=bool(self.tools) and not self.parallel)
 
     def reader(self) -> AnswerReader:
         return AnswerReader(self)
@@ -118,7 +126,7 @@ class AnswerReader:
             return [Content(choice.text)] if choice.text else []
         events = self._parser.feed(choice.text)
         if choice.finish_reason is not None:
-            events += self._parser.finish()
+            events += self._parser.finish(whole=choice.finish_reason == "stop" and choice.stop_reason is None)
         self._count(choice)
         return [self._with_id(event) for event in events if self._is_shown(event)]
 

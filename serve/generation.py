@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from llmjax.engine.stop import Reading
 from llmjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 from llmjax.serve.context import RequestRecord, engine_id
@@ -30,6 +31,7 @@ class Job:
         keep: the best of each prompt's continuations that are answered; None: all.
         searches: instead of sampling, a beam search for each prompt.
         written: the last tokens of the prompt that belong to an answer which has a form.
+        reading: which text of an answer is content; None: all of it.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Job:
     keep: int | None = None
     searches: Sequence[BeamSearchParams] = ()
     written: int = 0
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
         cache_salt=job.cache_salt,
         shown=job.shown,
         written=job.written,
+        reading=job.reading,
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
 from llmjax.engine.stats import StatLogger
+from llmjax.engine.stop import Reading
 from llmjax.outputs import PoolingRequestOutput, RequestOutput
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
@@ -73,6 +74,7 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         written: int = 0,
+        reading: Reading | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def beam_search(

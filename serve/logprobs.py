@@ -62,8 +62,7 @@ def chat_logprobs(
         }
 
     content = []
-    # The tokens of a stop string have none.
-    for token_id, position in zip(token_ids, logprobs, strict=False):
+    for token_id, position in zip(token_ids, logprobs, strict=True):
         best = [entry(other, logprob) for other, logprob in _listed(position, top=top, named=named)]
         content.append({**entry(token_id, position[token_id].logprob), "top_logprobs": best})
     return {"content": content, "refusal": None}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -202,7 +202,7 @@ async def completion_prompts(
     *,
     add_special_tokens: bool,
     echo: bool = False,
-    skip_special_tokens: bool = True,
+    skip_special_tokens: bool = False,
     truncation: Truncation | None = None,
     suffix: str | None = None,
 ) -> list[EncodedPrompt]:
@@ -210,7 +210,7 @@ async def completion_prompts(
 
     Args:
         suffix: what follows the gap behind each text; neither truncation nor token ids then.
-        skip_special_tokens: leave them out of the text of token ids, as in generated text.
+        skip_special_tokens: leave them out of the text of token ids.
 
     Raises:
         PromptTooLong: a text is longer than the context can hold, and not to be cut.
@@ -230,7 +230,9 @@ async def completion_prompts(
         found = EncodedPrompt(prompt)
         if echo and tokenizer is not None:
             found = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
-        return found if truncation is None else truncation.apply(server, found)
+        if truncation is None:
+            return found
+        return replace(truncation, skip_special_tokens=skip_special_tokens).apply(server, found)
 
     size = sum(map(len, prompts)) if texts else 0
     if suffix:

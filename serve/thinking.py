@@ -54,6 +54,7 @@ async def _run_one(
     most = params.max_tokens or 1
     limit = min(budget.tokens, most)
     said: list[int] = []
+    text = ""
     if limit:
         reader = form.reader()
         first = params.clone(**_share(params, before=0, tokens=limit))
@@ -61,6 +62,7 @@ async def _run_one(
             async for part in parts:
                 (choice,) = part.output.outputs
                 said += choice.token_ids
+                text += choice.text
                 if choice.finish_reason == "length" and len(said) < most:
                     choice.finish_reason = None
                 reader.read(choice)
@@ -71,6 +73,7 @@ async def _run_one(
     else:
         reasons = form.begins_with_reasoning
     if reasons:
+        text += budget.end
         end_ids = budget.end_ids[: most - len(said)]
         said += end_ids
         end = CompletionOutput(index=0, text=budget.end, token_ids=end_ids)
@@ -79,7 +82,13 @@ async def _run_one(
         yield JobOutput(0, RequestOutput(job.id, None, [], [end], finished=len(said) == most))
     if len(said) < most:
         second = params.clone(**_share(params, before=len(said), tokens=most - len(said)), prompt_logprobs=None)
-        rest = replace(job, prompts=[EncodedPrompt(prompt.token_ids + said)], params=[second], written=len(said))
+        rest = replace(
+            job,
+            prompts=[EncodedPrompt(prompt.token_ids + said)],
+            params=[second],
+            written=len(said),
+            reading=None if job.reading is None else job.reading.behind(text),
+        )
         async with aclosing(run_job(engine, rest)) as parts:
             async for part in parts:
                 part.output.num_cached_tokens = 0  # of the request's own prompt the first has told

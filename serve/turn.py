@@ -213,6 +213,7 @@ async def prepare(
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=budget, asked=asked)] if body.use_beam_search else (),
+        reading=form.reading(),
     )
     return Turn(
         engine=engine,

@@ -16,7 +16,7 @@ Format = dict[str, Any]  # as in ``tags``
 
 LINE_END: Format = {"type": "regex", "pattern": r"\n?"}
 # Roles of what JSON cannot be written into.
-_OTHER_FORMS = frozenset({Role.PYTHON, Role.BARE, Role.KEY, Role.VALUE, Role.HEADER})
+_OTHER_FORMS = frozenset({Role.PYTHON, Role.BARE, Role.KEY, Role.VALUE, Role.ELEMENTS, Role.HEADER})
 _HARMONY_CALL = ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>")
 
 

@@ -17,7 +17,7 @@ from llmjax.engine.info import EngineInfo
 from llmjax.engine.pairs import PairPrompts, TextPair
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes, Vectors
 from llmjax.engine.stats import RequestStats
-from llmjax.engine.stop import StopMatcher
+from llmjax.engine.stop import Reading, StopMatcher
 from llmjax.engine.vectors import PooledTokens, finished, pooled_request, task_of
 from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError, PromptTooLong
 from llmjax.outputs import (
@@ -63,7 +63,7 @@ class _Continuation:
     stop_reason: int | str | None = None
     times: SequenceTimes | None = None
     text_seen: int = 0  # characters, with those that a stop string keeps back or has swallowed
-    token_starts: list[int] = field(default_factory=list)  # characters before each token; with stop strings only
+    token_starts: list[int] = field(default_factory=list)  # characters before each token, where the text may end it
     text_sent: int = 0  # for DELTA
     tokens_sent: int = 0
     tokens_due: int = 0  # when there was an output last, with ``stream_interval``
@@ -72,6 +72,15 @@ class _Continuation:
     def num_shown(self) -> int:
         """Tokens whose text has begun to be shown, or will not be kept back any longer."""
         return bisect_left(self.token_starts, len(self.text)) if self.token_starts else len(self.token_ids)
+
+    def cut(self, end: int) -> None:
+        """Leaves out the tokens that begin behind so many characters."""
+        keep = bisect_left(self.token_starts, end)
+        del self.token_ids[keep:], self.token_starts[keep:]
+        if self.logprobs is not None:
+            del self.logprobs[keep:]
+            scored = zip(self.token_ids, self.logprobs, strict=True)
+            self.cumulative_logprob = sum((entry[token].logprob for token, entry in scored), 0.0)
 
     def is_due(self, interval: int) -> bool:
         """Whether as many tokens are new since the last output; the first and the last are at once."""
@@ -205,6 +214,7 @@ class Frontend:
         shown: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
         written: int = 0,
+        reading: Reading | None = None,
     ) -> EngineRequest:
         """Checks a request and remembers it.
 
@@ -213,6 +223,7 @@ class Frontend:
             shown: special tokens that are part of the text even where others are left out.
             constraint: of these parameters, where `constraint` has been asked for it before.
             written: the last so many tokens of the prompt begin what the constraint is for.
+            reading: which text is content, where stop strings are looked for; None: all of it.
 
         Returns:
             What to send to the engine.
@@ -248,7 +259,7 @@ class Frontend:
             cache_salt=cache_salt,
             arrival_time=arrival,
         )
-        continuations = [self._continuation(index, request, shown) for index in range(params.n)]
+        continuations = [self._continuation(index, request, shown, reading) for index in range(params.n)]
         self._open[request.request_id] = _Open(name=name, request=request, prompt=text, continuations=continuations)
         self._names[name] = request.request_id
         self._num_unfinished += params.n
@@ -479,7 +490,7 @@ class Frontend:
                 continue  # the engine was one step ahead of a stop string
             self._take(request, continuation, output)
             self._num_unfinished -= continuation.finish_reason is not None
-            if continuation.stop.found is not None and output.finish_reason is None:
+            if continuation.stop.end is not None and output.finish_reason is None:
                 aborts.append((output.request_id, output.index))
             touched.setdefault(output.request_id, {})[output.index] = continuation
         outputs, finished = [], []
@@ -563,7 +574,9 @@ class Frontend:
                     found.append(tuple(ids))
         return tuple(dict.fromkeys(found))
 
-    def _continuation(self, index: int, request: EngineRequest, shown: frozenset[int]) -> _Continuation:
+    def _continuation(
+        self, index: int, request: EngineRequest, shown: frozenset[int], reading: Reading | None
+    ) -> _Continuation:
         params = request.params
         detokenizer = None
         if self.tokenizer is not None and params.detokenize:
@@ -576,46 +589,59 @@ class Frontend:
         return _Continuation(
             index=index,
             detokenizer=detokenizer,
-            stop=StopMatcher(params.stop, include=params.include_stop_str_in_output),
+            stop=StopMatcher(params.stop, include=params.include_stop_str_in_output, reading=reading),
             logprobs=[] if params.wants_logprobs else None,
             cumulative_logprob=0.0 if params.wants_logprobs else None,
         )
 
     def _take(self, request: _Open, continuation: _Continuation, output: EngineOutput) -> None:
-        params = request.request.params
         continuation.times = output.times
         request.vectors = output.vectors
         request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
         if output.prompt_logprobs is not None:
             request.prompt_logprobs = output.prompt_logprobs
-        continuation.token_ids.extend(output.new_token_ids)
-        if output.new_logprobs is not None and continuation.logprobs is not None:
-            for token, entry in zip(output.new_token_ids, output.new_logprobs, strict=True):
-                continuation.logprobs.append(self._decoded(entry))
-                continuation.cumulative_logprob = (continuation.cumulative_logprob or 0.0) + entry[token].logprob
-        if continuation.detokenizer is not None:
-            visible = output.new_token_ids
-            if output.finish_reason == "stop" and not params.include_stop_str_in_output:
-                # The stop token; but a grammar may also end with what is part of the text.
-                visible = visible[:-1] if visible[-1] in request.request.stop_token_ids else visible
-            if params.stop:
-                continuation.token_starts += [continuation.text_seen] * len(output.new_token_ids)
-            text = continuation.detokenizer.add(visible)
-            if output.finish_reason is not None:
-                text += continuation.detokenizer.finish()
-            continuation.text_seen += len(text)
-            may_stop = len(continuation.token_ids) > params.min_tokens
-            continuation.text += continuation.stop.add(text, may_stop=may_stop)
-        if continuation.stop.found is not None:
-            continuation.finish_reason, continuation.stop_reason = "stop", continuation.stop.found
-            if continuation.logprobs is not None:
-                del continuation.logprobs[continuation.num_shown :]  # of tokens that the stop string swallowed
-        elif output.finish_reason is not None:
+        count = len(output.new_token_ids)
+        # Where the text may end the continuation, token by token, so that it ends as if each had come by itself.
+        size = 1 if continuation.stop.active else max(count, 1)
+        for start in range(0, max(count, 1), size):
+            self._take_tokens(request.request, continuation, output, start, min(start + size, count))
+            if continuation.stop.end is not None:
+                break
+        if continuation.stop.end is None and output.finish_reason is not None:
             continuation.text += continuation.stop.finish()
+        if continuation.stop.end is not None:
+            continuation.finish_reason, continuation.stop_reason = "stop", continuation.stop.found
+            continuation.cut(continuation.stop.end)
+        elif output.finish_reason is not None:
             continuation.finish_reason, continuation.stop_reason = output.finish_reason, output.stop_reason
             if output.finish_reason == REPETITION:
                 continuation.stop_reason = "repetition_detected"
             request.error = output.error or request.error
+
+    def _take_tokens(
+        self, request: EngineRequest, continuation: _Continuation, output: EngineOutput, start: int, end: int
+    ) -> None:
+        """Takes tokens ``start`` up to ``end`` of an output, and their text."""
+        tokens, params = output.new_token_ids[start:end], request.params
+        continuation.token_ids.extend(tokens)
+        if output.new_logprobs is not None and continuation.logprobs is not None:
+            for token, entry in zip(tokens, output.new_logprobs[start:end], strict=True):
+                continuation.logprobs.append(self._decoded(entry))
+                continuation.cumulative_logprob = (continuation.cumulative_logprob or 0.0) + entry[token].logprob
+        if continuation.detokenizer is None:
+            return
+        last = end == len(output.new_token_ids)
+        if last and output.finish_reason == "stop" and not params.include_stop_str_in_output:
+            # The stop token; but a grammar may also end with what is part of the text.
+            tokens = tokens[:-1] if tokens and tokens[-1] in request.stop_token_ids else tokens
+        if continuation.stop.active:
+            continuation.token_starts += [continuation.text_seen] * (end - start)
+        text = continuation.detokenizer.add(tokens)
+        if last and output.finish_reason is not None:
+            text += continuation.detokenizer.finish()
+        continuation.text_seen += len(text)
+        may_stop = len(continuation.token_ids) > params.min_tokens
+        continuation.text += continuation.stop.add(text, may_stop=may_stop)
 
     def _pooled_output(self, request: _Open) -> PoolingRequestOutput:
         made, error = request.vectors, request.error

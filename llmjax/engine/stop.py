@@ -2,50 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.scanner import MarkerScanner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How an answer is read of which not all text is content.
+
+    Args:
+        parser: makes one for each continuation; what it has read already stands before the continuation.
+        one_call: the answer ends with its first call.
+    """
+
+    parser: Callable[[], OutputParser]
+    one_call: bool = False
+
+    def behind(self, text: str) -> Reading:
+        """The same for what follows ``text``."""
+
+        def parser() -> OutputParser:
+            made = self.parser()
+            made.feed(text)
+            return made
+
+        return replace(self, parser=parser)
 
 
 class StopMatcher:
     """Watches the text of one continuation.
 
     Args:
-        stops: strings that end it.
+        stops: strings that end it, where they stand in content.
         include: whether the stop string itself belongs to the output.
+        reading: None: all text is content.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool, reading: Reading | None = None) -> None:
         self._scanner = MarkerScanner(stops) if stops else None
         self._state = 0
         self._include = include
-        self._held = ""  # text that may be the beginning of a stop string
+        self._one_call = reading is not None and reading.one_call
+        self._parser = reading.parser() if reading is not None and self.active else None
+        self._before = 0 if self._parser is None else self._parser.fed  # characters that the parser had read
+        self._held = ""  # text that is not shown yet
+        self._shown = 0  # characters that are
+        self._seen = 0  # characters that have been searched, or are not to be
+        self._span = 0  # of the parser's content: where the next piece to search is
+        self._leading = False  # white space that does not count: it stands before all else in a piece of content
         self.found: str | None = None  # the stop string that ended the text
+        self.end: int | None = None  # characters up to the end of the stop string, or of the only call
+
+    @property
+    def active(self) -> bool:
+        """Whether anything may end the text."""
+        return self._scanner is not None or self._one_call
 
     def add(self, text: str, *, may_stop: bool = True) -> str:
-        """Takes new text and returns what may be shown; nothing after a stop string was found.
+        """Takes new text and returns what may be shown; nothing behind what has ended it.
 
         Args:
             may_stop: False while ``min_tokens`` is not reached: a stop string counts as plain text.
         """
-        if self._scanner is None:
+        if not self.active:
             return text
-        if self.found is not None:
+        if self.end is not None:
             return ""
-        held = len(self._held)
-        text = self._held + text
-        self._held = ""
-        scan = self._scanner.scan(text, state=self._state, start=held)
-        while scan.marker is not None and not may_stop:
-            scan = self._scanner.scan(text, state=scan.state, start=scan.end)
-        self._state, self.found = scan.state, scan.marker
-        if self.found is not None:
-            return text[: scan.end if self._include else scan.end - len(self.found)]
-        shown = len(text) - self._scanner.held(scan.state)
-        self._held = text[shown:]
-        return text[:shown]
+        self._held += text
+        if self._parser is None:
+            return self._advance(self._shown + len(self._held), may_stop=may_stop)
+        self._parser.feed(text)
+        return self._advance(self._parser.certain - self._before, may_stop=may_stop)
 
     def finish(self) -> str:
-        """What was held back, at an end without a stop string."""
+        """What was held back, at the end of the text, in which a stop string may be found yet."""
+        shown = ""
+        if self._parser is not None and self.end is None:
+            self._parser.finish()
+            shown = self._advance(self._shown + len(self._held), may_stop=True)
         held, self._held = self._held, ""
-        return held
+        return shown if self.end is not None else shown + held
+
+    def _advance(self, certain: int, *, may_stop: bool) -> str:
+        """Searches up to ``certain`` characters, and returns what may be shown."""
+        call_end = None if self._parser is None or not self._one_call else self._parser.first_call_end
+        if call_end is not None:
+            certain = min(certain, call_end - self._before)
+        possible = 0  # characters at the end that may begin a stop string
+        if self._scanner is not None:
+            for start, end in self._content(certain):
+                if self._search(self._scanner, start, end, may_stop=may_stop):
+                    assert self.found is not None and self.end is not None
+                    return self._show(self.end if self._include else self.end - len(self.found))
+            if self._seen == certain:
+                possible = self._scanner.held(self._state)
+        if call_end is not None and certain == call_end - self._before:
+            self.end = certain
+            return self._show(certain)
+        return self._show(certain - possible)
+
+    def _show(self, end: int) -> str:
+        count = max(end - self._shown, 0)
+        text, self._held = self._held[:count], self._held[count:]
+        self._shown += count
+        return text
+
+    def _content(self, certain: int) -> Iterator[tuple[int, int]]:
+        """The next pieces of content before ``certain``, without white space in front."""
+        if self._parser is None:
+            yield self._seen, certain
+            self._seen = certain
+            return
+        spans = self._parser.content
+        while self._span < len(spans):
+            begin, end = (max(place - self._before, 0) for place in spans[self._span : self._span + 2])
+            if begin >= self._seen and spans[self._span] > 0:
+                self._state, self._leading = 0, True
+            start, end = max(begin, self._seen), min(end, certain)
+            if self._leading and start < end:
+                piece = self._held[start - self._shown : end - self._shown].lstrip()
+                start, self._leading = end - len(piece), not piece
+            if start < end:
+                yield start, end
+            self._seen = max(self._seen, end)
+            if self._span + 2 == len(spans):
+                return
+            self._span += 2
+
+    def _search(self, scanner: MarkerScanner, start: int, end: int, *, may_stop: bool) -> bool:
+        """Whether a stop string ends between two places."""
+        text = self._held if end - self._shown == len(self._held) else self._held[: end - self._shown]
+        scan = scanner.scan(text, state=self._state, start=start - self._shown)
+        while scan.marker is not None and not may_stop:
+            scan = scanner.scan(text, state=scan.state, start=scan.end)
+        self._state, self.found = scan.state, scan.marker
+        if self.found is not None:
+            self.end = self._shown + scan.end
+        return self.found is not None

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 
+from llmjax.parsing.elements import json_of_elements
 from llmjax.parsing.events import Arguments, CallBegun, Event
 from llmjax.parsing.json_reading import json_string, json_value
 from llmjax.parsing.python_literal import json_of_literal
@@ -24,6 +25,7 @@ _DOTTED = re.compile(r"[\w.\-]*")
 _PYTHON_PLAIN = re.compile(r"[^'\"()\[\]{},]*")
 _IN_QUOTES = {quote: re.compile(rf"[^\\{quote}]*") for quote in "'\""}
 _BARE_WORD = re.compile(r'[^"{}\[\],:<]*')
+_BEGINS_JSON = re.compile(r'\s*[\[{"\d.-]')
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 
 
@@ -33,17 +35,27 @@ class Calls:
     Args:
         emit: gets the events.
         known: whether a name makes a call only if there is such a tool.
-        begun: called when a call has begun.
+        begun: called when a call has been given out.
+        ended: called when a call is whole.
     """
 
     def __init__(
-        self, tools: ToolSchemas, emit: Callable[[Event], None], *, known: bool, begun: Callable[[], None]
+        self,
+        tools: ToolSchemas,
+        emit: Callable[[Event], None],
+        *,
+        known: bool,
+        begun: Callable[[], None],
+        ended: Callable[[], None],
     ) -> None:
         self._tools = tools
         self._emit = emit
         self._known = known
         self._begun = begun
+        self._ended = ended
         self._name: str | None = None  # of the call that is open
+        self._id: str | None = None
+        self._given = False  # it has been given out
         self._empty = True  # it has no arguments so far
         self._parameters = 0  # written one by one
 
@@ -52,38 +64,59 @@ class Calls:
         return self._name is not None
 
     @property
-    def known_names(self) -> frozenset[str] | None:
-        """The names that make a call; None: any."""
-        return self._tools.names if self._known else None
+    def pending(self) -> bool:
+        """Whether the open call is one only if arguments or its end follow."""
+        return self._name is not None and not self._given
 
-    def accepts(self, name: str) -> bool:
-        return bool(name) and len(name) <= MAX_NAME and (not self._known or name in self._tools.names)
+    def accepts(self, name: str, *, known: bool = False) -> bool:
+        known = known or self._known
+        return bool(name) and len(name) <= MAX_NAME and (not known or name in self._tools.names)
 
     def begin(self, name: str, id: str | None = None) -> None:
+        """Opens a call, which is given out with its arguments or its end: a name alone may be one that is talked of."""
         self.end()
-        self._name, self._empty, self._parameters = name, True, 0
-        self._begun()
-        self._emit(CallBegun(name, id))
+        self._name, self._id, self._given, self._empty, self._parameters = name, id, False, True, 0
+
+    def give(self) -> None:
+        """Gives the open call out: it is one."""
+        if self.pending:
+            assert self._name is not None
+            self._given = True
+            self._begun()
+            self._emit(CallBegun(self._name, self._id))
+
+    def drop(self) -> None:
+        """The call that is pending is none."""
+        if self.pending:
+            self._name = None
 
     def end(self) -> None:
         """Completes the open call, if there is one."""
         if self._name is None:
             return
+        self.give()
         if self._parameters:
             self.argue("}")
         elif self._empty:
             self.argue("{}")
         self._name = None
+        self._ended()
 
-    def cut(self) -> None:
-        """The text has ended: an open call stays as far as it has come."""
-        if self._name is not None and self._empty:
+    def cut(self, *, whole: bool) -> None:
+        """The text has ended: an open call stays as far as it has come.
+
+        Args:
+            whole: the model has ended it, so that a call without arguments has none.
+        """
+        self.give()
+        if self._name is not None and self._empty and whole:
             self.argue("{}")
         self._name = None
 
     def argue(self, text: str) -> None:
         """Adds to the open call's arguments."""
         if text:
+            self.give()
             self._empty = False
             self._emit(Arguments(text))
 
@@ -101,12 +134,40 @@ class Calls:
         self.parameter(key)
         self.argue(json_of_text(text, types))
 
+    def elements(self, text: str, *, before_tags: str, whole: bool) -> None:
+        """The open call's arguments as elements; without an end if there may be more."""
+        made = json_of_elements(text, before_tags=before_tags, schema=self._tools.schema(self._name or ""))
+        self.argue(made if whole else made.removesuffix("}").removesuffix("{"))
+
+    def cut_parameter(self, key: str, text: str) -> None:
+        """The beginning of a parameter that was written as text, as far as it has come."""
+        types = self.types(key)
+        if text.strip() and (types is None or types != frozenset({"string"})):
+            self.parameter(key)
+            self.argue(text if _BEGINS_JSON.match(text) else '"' + escaped(text))
+
     def arguments(self, source: Source) -> Reading[None]:
-        """The open call's arguments as one JSON value, or as a string that holds one."""
-        if (yield from source.spaces()) == '"':
-            self.argue((yield from json_string(source)))
-        else:
+        """The open call's arguments as one JSON value, or as a string that holds one.
+
+        Where the call is pending, what cannot be arguments is left unread, and the call stays pending.
+        """
+        char = yield from source.spaces()
+        if char == '"':
+            text, _ = yield from json_string(source)
+            self.give()
+            self.argue(text)
+        elif char == "n":
+            yield from self._no_arguments(source)
+        elif char in ("{", "[") or not self.pending:
             yield from json_value(source, self.argue)
+
+    def _no_arguments(self, source: Source) -> Reading[None]:
+        word: list[str] = []
+        yield from json_value(source, word.append)
+        if "".join(word) == "null":
+            self.give()
+        elif not self.pending:
+            self.argue("".join(word))
 
     def objects(self, source: Source, *, keyed: bool) -> Reading[None]:
         """Calls as JSON objects, one after another or in a list. An object that is not a call stays marked.
@@ -140,7 +201,7 @@ class Calls:
                 continue
             if char != '"':
                 return
-            key = yield from json_string(source)
+            key, _ = yield from json_string(source)
             if (yield from source.spaces()) != ":":
                 return
             source.take(source.at + 1)
@@ -149,9 +210,11 @@ class Calls:
                 named = argued = True
                 self.begin(key)
                 yield from self.arguments(source)
+                if self.pending:
+                    return
             elif not named and key in NAME_KEYS and char == '"':
-                name = yield from json_string(source)
-                if not self.accepts(name):
+                name, whole = yield from json_string(source)
+                if not whole or not self.accepts(name):
                     return
                 named = True
                 self.begin(name)
@@ -163,10 +226,14 @@ class Calls:
                 argued = True
                 if named:
                     yield from self.arguments(source)
+                    if self.pending:
+                        return
                 elif char == '"':
-                    early.append((yield from json_string(source)))
-                else:
+                    early.append((yield from json_string(source))[0])
+                elif char in ("{", "["):
                     yield from json_value(source, early.append)
+                else:
+                    yield from json_value(source, lambda _: None)
             else:
                 yield from json_value(source, lambda _: None)
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 
 from llmjax.errors import ConfigError
-from llmjax.parsing.families import CONTENT, TOOLS
+from llmjax.parsing.families import CONTENT, FRAMES, TOOLS
 from llmjax.parsing.grammar import Grammar, Role, State
 from llmjax.parsing.reasoning import REASONING, ReasoningFamily
 from llmjax.settings import nearest
@@ -19,6 +19,10 @@ HARMONY = "harmony"  # gpt-oss writes both in one language
 # What a template must hold, all of it, to be of a family; the first family that fits is taken.
 _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
+    ("kimi_k3", ("<|open|>", "<|sep|>")),
+    ("minimax_m3", ("]<]minimax[>[",)),
+    ("plamo3", ("plamo:begin_tool_request",)),
+    ("deepseek_v41", ("DSML｜ calls",)),
     ("deepseek_v32", ("DSML", "function_calls")),
     ("deepseek_v4", ("DSML",)),
     ("deepseek_v3", ("<｜tool▁sep｜>", "```json")),
@@ -27,10 +31,15 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("minimax_m2", ("<minimax:tool_call>",)),
     ("seed_oss", ("<seed:tool_call>",)),
     ("longcat", ("<longcat_tool_call>",)),
+    ("dots", ("<dots_function_call>",)),
+    ("step3", ("<｜tool_call_begin｜>",)),
+    ("k2_horizon", ("<ifm|tool_call>",)),
+    ("hy_v3", ("<arg_key>", "<tool_calls>")),
     ("glm45", ("<arg_key>",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
-    ("functionary", ("<function=",)),
     ("functionary_v3", (">>>all",)),
+    ("functionary", ("<function=",)),
+    ("minicpm5", ('<function name="', '<param name="')),
     ("gemma4", ("<|tool_call>",)),
     ("functiongemma", ("<start_function_call>",)),
     ("mistral", ("[TOOL_CALLS]",)),
@@ -40,7 +49,9 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("internlm", ("<|action_start|>",)),
     ("apertus", ("<|tools_prefix|>",)),
     ("gigachat3", ("function call", "<|role_sep|>")),
+    ("gigachat3", ("<|function_call|>",)),
     ("cohere", ("<|START_ACTION|>",)),
+    ("command_r", ("Action:", "tool_name", "```json")),
     ("nemotron", ("<TOOLCALL>",)),
     ("minimax", ("<tool_calls>",)),
     ("olmo3", ("<function_calls>",)),
@@ -60,12 +71,18 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _REASONING_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (HARMONY, ("<|channel|>", "<|message|>")),
+    ("kimi_k3", ("<|open|>", "<|sep|>")),
+    ("minimax_m3", ("</mm:think>",)),
+    ("minimax_m3", ("]<]minimax[>[",)),
+    ("plamo3", ("plamo:end_think",)),
+    ("k2_horizon", ("</ifm|think>",)),
     ("mistral", ("[/THINK]",)),
     ("seed_oss", ("</seed:think>",)),
     ("cohere", ("<|END_THINKING|>",)),
     ("gemma4", ("<|channel>",)),
     ("kimi_vl", ("◁/think▷",)),
     ("kimi_k2", ("</think>", "<|tool_calls_section_begin|>")),
+    ("think", ("</think>", "<minimax:tool_call>")),  # whose results of tools are responses
     ("granite33", ("</think>", "</response>")),
     ("hunyuan", ("</think>", "</answer>")),
     ("think", ("</think>",)),
@@ -89,12 +106,16 @@ TOOL_ALIASES = {
     "ernie45": "hermes",
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",
+    "step5": "qwen3_coder",
     "mimo": "qwen3_coder",
     "deepseekv3": "deepseek_v3",
     "deepseekv31": "deepseek_v31",
     "deepseekv32": "deepseek_v32",
     "glm": "glm45",
     "glm47": "glm45",
+    "ling3": "glm45",
+    "poolside_v1": "glm45",
+    "hy_v4": "hy_v3",
     "granite-20b-fc": "granite",
     "phi4_mini_json": "phi4",
     "jamba": "minimax",
@@ -113,6 +134,7 @@ REASONING_ALIASES = {
     "cohere_command3": "cohere",
     "cohere_command4": "cohere",
     "hunyuan_a13b": "hunyuan",
+    "ernie45": "granite33",  # whose answer stands between the same markers
     **dict.fromkeys(
         (
             "qwen3",
@@ -125,17 +147,35 @@ REASONING_ALIASES = {
             "glm47",
             "step3",
             "step3p5",
-            "ernie45",
             "minimax_m2",
             "minimax_m2_append_think",
             "nemotron_v3",
             "nano_v3",
             "olmo3",
             "holo2",
+            "deepseek_v4",
+            "deepseek_v41",
+            "granite_thinking_parser",
+            "hy_v3",
+            "hy_v4",
+            "ling3",
+            "minicpmv",
+            "poolside_v1",
+            "step5",
             "mimo",
         ),
         "think",
     ),
+}
+
+# Names that vLLM has for what is not read here, with what is nearest to it.
+UNREAD = {
+    "hf": (AUTO, "reads what a checkpoint's response_template says"),
+    "beam": (AUTO, "reads what a checkpoint's response_template says"),
+    "muse": (HARMONY, "reads messages to recipients"),
+    "muse_glimmer": (HARMONY, "reads messages to recipients"),
+    "musespark1x": (HARMONY, "reads messages to recipients"),
+    "inkling": (HARMONY, "reads messages in typed blocks"),
 }
 
 
@@ -151,6 +191,12 @@ def check_reasoning_parser(name: str) -> str:
 
 def _checked(name: str, *, known: set[str], aliases: dict[str, str], setting: str) -> str:
     name = aliases.get(name, name)
+    if name in UNREAD:
+        near, does = UNREAD[name]
+        raise ConfigError(
+            f"{setting} {name!r}: vLLM's parser of that name {does}, which is not supported; the nearest "
+            f"here is {near!r}"
+        )
     if name not in known and name not in (AUTO, NONE):
         names = ", ".join(sorted(known | aliases.keys()))
         raise ConfigError(f"{setting} {name[:80]!r} is not known{nearest(name, known | aliases.keys())} ({names})")
@@ -199,10 +245,9 @@ class Parsers:
             with_tools: whether the answer may hold calls.
             prompt: the text that it follows.
         """
-        tools = self.tools if with_tools else None
-        if tools is None and self.reasoning is None:
+        if self.reasoning is None and (self.tools is None or (not with_tools and self.tools not in FRAMES)):
             return None
-        grammar = _grammar(tools, self.reasoning)
+        grammar = _grammar(self.tools, self.reasoning, with_tools)
         family = REASONING.get(self.reasoning or "")
         if family is None:
             return grammar
@@ -226,26 +271,36 @@ def _by_signs(template: str, signs: tuple[tuple[str, tuple[str, ...]], ...]) -> 
 
 
 @functools.cache
-def _grammar(tools: str | None, reasoning: str | None) -> Grammar:
-    if reasoning == HARMONY and tools in (None, HARMONY):
-        return TOOLS[HARMONY] if tools else _without_calls(TOOLS[HARMONY])
-    grammar = TOOLS[tools] if tools else Grammar(states={"content": CONTENT})
-    return grammar if reasoning not in REASONING else _reasoning_before(grammar, REASONING[reasoning])
+def _grammar(tools: str | None, reasoning: str | None, with_tools: bool) -> Grammar:
+    calls = tools is not None and with_tools
+    if reasoning == HARMONY and (tools == HARMONY or not calls):
+        return TOOLS[HARMONY] if calls else _without_calls(TOOLS[HARMONY])
+    if tools is not None and calls:
+        grammar = TOOLS[tools]
+    else:
+        grammar = FRAMES.get(tools or "", Grammar(states={"content": CONTENT}))
+    return grammar if reasoning not in REASONING else _reasoning_before(grammar, REASONING[reasoning], calls=calls)
 
 
-def _reasoning_before(grammar: Grammar, family: ReasoningFamily) -> Grammar:
+def _reasoning_before(grammar: Grammar, family: ReasoningFamily, *, calls: bool) -> Grammar:
     content = grammar.states["content"]
+    again = {family.start: "reasoning"} if family.again else {}
     states = {
         **grammar.states,
-        "content": replace(content, edges={**content.edges, **dict.fromkeys(family.dropped, "content")}),
+        "content": replace(content, edges={**content.edges, **dict.fromkeys(family.dropped, "content"), **again}),
         "opening": State(role=Role.START, edges={family.start: "reasoning"}, then=grammar.initial),
-        "reasoning": State(
-            role=Role.REASONING,
-            edges={family.end: grammar.initial},
-            kept={marker: "content" for marker in family.ended_by if marker in content.markers},
-        ),
+        "reasoning": State(role=Role.REASONING, edges={family.end: grammar.initial}),
     }
-    return replace(grammar, states=states, initial="opening")
+    return replace(grammar, states=states, initial="opening", thoughts=_in_thoughts(grammar) if calls else None)
+
+
+def _in_thoughts(grammar: Grammar) -> Grammar:
+    """How calls are found within other text; those that have no marker begin a line."""
+    content, start = grammar.states["content"], grammar.states[grammar.initial]
+    if not grammar.known_tools or start.role is not Role.START or "content" in start.edges.values():
+        return grammar.beginning("content")
+    lines = replace(content, edges={**content.edges, "\n": grammar.initial})
+    return replace(grammar, states={**grammar.states, "content": lines})
 
 
 def _without_calls(harmony: Grammar) -> Grammar:

@@ -42,14 +42,15 @@ def _xml(
         section: its beginning and end.
         call: what stands before the name, behind it, and at the end.
         parameter: what stands before the key; behind it, with the state of the value; and at the end.
-        bare_calls: calls may also stand outside of a section.
+        bare_calls: calls of the tools that there are may also stand outside of a section.
     """
-    edges = {section[0]: "section"} | ({call[0]: "name"} if bare_calls else {})
+    edges = {section[0]: "section"} | ({call[0]: "bare name"} if bare_calls else {})
     return Grammar(
         states={
             **_content(edges),
             "section": State(role=Role.BETWEEN, edges={call[0]: "name", section[1]: "content", section[0]: "section"}),
             "name": State(role=Role.NAME, edges={call[1]: "parameters"}),
+            "bare name": State(role=Role.NAME, edges={call[1]: "parameters"}, known=True),
             "parameters": State(
                 role=Role.PARAMETERS, edges={parameter[0]: "key", call[2]: "section", section[1]: "content"}
             ),
@@ -61,16 +62,46 @@ def _xml(
     )
 
 
-def _dsml(section: str) -> Grammar:
-    """DeepSeek's elements, whose parameters say whether they are strings."""
+def _dsml(section: str, *, space: str = "") -> Grammar:
+    """DeepSeek's elements, whose parameters say whether they are strings; ``space`` stands before their names."""
+    opening, closing = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
     return _xml(
-        section=(f"<｜DSML｜{section}>", f"</｜DSML｜{section}>"),
-        call=('<｜DSML｜invoke name="', '">', "</｜DSML｜invoke>"),
+        section=(f"{opening}{section}>", f"{closing}{section}>"),
+        call=(f'{opening}invoke name="', '">', f"{closing}invoke>"),
         parameter=(
-            '<｜DSML｜parameter name="',
+            f'{opening}parameter name="',
             {'" string="true">': "string", '" string="false">': "value", '">': "value"},
-            "</｜DSML｜parameter>",
+            f"{closing}parameter>",
         ),
+    )
+
+
+def _pairs(prefix: str = "", *, section: tuple[str, str] | None = None, behind_name: str = "") -> Grammar:
+    """Elements of a name, and of keys and values in pairs.
+
+    Args:
+        prefix: of their names.
+        section: markers around the calls.
+        behind_name: a marker that ends the name, which the first pair ends as well.
+    """
+
+    def tag(name: str) -> tuple[str, str]:
+        return f"<{prefix}{name}>", f"</{prefix}{name}>"
+
+    call, key, value = tag("tool_call"), tag("arg_key"), tag("arg_value")
+    within = {key[0]: "key", call[1]: "after"}
+    opening = {call[0]: "name"} if section is None else {section[0]: "after"}
+    closing = {} if section is None else {section[1]: "content"}
+    return Grammar(
+        states={
+            **_content(opening),
+            "name": State(role=Role.NAME, edges=within | ({behind_name: "parameters"} if behind_name else {})),
+            "key": State(role=Role.KEY, edges={key[1]: "between"}),
+            "between": State(role=Role.PARAMETERS, edges={value[0]: "value"}),
+            "value": State(role=Role.VALUE, edges={value[1]: "parameters"}),
+            "parameters": State(role=Role.PARAMETERS, edges=within),
+            "after": State(role=Role.BETWEEN, edges={call[0]: "name", **closing}),
+        }
     )
 
 
@@ -117,9 +148,25 @@ _HARMONY_ENDS = {
     "<|end|>": "next",
     "<|return|>": "next",
     "<|call|>": "next",
-    "<|start|>assistant": "message",
+    "<|start|>": "author",
     "<|channel|>": "header",
 }
+_MINIMAX = "]<]minimax[>["
+_GIGACHAT_CALLS = {"function call<|role_sep|>": "calls", "<|function_call|>": "calls"}
+
+
+def _plamo(name: str) -> str:
+    return f"<|plamo:{name}:plamo|>"
+
+
+def _invoke(section: str) -> Grammar:
+    """Elements with names in quotes."""
+    return _xml(
+        section=(f"<{section}>", f"</{section}>"),
+        call=('<invoke name="', '">', "</invoke>"),
+        parameter=('<parameter name="', {'">': "value"}, "</parameter>"),
+    )
+
 
 TOOLS: dict[str, Grammar] = {
     "hermes": _json(("<tool_call>",), ("</tool_call>",)),
@@ -189,6 +236,7 @@ TOOLS: dict[str, Grammar] = {
     ),
     "deepseek_v32": _dsml("function_calls"),
     "deepseek_v4": _dsml("tool_calls"),
+    "deepseek_v41": _dsml("calls", space=" "),
     "qwen3_coder": _xml(
         section=("<tool_call>", "</tool_call>"),
         call=("<function=", ">", "</function>"),
@@ -200,24 +248,55 @@ TOOLS: dict[str, Grammar] = {
         section=("<seed:tool_call>", "</seed:tool_call>"),
         call=("<function=", ">", "</function>"),
         parameter=("<parameter=", {">": "value"}, "</parameter>"),
-        wrapped=True,
     ),
-    "minimax_m2": _xml(
-        section=("<minimax:tool_call>", "</minimax:tool_call>"),
-        call=('<invoke name="', '">', "</invoke>"),
-        parameter=('<parameter name="', {'">': "value"}, "</parameter>"),
-    ),
-    "glm45": Grammar(
+    "minimax_m2": _invoke("minimax:tool_call"),
+    "dots": _invoke("dots_function_call"),
+    "minimax_m3": Grammar(
         states={
-            **_content({"<tool_call>": "name"}),
-            "name": State(role=Role.NAME, edges={"<arg_key>": "key", "</tool_call>": "after"}),
-            "key": State(role=Role.KEY, edges={"</arg_key>": "between"}),
-            "between": State(role=Role.PARAMETERS, edges={"<arg_value>": "value"}),
-            "value": State(role=Role.VALUE, edges={"</arg_value>": "parameters"}),
-            "parameters": State(role=Role.PARAMETERS, edges={"<arg_key>": "key", "</tool_call>": "after"}),
-            "after": State(role=Role.BETWEEN, edges={"<tool_call>": "name"}),
+            **_content({f"{_MINIMAX}<tool_call>": "section"}),
+            "section": State(
+                role=Role.BETWEEN,
+                edges={f'{_MINIMAX}<invoke name="': "name", f"{_MINIMAX}</tool_call>": "content"},
+            ),
+            "name": State(role=Role.NAME, edges={'">': "elements"}),
+            "elements": State(role=Role.ELEMENTS, edges={f"{_MINIMAX}</invoke>": "section"}),
+        },
+        before_tags=_MINIMAX,
+    ),
+    "minicpm5": Grammar(
+        states={
+            **_content({'<function name="': "name"}),
+            "name": State(role=Role.NAME, edges={'">': "parameters"}, known=True),
+            "parameters": State(role=Role.PARAMETERS, edges={'<param name="': "key", "</function>": "after"}),
+            "key": State(role=Role.KEY, edges={'">': "value", '"><![CDATA[': "quoted"}),
+            "value": State(role=Role.VALUE, edges={"</param>": "parameters"}),
+            "quoted": State(role=Role.VALUE, edges={"]]></param>": "parameters"}),
+            "after": State(role=Role.BETWEEN, edges={'<function name="': "name"}),
         }
     ),
+    "step3": Grammar(
+        states={
+            **_content({"<｜tool_calls_begin｜>": "section"}),
+            "section": State(
+                role=Role.BETWEEN,
+                edges={
+                    "<｜tool_call_begin｜>": "kind",
+                    "<｜tool_call_end｜>": "section",
+                    "<｜tool_calls_end｜>": "content",
+                },
+            ),
+            "kind": State(role=Role.PARAMETERS, edges={'<steptml:invoke name="': "name"}),
+            "name": State(role=Role.NAME, edges={'">': "parameters"}),
+            "parameters": State(
+                role=Role.PARAMETERS, edges={'<steptml:parameter name="': "key", "</steptml:invoke>": "section"}
+            ),
+            "key": State(role=Role.KEY, edges={'">': "value"}),
+            "value": State(role=Role.VALUE, edges={"</steptml:parameter>": "parameters"}),
+        }
+    ),
+    "glm45": _pairs(),
+    "hy_v3": _pairs(section=("<tool_calls>", "</tool_calls>"), behind_name="<tool_sep>"),
+    "k2_horizon": _pairs("ifm|", section=("<ifm|tool_calls>", "</ifm|tool_calls>")),
     "glm4": Grammar(
         states={
             "content": CONTENT,
@@ -243,6 +322,60 @@ TOOLS: dict[str, Grammar] = {
         name=re.compile(r"(?P<id>(?:functions\.)?(?P<name>.+?)(?::\d+)?)"),
         own_ids=True,
     ),
+    "kimi_k3": Grammar(
+        states={
+            **_content({"<|open|>tools<|sep|>": "section"}),
+            "section": State(
+                role=Role.BETWEEN, edges={'<|open|>call tool="': "name", "<|close|>tools<|sep|>": "content"}
+            ),
+            "name": State(role=Role.NAME, edges={'"<|sep|>': "parameters", '" index="': "index"}),
+            "index": State(role=Role.ID, edges={'"<|sep|>': "parameters"}, silent=True),
+            "parameters": State(
+                role=Role.PARAMETERS,
+                edges={
+                    '<|open|>argument key="': "key",
+                    '<|open|>json type="object"<|sep|>': "arguments",
+                    "<|close|>json<|sep|>": "parameters",
+                    "<|close|>call<|sep|>": "section",
+                },
+            ),
+            "arguments": State(role=Role.ARGUMENTS, then="parameters"),
+            "key": State(
+                role=Role.KEY,
+                edges={'" type="string"<|sep|>': "string", '"<|sep|>': "value"}
+                | {f'" type="{kind}"<|sep|>': "value" for kind in ("number", "boolean", "null", "object", "array")},
+            ),
+            "value": State(role=Role.VALUE, edges={"<|close|>argument<|sep|>": "parameters"}),
+            "string": State(role=Role.VALUE, edges={"<|close|>argument<|sep|>": "parameters"}, string=True),
+        }
+    ),
+    "plamo3": Grammar(
+        states={
+            **_content({_plamo("begin_tool_requests"): "section"}),
+            "section": State(
+                role=Role.BETWEEN,
+                edges={
+                    _plamo("begin_tool_request"): "section",
+                    _plamo("begin_tool_name"): "name",
+                    _plamo("end_tool_request"): "section",
+                    _plamo("end_tool_requests"): "content",
+                },
+            ),
+            "name": State(role=Role.NAME, edges={_plamo("end_tool_name"): "behind"}),
+            "behind": State(
+                role=Role.PARAMETERS,
+                edges={
+                    f"{_plamo('begin_tool_arguments')}<|plamo:constrain|>json<|plamo:msg|>": "arguments",
+                    _plamo("end_tool_request"): "section",
+                },
+            ),
+            "arguments": State(role=Role.ARGUMENTS, then="after"),
+            "after": State(
+                role=Role.BETWEEN,
+                edges={_plamo("end_tool_arguments"): "section", _plamo("end_tool_request"): "section"},
+            ),
+        }
+    ),
     "internlm": Grammar(
         states={
             **_content({"<|action_start|>": "plugin"}),
@@ -256,15 +389,28 @@ TOOLS: dict[str, Grammar] = {
     "minimax": _json(("<tool_calls>",), ("</tool_calls>",)),
     "longcat": _json(("<longcat_tool_call>",), ("</longcat_tool_call>",)),
     "nemotron": _json(("<TOOLCALL>",), ("</TOOLCALL>",)),
-    "gigachat3": _json(
-        ("function call<|role_sep|>", "<|message_sep|>\n\nfunction call<|role_sep|>"), ("<|message_sep|>",)
+    "gigachat3": Grammar(
+        states={
+            **_content({**_GIGACHAT_CALLS, "<|message_sep|>": "next"}),
+            "calls": State(role=Role.CALLS, then="next"),
+            "next": State(role=Role.BETWEEN, edges={**_GIGACHAT_CALLS, "<|message_sep|>": "next"}, silent=True),
+        }
+    ),
+    "command_r": Grammar(
+        states={
+            **_content({"Action:": "fence"}),
+            "fence": State(role=Role.START, edges={"```json": "calls", "```": "calls"}, kept={"[": "calls"}),
+            "calls": State(role=Role.CALLS, then="after"),
+            "after": State(role=Role.BETWEEN),
+        },
+        known_tools=True,
     ),
     "apertus": replace(_json(("<|tools_prefix|>",), ("<|tools_suffix|>",)), keyed=True),
     "cohere": _json(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
     "functionary": Grammar(
         states={
             **_content({"<function=": "name"}),
-            "name": State(role=Role.NAME, edges={">": "arguments"}),
+            "name": State(role=Role.NAME, edges={">": "arguments"}, known=True),
             "arguments": State(role=Role.ARGUMENTS, then="after"),
             "after": State(role=Role.BETWEEN, edges={"</function>": "after", "<function=": "name"}),
         }
@@ -284,13 +430,18 @@ TOOLS: dict[str, Grammar] = {
     "gemma4": _gemma("<|tool_call>", "<tool_call|>", quotes='<|"|>'),
     "harmony": Grammar(
         states={
+            "author": State(role=Role.START, edges={"assistant": "message"}, then="header"),
             "message": State(
                 role=Role.START, edges={"<|channel|>": "header", "<|message|>": "content"}, kept={"to=": "header"}
             ),
             "header": State(
                 role=Role.HEADER,
                 edges={"<|message|>": ""},
-                routes=((r"to=functions\.(?P<name>[\w.\-]+)", "arguments"), (r"^\s*analysis|to=", "reasoning")),
+                routes=(
+                    (r"^\s*functions\.", "reasoning"),  # what the model thinks that a tool would say
+                    (r"to=functions\.(?P<name>[\w.\-]+)", "arguments"),
+                    (r"^\s*analysis|to=(?!assistant\b)", "reasoning"),
+                ),
             ),
             **_content(_HARMONY_ENDS),
             "reasoning": State(role=Role.REASONING, edges=_HARMONY_ENDS),
@@ -298,5 +449,19 @@ TOOLS: dict[str, Grammar] = {
             "next": State(role=Role.BETWEEN, edges=_HARMONY_ENDS, silent=True),
         },
         initial="message",
+    ),
+}
+
+# What of a family's text is no content even where there are no calls.
+FRAMES: dict[str, Grammar] = {
+    "functionary_v3": Grammar(
+        states={"content": CONTENT, "recipient": State(role=Role.START, edges={"all\n": "content"})},
+        initial="recipient",
+    ),
+    "gigachat3": Grammar(
+        states={
+            **_content({"<|message_sep|>": "next"}),
+            "next": State(role=Role.BETWEEN, silent=True),
+        }
     ),
 }

@@ -26,6 +26,7 @@ class Role(enum.Enum):
     PARAMETERS = enum.auto()  # between the parameters of a call; dropped
     KEY = enum.auto()
     VALUE = enum.auto()  # text, whose type the tool's schema says
+    ELEMENTS = enum.auto()  # elements that are called as the parameters are, one in another
     HEADER = enum.auto()  # says what the next state is
 
 
@@ -41,7 +42,8 @@ class State:
         routes: of a header: patterns, with the state that the first one found in it leads to; a group "name" is the
             tool of a call.
         string: of a value: it is a string, whatever the schema says.
-        silent: the marker that leads here is dropped, even if no call follows.
+        silent: the marker that leads here is dropped, even if no call follows; an id is none that a call has.
+        known: of a name: it makes a call only if there is such a tool.
     """
 
     role: Role
@@ -51,6 +53,7 @@ class State:
     routes: tuple[tuple[str, str], ...] = ()
     string: bool = False
     silent: bool = False
+    known: bool = False
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -74,9 +77,11 @@ class Grammar:
         own_ids: the name of a call is written as its id, of which ``name`` finds the name.
         name: what of a written name is the tool's.
         quotes: what stands on either side of strings (``Role.BARE``).
+        before_tags: what stands before the tags of elements (``Role.ELEMENTS``).
         wrapped: values stand on lines of their own, whose ends do not belong to them.
         keyed: a call in JSON is an object with the name as its only key, and the arguments as its value.
         short_ids: ids of calls have nine letters and digits, or the template refuses them.
+        thoughts: how calls are found in reasoning that is never closed; None: there are none.
     """
 
     states: Mapping[str, State]
@@ -85,9 +90,11 @@ class Grammar:
     own_ids: bool = False
     name: re.Pattern[str] = NAME
     quotes: str = '"'
+    before_tags: str = ""
     wrapped: bool = False
     keyed: bool = False
     short_ids: bool = False
+    thoughts: Grammar | None = None
 
     @property
     def markers(self) -> Iterator[str]:

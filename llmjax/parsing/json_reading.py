@@ -22,7 +22,8 @@ def json_value(source: Source, emit: Callable[[str], None]) -> Reading[None]:
     """
     char = yield from source.spaces()
     if char == '"':
-        return (yield from _string(source, emit))
+        yield from _string(source, emit)
+        return None
     if char not in ("{", "["):
         return (yield from _run(source, _ATOM, emit))
     depth = 0
@@ -44,18 +45,19 @@ def json_value(source: Source, emit: Callable[[str], None]) -> Reading[None]:
     return None
 
 
-def json_string(source: Source) -> Reading[str]:
-    """Reads a string and returns what it says."""
+def json_string(source: Source) -> Reading[tuple[str, bool]]:
+    """Reads a string and returns what it says, and whether it has an end."""
     pieces: list[str] = []
-    yield from _string(source, pieces.append)
+    whole = yield from _string(source, pieces.append)
     text = "".join(pieces)
     try:
-        return whole_characters(str(json.loads(text, strict=False)))
-    except ValueError:  # an escape that JSON does not have, or no end
-        return text.strip('"')
+        return whole_characters(str(json.loads(text if whole else text + '"', strict=False))), whole
+    except ValueError:  # an escape that JSON does not have, or half of one
+        return text.strip('"'), whole
 
 
-def _string(source: Source, emit: Callable[[str], None]) -> Reading[None]:
+def _string(source: Source, emit: Callable[[str], None]) -> Reading[bool]:
+    """Whether it has an end."""
     emit(source.take(source.at + 1))
     while True:
         yield from _run(source, _IN_STRING, emit)
@@ -67,7 +69,7 @@ def _string(source: Source, emit: Callable[[str], None]) -> Reading[None]:
         else:
             if char:
                 emit(source.take(source.at + 1))
-            return
+            return bool(char)
 
 
 def _run(source: Source, pattern: re.Pattern[str], emit: Callable[[str], None]) -> Reading[None]:

@@ -27,6 +27,10 @@ class ToolSchemas:
     def names(self) -> frozenset[str]:
         return frozenset(self._parameters)
 
+    def schema(self, tool: str) -> Any:
+        """Of all the parameters, as an object."""
+        return self._parameters.get(tool)
+
     def parameters(self, tool: str) -> list[str]:
         """Names of the parameters, in order."""
         return list(self._properties(tool))
@@ -35,7 +39,7 @@ class ToolSchemas:
         """JSON types that a parameter may have; None: any."""
         schema = self._properties(tool).get(parameter)
         root = self._parameters.get(tool, {})
-        return None if schema is None else _types(schema, root, references=MAX_REFERENCES)
+        return json_types(schema, root)
 
     def _properties(self, tool: str) -> Mapping[str, Any]:
         schema = self._parameters.get(tool, {})
@@ -74,11 +78,28 @@ def _fits(value: Any, types: frozenset[str]) -> bool:
     return kind in types or (kind == "integer" and "number" in types)
 
 
+def json_types(schema: Any, root: Any) -> frozenset[str] | None:
+    """JSON types that a schema allows; None: any.
+
+    Args:
+        root: what its references are about.
+    """
+    return _types(schema, root, references=MAX_REFERENCES)
+
+
+def without_references(schema: Any, root: Any, *, references: int) -> Any:
+    """A schema, or the one that it refers to; None: it is more than ``references`` away."""
+    while isinstance(schema, Mapping) and isinstance(reference := schema.get("$ref"), str):
+        if references == 0:
+            return None
+        schema, references = _referred(reference, root), references - 1
+    return schema
+
+
 def _types(schema: Any, root: Any, *, references: int) -> frozenset[str] | None:
+    schema = without_references(schema, root, references=references)
     if not isinstance(schema, Mapping) or references == 0:
         return None
-    if isinstance(reference := schema.get("$ref"), str):
-        return _types(_referred(reference, root), root, references=references - 1)
     found = schema.get("type")
     if isinstance(found, str):
         return frozenset({found})

@@ -28,6 +28,7 @@ class Source:
         self.closed = False
         self._before = 0
         self._marked: list[str] | None = None
+        self._mark_at = 0
 
     @property
     def position(self) -> int:
@@ -37,6 +38,11 @@ class Source:
     @property
     def marked(self) -> bool:
         return self._marked is not None
+
+    @property
+    def certain(self) -> int:
+        """Characters that have been read and cannot be given back."""
+        return self.position if self._marked is None else self._mark_at
 
     def push(self, text: str) -> None:
         self._before += self.at
@@ -53,7 +59,7 @@ class Source:
 
     def mark(self) -> None:
         if self._marked is None:
-            self._marked = []
+            self._marked, self._mark_at = [], self.position
 
     def unmark(self) -> str:
         """What was read since the mark, which is gone."""
@@ -101,6 +107,11 @@ class Source:
             if self.closed or all(len(marker) <= len(here) for marker in possible):
                 return max((marker for marker in possible if here.startswith(marker)), key=len, default=None)
             yield
+
+    def is_cut(self, markers: Iterable[str] = ()) -> bool:
+        """Whether the text has ended here, or within one of ``markers``."""
+        rest = self.text[self.at :]
+        return self.closed and (not rest or any(marker.startswith(rest) for marker in markers))
 
 
 class Search:

@@ -168,7 +168,8 @@ class GenerationRequest(ApiModel):
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
 
-    best_of: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    # OpenAI's schema begins at 0, which asks for no more than ``n`` does.
+    best_of: Annotated[Annotated[int, Field(ge=0, le=MAX_N)] | None, AfterValidator(lambda best: best or None)] = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     parallel_tool_calls: bool | None = None

@@ -97,7 +97,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         body.prompts,
         add_special_tokens=body.add_special_tokens,
         echo=body.echo or bool(body.return_prompt_text),
-        skip_special_tokens=body.skip_special_tokens is not False,
+        skip_special_tokens=body.skip_special_tokens is True,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
         suffix=body.suffix,
     )
@@ -305,7 +305,7 @@ class _Choice:
         """A choice of the response: everything for a final output, the news for a delta."""
         body = self._body
         text, positions = choice.text, list[TokenLogprobs | None](choice.logprobs or [])
-        ids = choice.token_ids[: len(positions)]  # the tokens of a stop string have none
+        ids = choice.token_ids if positions else []
         if body.prompt_only:
             text, ids, positions = "", [], []
         offsets = self._offsets.of(ids)

@@ -14,8 +14,11 @@ from llmjax.config import EngineConfig
 from llmjax.engine.frontend import Frontend, Processed
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, SequenceTimes
+from llmjax.engine.stop import Reading
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
+from llmjax.parsing.choice import Parsers
+from llmjax.parsing.parser import OutputParser
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
@@ -138,9 +141,8 @@ def test_deltas_joined_are_the_cumulative_and_the_final_output(
             assert output.finish_reason == "stop"
             assert isinstance(output.stop_reason, str)
             assert text == output.text + (output.stop_reason if not include else "")
-        begun = [len(TOKENIZER.decode(output.token_ids[:i])) < len(output.text) for i in range(len(output.token_ids))]
         assert output.logprobs is not None
-        assert len(output.logprobs) == (sum(begun) if output.finish_reason == "stop" else len(own))
+        assert len(output.logprobs) == len(output.token_ids)
 
 
 def join(outputs: list[RequestOutput], index: int) -> CompletionOutput:
@@ -191,6 +193,32 @@ def test_what_was_held_back_comes_with_the_end() -> None:
     assert texts == ["x", "", "", "ab"]
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_tokens_end_with_the_one_that_ends_the_text(size: int) -> None:
+    grammar = Parsers(tools="hermes", reasoning="think").grammar(with_tools=True, prompt="")
+    assert grammar is not None
+    call = '<tool_call>{"name": "f", "arguments": {"a": "Q:"}}'
+    texts = [  # of an answer, up to its end; what follows; where it ends
+        ("ab", "cd", Reading(parser=lambda: OutputParser(grammar))),
+        (call, "</tool_call>", Reading(parser=lambda: OutputParser(grammar), one_call=True)),
+        ("<think>Q:</think>A Q:", " B", Reading(parser=lambda: OutputParser(grammar))),
+    ]
+    for text, rest, reading in texts:
+        frontend = make()
+        frontend.open([1], SamplingParams(stop=["ab", "Q:"], logprobs=0, max_tokens=99), "r", reading=reading)
+        tokens, seen = ids(text + rest), []
+        for at in range(0, len(tokens), size):
+            some = tokens[at : at + size]
+            scored = [{token: Logprob(logprob=-0.5, rank=1)} for token in some]
+            seen += process(frontend, said(some, new_logprobs=scored))
+        (output,) = seen[-1].outputs
+        own = ids(text)
+        assert (output.token_ids, output.finish_reason) == (own, "stop")
+        assert output.logprobs is not None and len(output.logprobs) == len(own)
+        assert output.cumulative_logprob == -0.5 * len(own)
+        assert text == output.text + (output.stop_reason or "")
+
+
 def test_log_probabilities_come_with_the_text_that_a_stop_string_may_swallow() -> None:
     frontend = make()
     delta = RequestOutputKind.DELTA
@@ -202,7 +230,8 @@ def test_log_probabilities_come_with_the_text_that_a_stop_string_may_swallow() -
         (output,) = process(frontend, scored)[0].outputs
         told.append((output.text, output.token_ids, [next(iter(entry)) for entry in output.logprobs or ()]))
     x, a, b, c = (ids(char)[0] for char in "xabc")
-    assert told == [("x", [x], [x]), ("", [], []), ("a", [a], [a]), ("", [], []), ("", [a, b, c], [])]
+    swallowed = [a, b, c]
+    assert told == [("x", [x], [x]), ("", [], []), ("a", [a], [a]), ("", [], []), ("", swallowed, swallowed)]
 
 
 @pytest.mark.parametrize(

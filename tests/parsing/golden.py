@@ -40,6 +40,7 @@ class Case:
     calls: tuple[tuple[str, dict[str, Any]], ...] = ()
     ids: tuple[str, ...] = ()
     prompt: str = ""
+    with_tools: bool = True
 
     def __str__(self) -> str:
         return f"{self.tools}-{self.reasoning}-{self.text[:24]!r}"
@@ -280,7 +281,7 @@ CASES = [
     Case(
         tools="seed_oss",
         reasoning="seed_oss",
-        text='<seed:think>a</seed:think><seed:tool_call>\n<function=get_weather>\n<parameter=city>Köln "Süd"\n\n'
+        text='<seed:think>a</seed:think><seed:tool_call>\n<function=get_weather>\n<parameter=city>Köln "Süd"\n'
         "</parameter>\n<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
         thought="a",
         calls=ONE,
@@ -306,7 +307,138 @@ CASES = [
     ),
     Case(tools="functionary_v3", text=f"all\nHi\n>>>get_weather\n{W}", content="Hi", calls=ONE),
     Case(tools="functionary_v3", text=f"get_weather\n{W}\n>>>get_weather\n{T}", calls=BOTH),
+    Case(tools="functionary_v3", with_tools=False, text="all\nHi", content="Hi"),
+    Case(tools="functionary_v3", with_tools=False, text="Hi", content="Hi"),
+    # Values are whole where the template writes no newlines around them
+    Case(
+        tools="seed_oss",
+        text="<seed:tool_call>\n<function=get_weather>\n<parameter=city>\n\nx\n\n</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        calls=(("get_weather", {"city": "\n\nx\n\n"}),),
+    ),
+    Case(
+        tools="dots",
+        text='<dots_function_call>\n<invoke name="get_weather">\n<parameter name="city">Köln "Süd"\n</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n</dots_function_call>',
+        calls=ONE,
+    ),
+    Case(
+        tools="step3",
+        reasoning="think",
+        text="<think>a</think><｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke "
+        'name="get_weather"><steptml:parameter name="city">Köln "Süd"\n</steptml:parameter><steptml:parameter '
+        'name="days">3</steptml:parameter></steptml:invoke><｜tool_call_end｜>\n<｜tool_call_begin｜>function'
+        '<｜tool_sep｜><steptml:invoke name="now"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>b',
+        thought="a",
+        content="b",
+        calls=ONE + NOW,
+    ),
+    Case(
+        tools="hy_v3",
+        text="<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n"
+        '<arg_value>Köln "Süd"\n</arg_value>\n<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n'
+        "<tool_call>now<tool_sep></tool_call>\n</tool_calls>",
+        calls=ONE + NOW,
+    ),
+    Case(
+        tools="k2_horizon",
+        reasoning="k2_horizon",
+        prompt="<ifm|think>",
+        text="a</ifm|think><ifm|tool_calls><ifm|tool_call>get_weather<ifm|arg_key>city</ifm|arg_key><ifm|arg_value>"
+        'Köln "Süd"\n</ifm|arg_value><ifm|arg_key>days</ifm|arg_key><ifm|arg_type>integer</ifm|arg_type>'
+        "<ifm|arg_value>3</ifm|arg_value></ifm|tool_call></ifm|tool_calls>",
+        thought="a",
+        calls=ONE,
+    ),
+    Case(
+        tools="minicpm5",
+        reasoning="think",
+        text='<think>a</think>b<function name="get_weather"><param name="city"><![CDATA[Köln "Süd"\n]]></param>'
+        '<param name="days">3</param></function>\n<function name="now"></function>',
+        thought="a",
+        content="b",
+        calls=ONE + NOW,
+    ),
+    Case(
+        tools="deepseek_v41",
+        text='<｜DSML｜ calls>\n<｜DSML｜ invoke name="get_weather">\n<｜DSML｜ parameter name="city" string="true">'
+        'Köln "Süd"\n</｜DSML｜ parameter>\n<｜DSML｜ parameter name="days" string="false">3</｜DSML｜ parameter>\n'
+        "</｜DSML｜ invoke>\n</｜DSML｜ calls>",
+        calls=ONE,
+    ),
+    Case(
+        tools="minimax_m3",
+        reasoning="minimax_m3",
+        prompt="<mm:think>",
+        text='a</mm:think>b\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">\n'
+        "]<]minimax[>[<city>a</tool_call>}]) b]<]minimax[>[</city>\n"
+        "]<]minimax[>[<hours>]<]minimax[>[<item>1]<]minimax[>[</item>]<]minimax[>[<item>2.5]<]minimax[>[</item>"
+        "]<]minimax[>[</hours>]<]minimax[>[<detail>true]<]minimax[>[</detail>\n"
+        "]<]minimax[>[<more>]<]minimax[>[<a>x]<]minimax[>[</a>]<]minimax[>[<a>y]<]minimax[>[</a>]<]minimax[>[<b>"
+        "]<]minimax[>[</b>]<]minimax[>[</more>\n"
+        ']<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+        thought="a",
+        content="b",
+        calls=(("get_weather", {**TRICKY, "more": {"a": ["x", "y"], "b": ""}}), *NOW),
+    ),
+    Case(
+        tools="kimi_k3",
+        reasoning="kimi_k3",
+        prompt='<|open|>message role="assistant"<|sep|><|open|>think<|sep|>',
+        text="a<|close|>think<|sep|><|open|>response<|sep|>b<|close|>response<|sep|><|open|>tools<|sep|>"
+        '<|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>Köln "Süd"\n'
+        '<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
+        '<|close|>call<|sep|><|open|>call tool="get_weather" index="2"<|sep|><|open|>json type="object"<|sep|>'
+        f"{T}<|close|>json<|sep|><|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
+        thought="a",
+        content="b",
+        calls=BOTH,
+    ),
+    Case(
+        tools="kimi_k3",
+        reasoning="kimi_k3",
+        with_tools=False,
+        prompt="<|open|>response<|sep|>",
+        text="Hi<|close|>response<|sep|><|close|>message<|sep|>",
+        content="Hi",
+    ),
+    Case(
+        tools="plamo3",
+        reasoning="plamo3",
+        prompt="<|plamo:begin_think:plamo|>",
+        text="a<|plamo:end_think:plamo|>b<|plamo:begin_tool_requests:plamo|><|plamo:begin_tool_request:plamo|>"
+        "<|plamo:begin_tool_name:plamo|>get_weather<|plamo:end_tool_name:plamo|><|plamo:begin_tool_arguments:plamo|>"
+        f"<|plamo:constrain|>json<|plamo:msg|>{W}<|plamo:end_tool_arguments:plamo|><|plamo:end_tool_request:plamo|>"
+        "<|plamo:end_tool_requests:plamo|>",
+        thought="a",
+        content="b",
+        calls=ONE,
+    ),
+    # Command R, GigaChat
+    Case(
+        tools="command_r",
+        text=f'Action: ```json\n[\n {{\n "tool_name": "get_weather",\n "parameters": {W}\n }}\n]```',
+        calls=ONE,
+    ),
+    Case(tools="command_r", text="Action: none.", content="Action: none."),
+    Case(tools="gigachat3", text=f"a<|function_call|>{named(W)}", content="a", calls=ONE),
+    Case(tools="gigachat3", text="a<|message_sep|>\n\n", content="a"),
+    Case(tools="gigachat3", with_tools=False, text="a<|message_sep|>\n\n", content="a"),
+    Case(
+        reasoning="cohere",
+        prompt="<|START_THINKING|>",
+        text="a<|END_THINKING|><|START_TEXT|>b<|END_TEXT|>",
+        thought="a",
+        content="b",
+    ),
     # Gemma
+    Case(reasoning="gemma4", prompt="<|channel>thought\n<channel|>", text="<channel|>Hi", content="Hi"),
+    Case(
+        reasoning="gemma4",
+        text="So<|channel>thought\na<channel|>it is.",
+        thought="a",
+        content="Soit is.",
+    ),
     Case(
         tools="functiongemma",
         text='<start_function_call>call:get_weather{city:<escape>Köln "Süd"\n<escape>,days:3}<end_function_call>'
@@ -343,5 +475,19 @@ CASES = [
         content="c\n",
     ),
     Case(reasoning="harmony", text="plain", content="plain"),
+    Case(
+        tools="harmony",
+        reasoning="harmony",
+        text="<|channel|>commentary to=assistant<|message|>Hi",
+        content="Hi",
+    ),
+    Case(
+        tools="harmony",
+        reasoning="harmony",
+        text="<|channel|>final<|message|>Hi<|end|><|start|>functions.now to=assistant<|channel|>commentary<|message|>"
+        "12<|end|><|start|>assistant<|channel|>final<|message|>Ho",
+        content="Hi\nHo",
+        thought="12",
+    ),
     Case(reasoning="harmony", text="<|channel|>ana", content=""),
 ]

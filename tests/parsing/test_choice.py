@@ -10,6 +10,7 @@ from llmjax.parsing.choice import (
     HARMONY,
     REASONING_ALIASES,
     TOOL_ALIASES,
+    UNREAD,
     Parsers,
     check_reasoning_parser,
     check_tool_parser,
@@ -34,6 +35,24 @@ TEMPLATES = [
     ("{{ tools }}<|channel|>analysis<|message|>", HARMONY, HARMONY),
     ("{{ tools }}<|tool_calls_section_begin|><|tool_call_argument_begin|><think></think>", "kimi_k2", "kimi_k2"),
     ("{{ tools }}<minimax:tool_call></think>", "minimax_m2", "think"),
+    ("{{ tools }}<minimax:tool_call></think><response></response>", "minimax_m2", "think"),  # its tools respond
+    ("{{ tools }}]<]minimax[>[ <tool_call> <mm:think></mm:think><response></response>", "minimax_m3", "minimax_m3"),
+    ("{{ tools }}<think></think><response></response>", None, "granite33"),
+    ("{{ tools }}'<|open|>' + tag '<|close|>' '<|sep|>' open_tag('tools')", "kimi_k3", "kimi_k3"),
+    ('{{ tools }}<tool_call><function name="f"><param name="a"></param></think>', "minicpm5", "think"),
+    ("{{ tools }}<|START_ACTION|><|END_THINKING|><|START_TEXT|>", "cohere", "cohere"),
+    ("{{ tools }}function call <|role_sep|> <|message_sep|>", "gigachat3", None),
+    ("{{ tools }}<|function_call|>", "gigachat3", None),
+    ('{{ tools }}Action: ```json [{ "tool_name": title, "parameters": {} }]```', "command_r", None),
+    ("{{ tools }}>>>all <|start_header_id|> <function=", "functionary_v3", None),
+    ("{{ tools }}<function=example>{}</function><|python_tag|>", "functionary", None),
+    ("{{ tools }}<seed:tool_call><function=f><parameter=a></seed:think>", "seed_oss", "seed_oss"),
+    ("{{ tools }}<|plamo:begin_tool_requests:plamo|><|plamo:end_think:plamo|>", "plamo3", "plamo3"),
+    ("{{ tools }}<dots_function_call><invoke name=", "dots", None),
+    ("{{ tools }}<｜tool_calls_begin｜><｜tool_call_begin｜>", "step3", None),
+    ("{{ tools }}<ifm|tool_call></ifm|think>", "k2_horizon", "k2_horizon"),
+    ("{{ tools }}<tool_calls><tool_call><tool_sep><arg_key></think>", "hy_v3", "think"),
+    ("{{ tools }}<｜DSML｜ calls><｜DSML｜ invoke</think>", "deepseek_v41", "think"),
     ("{{ tools }}<|tool_call|>", "granite", None),
     ("{{ tools }}<|tool|><|/tool|>", "phi4", None),
     ("{{ tools }}<|tool_list_start|>", "lfm2", None),
@@ -56,6 +75,36 @@ def test_by_name() -> None:
     assert {check_reasoning_parser(name) for name in (*REASONING, *REASONING_ALIASES)} <= {*REASONING, HARMONY}
     with pytest.raises(ConfigError, match="did you mean mistral"):
         check_tool_parser("mistrall")
+
+
+# Those that vLLM 0.33 registers.
+VLLM_TOOLS = """
+apertus beam cohere_command3 cohere_command4 deepseek_v3 deepseek_v31 deepseek_v32 deepseek_v4 deepseek_v41
+dots ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc granite4 hermes hf hunyuan_a13b
+hy_v3 hy_v4 inkling internlm jamba k2_horizon kimi_k2 kimi_k3 lfm2 ling3 llama3_json llama4_json
+llama4_pythonic longcat mimo minicpm5 minimax_m2 minimax_m3 mistral muse muse_glimmer musespark1x olmo3 openai
+phi4_mini_json plamo3 poolside_v1 pythonic qwen3_coder qwen3_json qwen3_xml seed_oss step3 step3p5 step5 xlam
+"""
+VLLM_REASONING = """
+beam cohere_command3 cohere_command4 deepseek_r1 deepseek_v3 deepseek_v4 deepseek_v41 ernie45 gemma4 glm45
+glm47 granite granite_thinking_parser hf holo2 hunyuan_a13b hy_v3 hy_v4 inkling k2_horizon kimi_k2 kimi_k3
+ling3 mimo minicpmv minimax_m2 minimax_m2_append_think minimax_m3 mistral muse muse_glimmer musespark1x
+nemotron_v3 olmo3 openai_gptoss plamo3 poolside_v1 qwen3 seed_oss step3 step3p5 step5
+"""
+
+
+def test_names_of_vllm_are_known() -> None:
+    assert (len(VLLM_TOOLS.split()), len(VLLM_REASONING.split())) == (58, 42)
+    for names, check, own in (
+        (VLLM_TOOLS.split(), check_tool_parser, {*TOOLS}),
+        (VLLM_REASONING.split(), check_reasoning_parser, {*REASONING, HARMONY}),
+    ):
+        for name in names:
+            if name in UNREAD:
+                with pytest.raises(ConfigError, match=f"nearest here is '{UNREAD[name][0]}'"):
+                    check(name)
+            else:
+                assert check(name) in own
 
 
 def test_variables() -> None:

@@ -23,10 +23,15 @@ from tests.parsing.golden import CASES, TOOLS
 SCHEMAS = ToolSchemas(TOOLS)
 
 
-def parser(tools: str | None, reasoning: str | None, prompt: str = "") -> OutputParser:
-    grammar = Parsers(tools=tools, reasoning=reasoning).grammar(with_tools=tools is not None, prompt=prompt)
+def parser(tools: str | None, reasoning: str | None, prompt: str = "", *, with_tools: bool = True) -> OutputParser:
+    with_tools = with_tools and tools is not None
+    grammar = Parsers(tools=tools, reasoning=reasoning).grammar(with_tools=with_tools, prompt=prompt)
     assert grammar is not None
     return OutputParser(grammar, SCHEMAS)
+
+
+def of(case: Any) -> OutputParser:
+    return parser(case.tools, case.reasoning, case.prompt, with_tools=case.with_tools)
 
 
 def parsed(parser: OutputParser, pieces: Iterable[str]) -> Message:
@@ -46,16 +51,16 @@ def check(message: Message, case: Any) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_golden(case: Any) -> None:
-    check(parsed(parser(case.tools, case.reasoning, case.prompt), [case.text]), case)
+    check(parsed(of(case), [case.text]), case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_split(case: Any) -> None:
     text = case.text
-    whole = parsed(parser(case.tools, case.reasoning, case.prompt), [text])
+    whole = parsed(of(case), [text])
     splits = [[text[:at], text[at:]] for at in range(len(text))]
     for pieces in [list(text), [text[at : at + 3] for at in range(0, len(text), 3)], *splits]:
-        assert parsed(parser(case.tools, case.reasoning, case.prompt), pieces) == whole
+        assert parsed(of(case), pieces) == whole
 
 
 def test_every_family_has_a_golden_text() -> None:
@@ -110,8 +115,7 @@ def test_any_text_in_any_pieces(tools: str, reasoning: str | None, data: st.Data
     assert parsed(parser(tools, reasoning), text) == whole
     cut = data.draw(st.integers(0, len(text)))
     assert parsed(parser(tools, reasoning), [text[:cut], text[cut:]]) == whole
-    for call in whole.calls:
-        assert call.name and call.arguments
+    assert all(call.name for call in whole.calls)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.calls], ids=str)

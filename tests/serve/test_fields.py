@@ -224,6 +224,13 @@ def test_best_of_gives_the_likeliest(http: httpx.Client) -> None:
     assert [(choice["text"], choice["logprobs"]) for choice in unscored] == [(ranked[0]["text"], None)]
 
 
+def test_best_of_0_asks_for_nothing(http: httpx.Client) -> None:
+    body = {"prompt": "the", "max_tokens": 3, "temperature": 0}
+    answers = [http.post(TEXT, json={**body, **extra}).json() for extra in ({}, {"best_of": 0}, {"best_of": 0, "n": 2})]
+    texts = [[choice["text"] for choice in answer["choices"]] for answer in answers]
+    assert texts[1] == texts[0] and texts[2] == 2 * texts[0]
+
+
 def test_best_of_in_a_chat(http: httpx.Client) -> None:
     body = {**BODY, "temperature": 1.5, "seed": 3, "best_of": 3}
     answer = http.post(CHAT, json=body).json()

@@ -238,6 +238,34 @@ def test_parallel_calls_can_be_turned_off(http: httpx.Client) -> None:
     assert indices == {0}
 
 
+def test_an_answer_of_one_call_ends_with_it(http: httpx.Client) -> None:
+    found, whole = (answer(http, "two calls", parallel_tool_calls=several) for several in (False, True))
+    (choice,) = found["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert found["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"] - 10
+
+
+STOPS = {
+    "thought and call": ["Paris", "arguments"],  # in thoughts and in the call
+    "two calls": ["look.\n", "Ulm"],
+    "wrong": ["day", "oh"],
+}
+
+
+@pytest.mark.parametrize("script", STOPS)
+def test_stop_strings_hold_for_content_alone(http: httpx.Client, script: str) -> None:
+    (choice,) = answer(http, script, stop=STOPS[script])["choices"]
+    if script == "wrong":  # what is not a call is content
+        assert (choice["message"]["content"], choice["stop_reason"]) == ('<tool_call>{"', "day")
+        return
+    if script == "two calls":
+        assert (choice["message"]["content"], choice["stop_reason"]) == ("I ", "look.\n")
+        return
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert calls_of(choice["message"]) == EXPECTED[script]["calls"]
+    assert choice["message"].get("reasoning") == EXPECTED[script].get("reasoning")
+
+
 def strict(name: str, schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
 
