@@ -69,14 +69,13 @@ def is_prefill(messages: Sequence[Block]) -> bool:
 
 def _system(system: str | Sequence[Block], ignored: list[str]) -> str:
     """The system prompt's text, without what only its sender's accounting reads."""
-    if isinstance(system, list) and system and system[0].get("type") == "text":
-        first = string_of(system[0], "text", "system.0")
-        if first.startswith(BILLING) and "\n" not in first.strip():
-            ignored.append("system.0")
-            system = system[1:]
-    if isinstance(system, str) or not system:
-        return system or ""
-    return "\n".join(_plain_text(block, f"system.{i}") for i, block in enumerate(blocks_of(system, "system")))
+    if isinstance(system, str):
+        return system
+    texts = [_plain_text(block, f"system.{i}") for i, block in enumerate(blocks_of(system, "system"))]
+    if texts[0].startswith(BILLING) and "\n" not in texts[0].strip():
+        ignored.append("system.0")
+        del texts[0]
+    return "\n".join(texts)
 
 
 def _plain_text(block: Block, path: str) -> str:

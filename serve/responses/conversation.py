@@ -255,7 +255,7 @@ def _listed(item: Item) -> Item:
     kind = item.get("type", "message")
     common = {"id": item.get("id"), "type": kind, "status": "completed"}
     if not isinstance(common["id"], str):
-        common["id"] = new_id(PREFIXES.get(kind, kind))
+        common["id"] = new_id(PREFIXES.get(str(kind), str(kind)))
     if kind in OF_THE_SERVER:
         return common
     match kind:
@@ -274,9 +274,9 @@ def _listed(item: Item) -> Item:
             return {**common, **_kept(item, "call_id", RUN_BY_CLIENTS[kind][1])}
         case str() if kind in RESULTS:
             output = item["output"]
-            if not isinstance(output, str):
-                output = [{"type": "input_text", "text": part["text"]} for part in _output(output, "output", [])]
-            return {**common, "call_id": _call_of(item), "output": output}
+            parts = [] if isinstance(output, str) else [_part(part, "") for part in _output(output, "", [])]
+            listed_parts = [_listed_part(part, "input_text") for part in parts]
+            return {**common, "call_id": _call_of(item), "output": output if isinstance(output, str) else listed_parts}
         case _:
             content = [_listed_part(one, "reasoning_text") for one in _parts(item.get("content") or [])]
             summary = [_listed_part(one, "summary_text") for one in _parts(item.get("summary") or [])]
