@@ -37,7 +37,19 @@ class InvalidRequest(LLMJaxError, ValueError):
 
 
 class PromptTooLong(InvalidRequest):
-    """A prompt has more tokens than the context can hold."""
+    """A prompt has more tokens than the context can hold.
+
+    Args:
+        message: one line for the user.
+        field: the request field that the prompt came in.
+        tokens: how many it has, or has at least.
+        limit: how many it may have.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, tokens: int, limit: int) -> None:
+        super().__init__(message, field=field)
+        self.tokens = tokens
+        self.limit = limit
 
 
 class ChatTemplateError(InvalidRequest, TokenizerError):

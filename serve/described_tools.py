@@ -20,21 +20,13 @@ To call a function, write a JSON object with its name and arguments between thes
 Results come back between <tool_response> tags. If no function is needed, answer as usual."""
 
 
-def with_tools(
-    messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]], *, system_role: bool
-) -> list[dict[str, Any]]:
-    """The messages, of which the first says what tools there are and how to call them.
-
-    Args:
-        system_role: the template knows messages of the role "system"; otherwise the user says it.
-    """
+def with_tools(messages: Sequence[dict[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, of which the first, of the role "system", says what tools there are and how to call them."""
     described = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = _INSTRUCTIONS.format(tools=described)
     first, *rest = messages
     if first["role"] == "system":
         return [{**first, "content": f"{_text(first['content'])}\n\n{text}"}, *rest]
-    if first["role"] == "user" and not system_role:
-        return [{**first, "content": f"{text}\n\n{_text(first['content'])}"}, *rest]
     return [{"role": "system", "content": text}, *messages]
 
 

@@ -53,6 +53,7 @@ class ApiError(Exception):
         param: the request field at fault.
         code: machine-readable reason, such as ``model_not_found``.
         headers: extra response headers.
+        too_long: tokens of a prompt, and how many it may have.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        too_long: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = " ".join(message[: 2 * MAX_MESSAGE_CHARS].split())[:MAX_MESSAGE_CHARS]
@@ -70,6 +72,7 @@ class ApiError(Exception):
         self.param = None if param is None else cut(param)
         self.code = code
         self.headers = dict(headers or {})
+        self.too_long = too_long
 
     @property
     def type(self) -> str:
@@ -98,7 +101,10 @@ def anthropic_error(failure: ApiError, request_id: str) -> dict[str, Any]:
         kind = "overloaded_error" if failure.code == "queue_full" else "api_error"
     else:
         kind = ANTHROPIC_TYPES.get(failure.status, "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": failure.message}, "request_id": request_id}
+    message = failure.message
+    if failure.too_long is not None:  # the words by which agents know that they must compact the conversation
+        message = "prompt is too long: {} tokens > {} maximum".format(*failure.too_long)
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
 
 
 def unsupported(field: str, detail: str = "is not supported yet") -> ApiError:
@@ -115,7 +121,8 @@ def as_api_error(error: BaseException) -> ApiError:
         case ApiError():
             return error
         case PromptTooLong():
-            return ApiError(str(error), param=error.field, code="context_length_exceeded")
+            over = (error.tokens, error.limit)
+            return ApiError(str(error), param=error.field, code="context_length_exceeded", too_long=over)
         case InvalidRequest():
             return ApiError(str(error), param=error.field, code="invalid_value")
         case TokenizerError():

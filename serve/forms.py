@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmjax.constraints.calls import (
@@ -61,6 +61,7 @@ def answer_form(
     """
     demanded = structured_outputs(body)
     forced = forced_tools(body.tool_choice, tools)
+    offered = _Offered(tools, custom)
     if forced is not None:
         if demanded is not None and demanded.field != CONTENT_FORM:
             raise ApiError(
@@ -68,14 +69,14 @@ def answer_form(
                 param=demanded.field,
                 code="invalid_value",
             )
-        return _forced(form, parsers, forced, custom, several=body.tool_choice == "required" and form.parallel)
+        return _forced(form, parsers, offered, forced, several=body.tool_choice == "required" and form.parallel)
     if demanded is not None:
         demanded = replace(demanded, after=_reasoning(form, parsers, calls=False))
         if not tools or demanded.field != CONTENT_FORM or demanded.structural_tag is not None:
             return demanded
-        return replace(demanded, instead=_calls(form, parsers, tools, custom))
+        return replace(demanded, instead=_calls(form, parsers, offered))
     if any(tool["function"].get("strict") is True for tool in tools) or any(custom.values()):
-        return _strict(form, parsers, tools, custom)
+        return _strict(form, parsers, offered)
     return None
 
 
@@ -84,32 +85,65 @@ def held_to_tools(form: StructuredOutputsParams | None) -> bool:
     return form is not None and "tools" in (form.field, form.instead and form.instead.field)
 
 
-def _calls(
-    form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]], custom: CustomTools
-) -> StructuredOutputsParams:
+@dataclass(frozen=True)
+class _Offered:
+    """The tools of a request, and those of them that are custom ones."""
+
+    tools: Sequence[Mapping[str, Any]]
+    custom: CustomTools
+
+    def read(
+        self, chosen: Sequence[Mapping[str, Any]], *, enforced: Callable[[Mapping[str, Any]], bool] = lambda tool: True
+    ) -> list[Tool]:
+        """Some of them as calls have them.
+
+        Args:
+            chosen: which ones.
+            enforced: whether a call is held to a tool's schema.
+
+        Raises:
+            InvalidRequest: one has a form that no call can be held to; names it.
+        """
+        places = {tool["function"]["name"]: f"tools.{i}" for i, tool in enumerate(self.tools)}
+        return [self._read(tool, places[tool["function"]["name"]], enforced=enforced(tool)) for tool in chosen]
+
+    def _read(self, tool: Mapping[str, Any], path: str, *, enforced: bool) -> Tool:
+        wanted = self.custom.get(tool["function"]["name"])
+        if wanted is None:
+            return Tool.of(tool, path=path, enforced=enforced)
+        try:
+            if wanted.lark is None:
+                return Tool.of(tool, path=path, enforced=enforced)
+            return Tool.of_text(tool["function"]["name"], ARGUMENT, wanted.lark)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"`{wanted.path}`: {error}", field=wanted.path) from error
+
+
+def _calls(form: AnswerFormat, parsers: Parsers, offered: _Offered) -> StructuredOutputsParams:
     """Calls that the model may write in place of an answer that has a form."""
     assert parsers.tools is not None
     family = TOOLS[parsers.tools]
     if is_bare(family):
-        calls = bare_call([_tool(tool, custom, enforced=True) for tool in tools], key=_key(parsers))
-        held = not any(custom.values())
+        calls = bare_call(offered.read(offered.tools), key=_key(parsers))
+        held = not any(offered.custom.values())
     elif parsers.tools == HARMONY or writes_json(family):
-        return _forced(form, parsers, tools, custom, several=form.parallel)
+        return _forced(form, parsers, offered, offered.tools, several=form.parallel)
     else:
-        calls, held = begun_calls([_tool(tool, custom, enforced=False) for tool in tools], family=family), False
-    tags = _tags(calls, form, parsers, lenient=_lenient(tools))
+        callable_tools = offered.read(offered.tools, enforced=lambda tool: False)
+        calls, held = begun_calls(callable_tools, family=family), False
+    tags = _tags(calls, form, parsers, lenient=_lenient(offered.tools))
     return tags if held else replace(tags, field=CONTENT_FORM)
 
 
 def _forced(
     form: AnswerFormat,
     parsers: Parsers,
+    offered: _Offered,
     tools: Sequence[Mapping[str, Any]],
-    custom: CustomTools,
     *,
     several: bool,
 ) -> StructuredOutputsParams:
-    callable_tools = [_tool(tool, custom, enforced=True) for tool in tools]
+    callable_tools = offered.read(tools)
     if parsers.tools == HARMONY:
         calls = harmony_call(callable_tools)
     else:
@@ -122,24 +156,12 @@ def _lenient(tools: Sequence[Mapping[str, Any]]) -> bool:
     return not all(tool["function"].get("strict") is True for tool in tools)
 
 
-def _strict(
-    form: AnswerFormat, parsers: Parsers, tools: Sequence[Mapping[str, Any]], custom: CustomTools
-) -> StructuredOutputsParams | None:
+def _strict(form: AnswerFormat, parsers: Parsers, offered: _Offered) -> StructuredOutputsParams | None:
     if parsers.tools in (None, HARMONY):
         return None
-    callable_tools = [_tool(tool, custom, enforced=tool["function"].get("strict") is True) for tool in tools]
+    callable_tools = offered.read(offered.tools, enforced=lambda tool: tool["function"].get("strict") is True)
     calls = strict_calls(callable_tools, family=TOOLS[parsers.tools], key=_key(parsers))
     return None if calls is None else _tags(calls, form, parsers, lenient=False)
-
-
-def _tool(tool: Mapping[str, Any], custom: CustomTools, *, enforced: bool) -> Tool:
-    wanted = custom.get(tool["function"]["name"])
-    if wanted is None or wanted.lark is None:
-        return Tool.of(tool, enforced=enforced)
-    try:
-        return Tool.of_text(tool["function"]["name"], ARGUMENT, wanted.lark)
-    except InvalidRequest as error:
-        raise InvalidRequest(f"`{wanted.path}`: {error}", field=wanted.path) from error
 
 
 def _tags(calls: Any, form: AnswerFormat, parsers: Parsers, *, lenient: bool) -> StructuredOutputsParams:

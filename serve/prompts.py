@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from llmjax.config import TEMPLATE_FIELDS
+from llmjax.errors import PromptTooLong
 from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
@@ -24,8 +25,6 @@ T = TypeVar("T")
 # Work on longer texts would hold up every other request's stream; it goes to a thread.
 INLINE_CHARS = 4096
 CHARS_PER_PART = 32  # the work that a message, or a part of one, is beside its text
-
-NO_SYSTEM = "ystem role not supported"  # what templates of Gemma and others say of such a message
 
 
 @dataclass(frozen=True)
@@ -166,7 +165,7 @@ def _messages(body: ChatTemplateFields, template: str, tools: Sequence[Mapping[s
     if not reads(template, "tool_calls"):
         messages = with_calls_as_text(messages, tool_role=reads(template, "tool"))
     if tools and tools_variable(template) is None:
-        messages = with_tools(messages, tools, system_role=NO_SYSTEM not in template)
+        messages = with_tools(messages, tools)
     return messages
 
 
@@ -283,6 +282,7 @@ def output_budget(
         asked_field: the name under which the request asked.
 
     Raises:
+        PromptTooLong: not even one token would fit.
         ApiError: 400 ``context_length_exceeded``; what is asked for is cut to what fits where the server does that.
     """
     if asked is not None and asked < 1:
@@ -291,10 +291,11 @@ def output_budget(
     if not length:
         raise ApiError(f"`{field}` has no tokens", param=field, code="invalid_value")
     if length >= limit:
-        raise ApiError(
+        raise PromptTooLong(
             f"the prompt has {length} tokens; the context of {limit} must also hold at least one output token",
-            param=field,
-            code="context_length_exceeded",
+            field=field,
+            tokens=length,
+            limit=limit - 1,
         )
     if asked is not None and length + asked > limit:
         if server.config.cut_max_tokens:

@@ -162,7 +162,7 @@ async def prepare(
     tools = tools if calls_allowed(body.tool_choice, tools) else []
     source = template_source(server, body, with_tools=bool(tools))
     record.ignored += unread_variables(body, source)
-    if body.switches_thinking is not None and not switches_of_thinking(source):
+    if not thinking_acts(server, body, source):
         record.ignored.append("thinking")
     prompt = await chat_prompt(
         server,
@@ -231,9 +231,11 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
         ApiError: the model does not reason, or the request asks for what an answer in two parts cannot have.
     """
     tokens = body.thinking_token_budget
+    marks = server.formats.parsers(template).reasoning_marks
+    if tokens is None and marks is not None:
+        tokens = body.hinted_budget
     if tokens is None or tokens == -1:
         return None
-    marks = server.formats.parsers(template).reasoning_marks
     if marks is None:
         raise ApiError(
             "`thinking_token_budget`: it is not known how this model marks its reasoning (--reasoning-parser)",
@@ -256,6 +258,14 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
     if not form.begins_with_reasoning:
         tokens += len(server.tokenizer.encode(start, add_special_tokens=False))
     return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
+
+
+def thinking_acts(server: Server, body: ChatRequest, template: str) -> bool:
+    """Whether what a request says of thinking changes something, if it does say so."""
+    if body.switches_thinking is None or switches_of_thinking(template):
+        return True
+    budget = body.thinking_token_budget is None and body.hinted_budget is not None
+    return budget and server.formats.parsers(template).reasoning_marks is not None
 
 
 def thinking_variables(server: Server, body: ChatRequest, template: str) -> dict[str, Any]:

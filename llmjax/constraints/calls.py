@@ -10,10 +10,13 @@ from typing import Any
 
 from llmjax.constraints.closing import closed
 from llmjax.constraints.quoted import in_json
+from llmjax.constraints.schemas import enforceable
+from llmjax.errors import InvalidRequest
 from llmjax.parsing.grammar import Grammar, Role, State
 
 Format = dict[str, Any]  # as in ``tags``
 
+_ANY: Format = {"type": "object"}
 LINE_END: Format = {"type": "regex", "pattern": r"\n?"}
 # Roles of what JSON cannot be written into.
 _OTHER_FORMS = frozenset({Role.PYTHON, Role.BARE, Role.KEY, Role.VALUE, Role.ELEMENTS, Role.HEADER})
@@ -32,14 +35,20 @@ class Tool:
     arguments: Format
 
     @classmethod
-    def of(cls, tool: Mapping[str, Any], *, enforced: bool = True) -> Tool:
+    def of(cls, tool: Mapping[str, Any], *, path: str, enforced: bool = True) -> Tool:
         """A tool in OpenAI's form; where its schema is not enforced, arguments are any object.
 
-        Arguments that it does not name are not written: functions do not know them, and models invent them.
+        Arguments that it does not name are not written: functions do not know them, and models invent them. Of a schema
+        that is not strict, what no answer can be held to is left out.
+
+        Args:
+            path: of the tool in the request.
+
+        Raises:
+            InvalidRequest: the schema is strict, and an answer cannot be held to it; names tool, place and keyword.
         """
         function = tool["function"]
-        schema = function.get("parameters") or {"type": "object", "properties": {}}
-        return cls(name=function["name"], arguments=_json(closed(dict(schema)) if enforced else {"type": "object"}))
+        return cls(name=function["name"], arguments=_json(_arguments(function, path) if enforced else _ANY))
 
     @classmethod
     def of_text(cls, name: str, argument: str, grammar: str) -> Tool:
@@ -51,6 +60,21 @@ class Tool:
         text: Format = {"type": "grammar", "grammar": in_json(grammar)}
         opening, closing = _const(f'{{{json.dumps(argument)}: "'), _const('"}')
         return cls(name=name, arguments=_joined([opening, text, closing]))
+
+
+def _arguments(function: Mapping[str, Any], path: str) -> Any:
+    """The schema of a function's arguments."""
+    strict = function.get("strict") is True
+    schema = closed({"type": "object", **(function.get("parameters") or {"properties": {}})})
+    try:
+        if not isinstance(kinds := schema["type"], str | list) or "object" not in kinds:
+            raise InvalidRequest("type: arguments are an object")
+        return enforceable({**schema, "type": "object"}, lenient=not strict)
+    except InvalidRequest as error:
+        if not strict:
+            return _ANY
+        place = f"{path}.function.parameters"
+        raise InvalidRequest(f"`{place}` of the tool {function['name'][:80]!r}: {error}", field=place) from error
 
 
 def forced_calls(tools: Sequence[Tool], *, several: bool, family: Grammar, key: str) -> Format:

@@ -9,6 +9,7 @@ from typing import Any
 from llmjax.constraints.closing import closed
 from llmjax.constraints.lark import Markers, lark_of, lark_regex
 from llmjax.constraints.prescribed import check_choices, check_expression, check_lark, check_schema
+from llmjax.constraints.schemas import enforceable
 from llmjax.constraints.tags import tag_grammar
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
@@ -55,7 +56,7 @@ def _grammar(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any
     if params.json_object:
         return {"json_schema": {"type": "object", "x-guidance": json_options(params)}}
     if params.json is not None:
-        schema = _read("json", params.json)
+        schema = enforceable(_read("json", params.json), lenient=params.lenient)
         check_schema(schema)
         if params.disable_additional_properties:
             schema = closed(schema)

@@ -414,6 +414,8 @@ class Frontend:
                 f"the text has {len(token_ids)} tokens; this model takes at most {self._max_model_len} "
                 "(truncate_prompt_tokens: -1 leaves the rest out)",
                 field="prompt",
+                tokens=len(token_ids),
+                limit=self._max_model_len,
             )
         return PooledTokens(task, token_ids, second_start, salt)
 

@@ -116,7 +116,10 @@ class PairPrompts:
             ids = self.tokenizer.encode_texts(text, add_special_tokens=add_special_tokens)
         if len(ids[0]) > limit:
             raise PromptTooLong(
-                f"the prompt has {len(ids[0])} tokens without the second text, not {limit}", field="prompt"
+                f"the prompt has {len(ids[0])} tokens without the second text, not {limit}",
+                field="prompt",
+                tokens=len(ids[0]),
+                limit=limit,
             )
         return ids
 

@@ -1,8 +1,9 @@
 """In which form a template takes content and arguments, found out by rendering small conversations with it.
 
 Templates differ: most take content as a string, some only as a list of parts, some both, and this by role; some fail
-where content is null; a few want the arguments of tool calls as a string of JSON. What a message holds stays as it is
-wherever the template takes it so, as in transformers, and is converted only elsewhere.
+where content is null; a few want the arguments of tool calls as a string of JSON; many take a system message as the
+first one alone. What a message holds stays as it is wherever the template takes it so, as in transformers, and is
+converted only elsewhere.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jinja2
 
-_TEXT, _KEY, _VALUE = "Wozu0dient7das", "feld3name", "feld8wert"
+from llmjax.templating.systems import SYSTEM, Systems, placed
+
+_TEXT, _OTHER_TEXT, _KEY, _VALUE = "Wozu0dient7das", "Noch4mehr9davon", "feld3name", "feld8wert"
+_NO_JSON = f'{{"{_KEY}": "{_VALUE}'
+UNREAD = "arguments"  # of arguments that are no object, where the template needs one: what holds their text
 _TOOL = {
     "type": "function",
     "function": {
@@ -39,25 +44,30 @@ class Forms:
         parts: roles whose content may be one. A role that was not probed goes like ``user``.
         null: whether content may be None beside tool calls.
         text_arguments: whether the arguments of tool calls must be a string of JSON.
+        raw_arguments: whether they may be a text, and any text, where they need not be.
         single_calls: whether a message may hold one call only.
         short_ids: whether ids of calls must have nine letters and digits.
+        systems: where system messages may stand.
     """
 
     only_parts: frozenset[str] = frozenset()
     parts: frozenset[str] = frozenset()
     null: bool = False
     text_arguments: bool = False
+    raw_arguments: bool = False
     single_calls: bool = False
     short_ids: bool = False
+    systems: Systems = Systems.ANYWHERE
 
     def fitted(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Checked messages in the forms that the template takes."""
-        return [self._fitted(message) for message in (_one_by_one(messages) if self.single_calls else messages)]
+        turns = placed(messages, self.systems)
+        return [self._fitted(turn) for turn in (_one_by_one(turns) if self.single_calls else turns)]
 
     def _fitted(self, message: dict[str, Any]) -> dict[str, Any]:
         calls = message.get("tool_calls")
-        if calls and self.text_arguments:
-            message = {**message, "tool_calls": [_with_text_arguments(call) for call in calls]}
+        if calls:
+            message = {**message, "tool_calls": [self._fitted_call(call) for call in calls]}
         if self.short_ids:
             message = _with_short_ids(message)
         role = message["role"] if message["role"] in _ROLES else "user"
@@ -72,6 +82,13 @@ class Forms:
         elif role not in self.parts:
             content = "\n".join([part["text"] for part in content])
         return {**message, "content": content}
+
+    def _fitted_call(self, call: dict[str, Any]) -> dict[str, Any]:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            taken = self.text_arguments or self.raw_arguments
+            return call if taken else {**call, "function": {**call["function"], "arguments": {UNREAD: arguments}}}
+        return _with_text_arguments(call) if self.text_arguments else call
 
 
 def forms_of(template: jinja2.Template) -> Forms:
@@ -102,14 +119,36 @@ def forms_of(template: jinja2.Template) -> Forms:
         elif role != "user":  # a role that the template does not know
             only_parts |= {role} if "user" in only_parts else set()
             parts |= {role} if "user" in parts else set()
-    return Forms(
+    forms = Forms(
         only_parts=frozenset(only_parts),
         parts=frozenset(parts),
         null=null,
         text_arguments=text_arguments,
+        raw_arguments=not text_arguments and _NO_JSON in (_rendered(template, _with_no_json(content)) or ""),
         single_calls=single_calls,
         short_ids=one_call and _rendered(template, _with_long_ids(content, text=text_arguments)) is None,
     )
+    return replace(forms, systems=_systems(template, forms))
+
+
+def _systems(template: jinja2.Template, forms: Forms) -> Systems:
+    def prompt(*messages: dict[str, Any]) -> str | None:
+        return _rendered(template, forms.fitted(messages))
+
+    def shown(*messages: dict[str, Any]) -> bool:
+        text = prompt(*messages)
+        return text is not None and _TEXT in text and _OTHER_TEXT in text
+
+    system, other = ({"role": SYSTEM, "content": text} for text in (_TEXT, _OTHER_TEXT))
+    answer = {"role": "assistant", "content": "Yes"}
+    if (one := prompt(system, _USER)) is None and prompt(_USER) is not None:
+        return Systems.NOWHERE
+    if one is None or _TEXT not in one:  # it fails anyway, or leaves out all system messages, which is its affair
+        return Systems.ANYWHERE
+    if not shown(system, other, _USER):
+        return Systems.FIRST
+    later = shown(system, _USER, other) and shown(system, _USER, answer, other, _USER)
+    return Systems.ANYWHERE if later else Systems.BEGINNING
 
 
 def _one_by_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -155,6 +194,13 @@ def _with_call(result: dict[str, Any], content: str | None, *, text: bool) -> li
         {"role": "assistant", "content": content, "tool_calls": [call]},
         {**result, "name": "probe", "tool_call_id": "probe1234"},
     ]
+
+
+def _with_no_json(content: str | None) -> list[dict[str, Any]]:
+    user, message, result = _with_call({"role": "tool", "content": "1"}, content, text=False)
+    (call,) = message["tool_calls"]
+    broken = {**call, "function": {**call["function"], "arguments": _NO_JSON}}
+    return [user, {**message, "tool_calls": [broken]}, result]
 
 
 def _with_two_calls(content: str | None, *, text: bool) -> list[dict[str, Any]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from llmjax.errors import InvalidRequest
+from llmjax.templating.arguments import read_arguments
 
 # What servers call a message's reasoning; the first is the name that most templates read.
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -16,7 +16,7 @@ def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
     """Copies of the messages; the input is not changed.
 
     Content stays a string, a list of text parts or None; parts that are strings become objects. Arguments of tool
-    calls, which the API has as a string of JSON, become the object.
+    calls, which the API has as a string of JSON, become the object, and stay text where they are none.
 
     Args:
         messages: role, content and further fields, which templates may read.
@@ -63,12 +63,5 @@ def _part(part: Any, where: str) -> dict[str, Any]:
 def _tool_call(call: Any, where: str) -> dict[str, Any]:
     if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
         raise InvalidRequest(f"{where} is not an object with a function", field="messages")
-    arguments = call["function"].get("arguments")
-    if isinstance(arguments, str) or arguments is None:
-        try:
-            arguments = json.loads(arguments) if arguments else {}
-        except (ValueError, RecursionError) as error:
-            raise InvalidRequest(f"{where}.function.arguments is not JSON: {error}", field="messages") from error
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{where}.function.arguments is not a JSON object", field="messages")
+    arguments = read_arguments(call["function"].get("arguments"))
     return {**call, "function": {**call["function"], "arguments": arguments}}

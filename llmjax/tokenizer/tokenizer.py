@@ -134,6 +134,8 @@ class Tokenizer:
                 f"the prompt has {len(text)} characters, at least {least} tokens: more than the "
                 f"context of {max_tokens} holds",
                 field=field,
+                tokens=least,
+                limit=max_tokens,
             )
 
     def encode_end(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from llmjax.serve.errors import ApiError, cut
+from llmjax.serve.messages.call_ids import read_id
+from llmjax.serve.messages.results import Block, blocks_of, result_text, string_of, text_block
 from llmjax.serve.protocol.chat import ChatMessage
 from llmjax.serve.sealing import unsealed
 
-Block = Mapping[str, Any]
 ROLES = ("user", "assistant", "system")
+# What Claude Code puts before the system prompt for its maker's accounting. It changes with every request, and with it
+# all that a prefix cache could find.
+BILLING = "x-anthropic-billing-header:"
+# Blocks of an answer that tell what the tools of Anthropic's server have done, and what that server keeps.
+OF_THE_SERVER = frozenset({"server_tool_use", "mcp_tool_use", "container_upload"})
 
 
 def messages_of(
@@ -27,22 +31,31 @@ def messages_of(
         ApiError: a message is not one, or has something other than text.
     """
     turns: list[dict[str, Any]] = []
-    if system:
-        turns.append({"role": "system", "content": _text(system, "system")})
+    if system and (text := _system(system, ignored)):
+        turns.append({"role": "system", "content": text})
     for i, message in enumerate(messages):
         path = f"messages.{i}"
         role, content = message.get("role"), message.get("content")
         if role not in ROLES:
             raise ApiError(f"`{path}.role` must be user or assistant", param=f"{path}.role", code="invalid_value")
-        blocks = _blocks(content, f"{path}.content")
-        turns += _answer(blocks, path, ignored) if role == "assistant" else _question(blocks, role, path)
+        if role == "assistant":
+            blocks = [] if content == [] else blocks_of(content, f"{path}.content")
+            turns += _answer(blocks, path, ignored)
+        else:
+            turns += _question(blocks_of(content, f"{path}.content"), role, path, ignored)
     return [ChatMessage.model_construct(**turn) for turn in turns]
 
 
 def without_empty_answer(messages: Sequence[Block]) -> Sequence[Block]:
-    """The messages but for a last one of the assistant in which nothing stands: Anthropic takes it for none."""
+    """The messages without empty texts in a last one of the assistant, and without that one if nothing else stands
+    there: Anthropic takes it for none."""
     *before, last = messages
-    return before if before and last.get("role") == "assistant" and last.get("content") in ("", []) else messages
+    if last.get("role") != "assistant" or not before:
+        return messages
+    content = last.get("content")
+    if isinstance(content, list):
+        content = [block for block in content if block != {"type": "text", "text": ""}]
+    return before if content in ("", []) else [*before, {**last, "content": content}]
 
 
 def is_prefill(messages: Sequence[Block]) -> bool:
@@ -54,20 +67,37 @@ def is_prefill(messages: Sequence[Block]) -> bool:
     return isinstance(content, str) or (bool(content) and content[-1].get("type") == "text")
 
 
-def _question(blocks: Sequence[Block], role: str, path: str) -> list[dict[str, Any]]:
+def _system(system: str | Sequence[Block], ignored: list[str]) -> str:
+    """The system prompt's text, without what only its sender's accounting reads."""
+    if isinstance(system, str):
+        return system
+    texts = [_plain_text(block, f"system.{i}") for i, block in enumerate(blocks_of(system, "system"))]
+    if texts[0].startswith(BILLING) and "\n" not in texts[0].strip():
+        ignored.append("system.0")
+        del texts[0]
+    return "\n".join(texts)
+
+
+def _plain_text(block: Block, path: str) -> str:
+    if block.get("type") != "text":
+        raise _unsupported(block.get("type"), path)
+    return string_of(block, "text", path)
+
+
+def _question(blocks: Sequence[Block], role: str, path: str, ignored: list[str]) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         place = f"{path}.content.{i}"
-        match block.get("type"):
-            case "tool_result":
-                content = _text(block.get("content") or "", f"{place}.content")
-                turns.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", place), "content": content})
-            case "text":
-                if not turns or turns[-1]["role"] != role:
-                    turns.append({"role": role, "content": []})
-                turns[-1]["content"].append({"type": "text", "text": _string(block, "text", place)})
-            case kind:
-                raise _unsupported(kind, place)
+        if block.get("type") == "tool_result":
+            id = read_id(string_of(block, "tool_use_id", place))
+            content = result_text(block.get("content") or "", f"{place}.content", ignored)
+            turns.append({"role": "tool", "tool_call_id": id, "content": content})
+            continue
+        if (text := text_block(block, place)) is None:
+            raise _unsupported(block.get("type"), place)
+        if not turns or turns[-1]["role"] != role:
+            turns.append({"role": role, "content": []})
+        turns[-1]["content"].append({"type": "text", "text": text})
     return turns
 
 
@@ -79,15 +109,19 @@ def _answer(blocks: Sequence[Block], path: str, ignored: list[str]) -> list[dict
         place = f"{path}.content.{i}"
         match block.get("type"):
             case "text":
-                texts.append({"type": "text", "text": _string(block, "text", place)})
+                texts.append({"type": "text", "text": string_of(block, "text", place)})
+            case "compaction" if isinstance(block.get("content"), str):
+                texts.append({"type": "text", "text": block["content"]})
             case "thinking" | "redacted_thinking" as kind:
                 _think(block, "signature" if kind == "thinking" else "data", place, thoughts, ignored)
             case "tool_use":
-                if not isinstance(block.get("input"), dict):
-                    raise ApiError(f"`{place}.input` must be an object", param=f"{place}.input", code="invalid_type")
-                arguments = orjson.dumps(block["input"]).decode()
-                function = {"name": _string(block, "name", place), "arguments": arguments}
-                calls.append({"id": _string(block, "id", place), "type": "function", "function": function})
+                if "input" not in block:
+                    raise ApiError(f"`{place}.input` is required", param=f"{place}.input", code="invalid_type")
+                function = {"name": string_of(block, "name", place), "arguments": block["input"]}
+                id = read_id(string_of(block, "id", place))
+                calls.append({"id": id, "type": "function", "function": function})
+            case str(kind) if kind in OF_THE_SERVER or kind.endswith("_tool_result"):
+                ignored.append(place)
             case kind:
                 raise _unsupported(kind, place)
     content = texts[0]["text"] if len(texts) == 1 else texts or None
@@ -107,32 +141,6 @@ def _think(block: Block, seal: str, place: str, thoughts: list[str], ignored: li
         ignored.append(place)
     else:
         thoughts.append(text)
-
-
-def _blocks(content: Any, path: str) -> Sequence[Block]:
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if not isinstance(content, list) or not content or not all(isinstance(block, dict) for block in content):
-        raise ApiError(f"`{path}` must be a string or a list of blocks", param=path, code="invalid_type")
-    return content
-
-
-def _text(content: Any, path: str) -> str:
-    """What may only be text, as a string or in blocks."""
-    if isinstance(content, str):
-        return content
-    texts = []
-    for i, block in enumerate(_blocks(content, path)):
-        if block.get("type") != "text":
-            raise _unsupported(block.get("type"), f"{path}.{i}")
-        texts.append(_string(block, "text", f"{path}.{i}"))
-    return "\n".join(texts)
-
-
-def _string(block: Block, field: str, path: str) -> str:
-    if not isinstance(value := block.get(field), str):
-        raise ApiError(f"`{path}.{field}` must be a string", param=f"{path}.{field}", code="invalid_type")
-    return value
 
 
 def _unsupported(kind: Any, path: str) -> ApiError:

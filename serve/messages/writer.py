@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
+from llmjax.serve.messages.call_ids import shown_id
 from llmjax.serve.sealing import sealed
 
 Data = dict[str, Any]
@@ -45,7 +46,8 @@ class MessageWriter:
                 delta = self._piece(text, {"type": "thinking_delta", "thinking": text})
                 return [*opening, delta] if self._show_thinking else opening
             case CallBegun(name, id):
-                return [*self._close(), *self._begin({"type": "tool_use", "id": id, "name": name, "input": {}})]
+                call = {"type": "tool_use", "id": shown_id(id or ""), "name": name, "input": {}}
+                return [*self._close(), *self._begin(call)]
             case Arguments(text):
                 return [self._piece(text, {"type": "input_json_delta", "partial_json": text})]
 

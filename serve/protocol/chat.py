@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from llmjax.serve.errors import ApiError
+from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most, object_of
 from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
@@ -18,6 +18,11 @@ MAX_DOCUMENTS = 1024
 # "system", "function" its older one for "tool".
 ROLES = {"developer": "system", "function": "tool"}
 TEXT_ONLY = "is not supported: models read and write text only"
+
+
+def unread_part(kind: Any) -> str:
+    """What stands in a result in place of a part that is not text."""
+    return f"[{cut(str(kind))}: not shown, this model reads text only]"
 
 
 Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
@@ -45,6 +50,18 @@ class ChatMessage(ApiModel):
     audio: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"audio": ()}
+
+
+class Thinking(ApiModel):
+    """Anthropic's switch of thinking, which other servers' chats have too."""
+
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @property
+    def wanted(self) -> bool:
+        return self.type != "disabled"
 
 
 Messages = Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1), at_most(MAX_MESSAGES)]
@@ -85,7 +102,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     prediction: Any = None
     prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
-    thinking: bool | None = None
+    thinking: bool | Thinking | None = None
     enable_thinking: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     include_reasoning: bool | None = None
@@ -102,12 +119,14 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
-        "prediction": (),
-        "prompt_cache_options": (),
-        "prompt_cache_retention": ("in_memory",),
-        "verbosity": ("medium",),
         "web_search_options": (),
         "media_io_kwargs": ({},),
+    }
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "prediction": (),
+        "prompt_cache_options": ({},),
+        "prompt_cache_retention": ("in_memory",),
+        "verbosity": ("medium",),
     }
     reasons: ClassVar[Mapping[str, str]] = {
         **GenerationRequest.reasons,
@@ -115,18 +134,22 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "media_io_kwargs": TEXT_ONLY,
         "modalities": TEXT_ONLY,
         "audio": TEXT_ONLY,
-        "prediction": "is not supported; leave it out, for it changes no answer",
         "web_search_options": "is not supported: the server does not search; give it a tool that does",
         "moderation": "is not supported: answers are not judged",
-        "verbosity": "is not supported; say it in a message",
-        "prompt_cache_options": "is not supported: prefixes are cached by themselves",
-        "prompt_cache_retention": "is not supported: prefixes are cached while there is room",
     }
 
     @property
     def switches_thinking(self) -> bool | None:
-        """candle-vLLM's switch, under either of its names."""
+        """candle-vLLM's switch, under either of its names, or Anthropic's."""
+        if isinstance(self.thinking, Thinking):
+            return self.thinking.wanted
         return self.enable_thinking if self.thinking is None else self.thinking
+
+    @property
+    def hinted_budget(self) -> int | None:
+        """Reasoning tokens that Anthropic's switch of thinking gives, to models that are known to reason."""
+        thinking = self.thinking if isinstance(self.thinking, Thinking) else None
+        return thinking.budget_tokens if thinking is not None and thinking.wanted else None
 
     @property
     def echoed(self) -> str:
@@ -235,7 +258,7 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
             param=f"{path}.content",
             code="missing_required_parameter",
         )
-    turn: dict[str, Any] = {"role": role, "content": _content(content, f"{path}.content")}
+    turn: dict[str, Any] = {"role": role, "content": _content(content, f"{path}.content", result=role == "tool")}
     for field in ("name", "reasoning", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, field)) is not None:
             turn[field] = value
@@ -247,12 +270,22 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
     return turn
 
 
-def _content(content: str | list[dict[str, Any]] | None, path: str) -> str | list[dict[str, str]] | None:
+def _content(
+    content: str | list[dict[str, Any]] | None, path: str, *, result: bool
+) -> str | list[dict[str, str]] | None:
+    """Content as templates know it.
+
+    Args:
+        result: of a tool, which cannot be asked for again: of what is not text a note says so.
+    """
     if not isinstance(content, list):
         return content
     parts = []
     for i, part in enumerate(content):
         kind = part.get("type", "text")
+        if result and isinstance(kind, str) and kind not in TEXT_PARTS:
+            parts.append({"type": "text", "text": unread_part(kind)})
+            continue
         if not isinstance(kind, str) or kind not in TEXT_PARTS:
             raise ApiError(
                 f"`{path}.{i}.type`: {str(kind)[:40]!r} parts are not supported yet",

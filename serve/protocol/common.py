@@ -73,6 +73,13 @@ class ApiModel(BaseModel):
     # Fields that are known but not supported, with the values that change nothing (None always is one), and why not.
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     reasons: ClassVar[Mapping[str, str]] = {}
+    # Fields that could only change how fast, how long or where an answer is made: they are taken, whatever they say,
+    # and named in the response unless they have one of these values.
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    def unheeded_hints(self) -> list[str]:
+        """Hints that ask for something."""
+        return [name for name, neutral in self.hints.items() if getattr(self, name) not in (None, *neutral)]
 
     @model_validator(mode="before")
     @classmethod
@@ -262,7 +269,9 @@ class GenerationRequest(ApiModel):
             asked["top_logprobs"] = bool(getattr(self, "top_logprobs", None))
         if self.use_beam_search:
             asked |= {name: getattr(self, name) is not None for name in SAMPLING_ONLY}
-        return [name for name, given in asked.items() if given]
+        options = None if self.stream else self.stream_options
+        asked["stream_options"] = options is not None and bool(options.model_dump(exclude_none=True))
+        return [*(name for name, given in asked.items() if given), *self.unheeded_hints()]
 
     @property
     def tier(self) -> dict[str, str]:
@@ -453,8 +462,6 @@ def check_stream(body: GenerationRequest) -> None:
     """Raises ``ApiError`` for what only a stream, or only a whole answer, can have."""
     if body.stream and body.prompt_logprobs is not None:
         raise ApiError("prompt_logprobs cannot be streamed", param="prompt_logprobs", code="invalid_value")
-    if body.stream_options is not None and not body.stream:
-        raise ApiError("stream_options needs stream=true", param="stream_options", code="invalid_value")
 
 
 def check_truncation(body: GenerationRequest) -> None:

@@ -7,17 +7,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmjax.serve.protocol.chat import MAX_MESSAGES
+from llmjax.serve.protocol.chat import MAX_MESSAGES, Thinking
 from llmjax.serve.protocol.common import ApiModel, Ints, Name, Strings, at_most
 from llmjax.serve.protocol.tools import MAX_TOOLS
 
 Blocks = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
-
-
-class Thinking(ApiModel):
-    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1)] | None = None
-    display: Literal["summarized", "omitted"] | None = None
 
 
 class OutputConfig(ApiModel):
@@ -49,10 +43,7 @@ class CountTokensRequest(ApiModel):
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mcp_servers": ([],)}
     reasons: ClassVar[Mapping[str, str]] = {"mcp_servers": "is not supported: the server runs no tools"}
-
-    def without_effect(self) -> list[str]:
-        """Fields that are accepted although nothing comes of what they ask for."""
-        return ["context_management"] if self.context_management else []
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"context_management": ({},)}
 
 
 class MessagesRequest(CountTokensRequest):
@@ -81,11 +72,10 @@ class MessagesRequest(CountTokensRequest):
         **CountTokensRequest.neutral_values,
         "container": (),
         "inference_geo": (),
-        "speed": ("standard",),
     }
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {**CountTokensRequest.hints, "speed": ("standard",)}
     reasons: ClassVar[Mapping[str, str]] = {
         **CountTokensRequest.reasons,
         "container": "is not supported: the server runs no tools",
         "inference_geo": "is not supported: the server is where it is",
-        "speed": 'must be "standard"',
     }

@@ -35,7 +35,7 @@ class ReasoningOptions(ApiModel):
 
 class TextOptions(ApiModel):
     format: dict[str, Any] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 Items = Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1), at_most(MAX_MESSAGES)]
@@ -97,9 +97,11 @@ class ResponsesRequest(InputRequest):
         "previous_response": (),
         "conversation": (),
         "prompt": (),
-        "context_management": ([],),
         "moderation": (),
-        "prompt_cache_options": (),
+    }
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "context_management": ([],),
+        "prompt_cache_options": ({},),
         "prompt_cache_retention": ("in_memory",),
     }
     reasons: ClassVar[Mapping[str, str]] = {
@@ -123,16 +125,17 @@ class ResponsesRequest(InputRequest):
         "previous_response": "is not supported: send its items in `input`, or use previous_response_id",
         "conversation": "is not supported; previous_response_id goes on with an earlier response",
         "prompt": "is not supported: there are no stored prompts; send instructions and input",
-        "context_management": "is not supported: items are not compacted",
         "moderation": "is not supported: answers are not judged",
-        "prompt_cache_options": "is not supported: prefixes are cached by themselves",
-        "prompt_cache_retention": "is not supported: prefixes are cached while there is room",
     }
 
     def without_effect(self) -> list[str]:
-        summary = self.reasoning is not None and bool(self.reasoning.summary or self.reasoning.generate_summary)
+        reasoning, text = self.reasoning, self.text
+        asked = {
+            "reasoning.summary": reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
+            "text.verbosity": text is not None and text.verbosity in ("low", "high"),
+        }
         given = [name for name in super().without_effect() if name != "store"]
-        return [*given, "reasoning.summary"] if summary else given
+        return [*given, *(name for name, wanted in asked.items() if wanted)]
 
     @property
     def stored(self) -> bool:

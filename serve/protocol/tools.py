@@ -144,12 +144,6 @@ def _template_call(call: Any, path: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise ApiError(f"`{path}` must be an object with a function that has a name", param=path, code="invalid_type")
-    if not isinstance(function.get("arguments"), str | dict | None):
-        raise ApiError(
-            f"`{path}.function.arguments` must be a string of JSON",
-            param=f"{path}.function.arguments",
-            code="invalid_type",
-        )
     if not isinstance(call.get("id"), str | None):
         raise ApiError(f"`{path}.id` must be a string", param=f"{path}.id", code="invalid_type")
     kept = {"name": function["name"], "arguments": function.get("arguments")}

@@ -6,9 +6,11 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from llmjax.serve.custom_tools import arguments_of
 from llmjax.serve.errors import ApiError, cut
-from llmjax.serve.protocol.chat import ChatMessage
+from llmjax.serve.protocol.chat import ChatMessage, unread_part
 from llmjax.serve.sealing import unsealed
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
@@ -23,6 +25,32 @@ PREFIXES = {
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
 }
+# Calls of tools that OpenAI defines and clients run: what the function is called here, and what holds its arguments.
+RUN_BY_CLIENTS = {
+    "local_shell_call": ("local_shell", "action"),
+    "shell_call": ("shell", "action"),
+    "apply_patch_call": ("apply_patch", "operation"),
+}
+RESULTS = frozenset({"function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in RUN_BY_CLIENTS)})
+# Items of which nothing can be read here: what OpenAI's server has done itself, and what only it can unseal.
+OF_THE_SERVER = frozenset(
+    {
+        "code_interpreter_call",
+        "compaction",
+        "computer_call",
+        "computer_call_output",
+        "context_compaction",
+        "file_search_call",
+        "image_generation_call",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "tool_search_call",
+        "tool_search_output",
+        "web_search_call",
+    }
+)
 Item = dict[str, Any]
 
 
@@ -68,13 +96,16 @@ class _Conversation:
             "message": self._message,
             "reasoning": self._reasoning,
             "function_call": self._call,
-            "function_call_output": self._result,
             "custom_tool_call": self._custom_call,
-            "custom_tool_call_output": self._result,
+            **dict.fromkeys(RUN_BY_CLIENTS, self._defined_call),
+            **dict.fromkeys(RESULTS, self._result),
         }
 
     def read(self, item: Item, path: str) -> None:
         kind = item.get("type", "message")
+        if isinstance(kind, str) and kind in OF_THE_SERVER:
+            self._ignored.append(path)
+            return
         read = self._kinds.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise ApiError(
@@ -127,9 +158,15 @@ class _Conversation:
         _check_text(item, "input", path)
         self._call({**item, "arguments": arguments_of(item["input"])}, path)
 
+    def _defined_call(self, item: Item, path: str) -> None:
+        name, field = RUN_BY_CLIENTS[item["type"]]
+        self._call({**item, "name": name, "arguments": item.get(field)}, path)
+
     def _call(self, item: Item, path: str) -> None:
-        for field in ("call_id", "name", "arguments"):
+        for field in ("call_id", "name"):
             _check_text(item, field, path)
+        if "arguments" not in item:
+            _check_text(item, "arguments", path)
         namespace, name = item.get("namespace"), item["name"]
         if namespace is not None:
             _check_text(item, "namespace", path)
@@ -139,8 +176,9 @@ class _Conversation:
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
     def _result(self, item: Item, path: str) -> None:
+        item = {**item, "call_id": _call_of(item)}
         _check_text(item, "call_id", path)
-        content = _content(item.get("output"), f"{path}.output")
+        content = _output(item.get("output"), f"{path}.output", self._ignored)
         self._turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
     def _answer(self, *, new: bool = False) -> dict[str, Any]:
@@ -152,6 +190,11 @@ class _Conversation:
                 self._thought = []
             self._turns.append(turn)
         return self._turns[-1]
+
+
+def _call_of(item: Item) -> Any:
+    """The call that a result belongs to: OpenAI's older local shell names it by the result's own id."""
+    return item.get("id" if item["type"] == "local_shell_call_output" and "call_id" not in item else "call_id")
 
 
 def _check_text(item: Item, field: str, path: str) -> None:
@@ -166,6 +209,23 @@ def _content(content: Any, path: str) -> str | list[dict[str, str]]:
     if not isinstance(content, list):
         raise ApiError(f"`{path}` must be a string or a list of parts", param=path, code="invalid_type")
     return [_part(part, f"{path}.{i}") for i, part in enumerate(content)]
+
+
+def _output(output: Any, path: str, unread: list[str]) -> str | list[dict[str, str]]:
+    """What a tool has found: text, with a note where it is something else, or JSON."""
+    if not isinstance(output, list):
+        return _content(output, path)
+    parts = []
+    for i, part in enumerate(output):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(part, dict) and kind is None:
+            parts.append({"type": "text", "text": orjson.dumps(part).decode()})
+        elif isinstance(kind, str) and kind not in TEXT_PARTS and kind != "refusal":
+            unread.append(f"{path}.{i}")
+            parts.append({"type": "text", "text": unread_part(kind)})
+        else:
+            parts.append(_part(part, f"{path}.{i}"))
+    return parts
 
 
 def _part(part: Any, path: str) -> dict[str, str]:
@@ -195,28 +255,38 @@ def _listed(item: Item) -> Item:
     kind = item.get("type", "message")
     common = {"id": item.get("id"), "type": kind, "status": "completed"}
     if not isinstance(common["id"], str):
-        common["id"] = new_id(PREFIXES[kind])
+        common["id"] = new_id(PREFIXES.get(str(kind), str(kind)))
+    if kind in OF_THE_SERVER:
+        return common
     match kind:
         case "message":
             role = item["role"]
             part = "output_text" if role == "assistant" else "input_text"
             return {**common, "role": role, "content": [_listed_part(one, part) for one in _parts(item["content"])]}
         case "function_call":
-            kept = ("call_id", "name", "arguments", "namespace")
-            return {**common, **{name: item[name] for name in kept if item.get(name) is not None}}
+            kept = _kept(item, "call_id", "name", "arguments", "namespace")
+            arguments = item["arguments"]
+            written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
+            return {**common, **kept, "arguments": written}
         case "custom_tool_call":
-            kept = ("call_id", "name", "input", "namespace")
-            return {**common, **{name: item[name] for name in kept if item.get(name) is not None}}
-        case "function_call_output" | "custom_tool_call_output":
+            return {**common, **_kept(item, "call_id", "name", "input", "namespace")}
+        case str() if kind in RUN_BY_CLIENTS:
+            return {**common, **_kept(item, "call_id", RUN_BY_CLIENTS[kind][1])}
+        case str() if kind in RESULTS:
             output = item["output"]
-            parts = output if isinstance(output, str) else [_listed_part(one, "input_text") for one in output]
-            return {**common, "call_id": item["call_id"], "output": parts}
+            parts = [] if isinstance(output, str) else [_part(part, "") for part in _output(output, "", [])]
+            listed_parts = [_listed_part(part, "input_text") for part in parts]
+            return {**common, "call_id": _call_of(item), "output": output if isinstance(output, str) else listed_parts}
         case _:
             content = [_listed_part(one, "reasoning_text") for one in _parts(item.get("content") or [])]
             summary = [_listed_part(one, "summary_text") for one in _parts(item.get("summary") or [])]
             seal = item.get("encrypted_content")
             known = isinstance(seal, str) and unsealed(seal) is not None
             return {**common, "summary": summary, "content": content, **({"encrypted_content": seal} if known else {})}
+
+
+def _kept(item: Item, *names: str) -> Item:
+    return {name: item[name] for name in names if item.get(name) is not None}
 
 
 def _parts(content: str | list[Item]) -> list[Item]:

@@ -85,7 +85,7 @@ async def count_tokens(request: Request) -> Response:
 
 async def _chat(server: Server, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:
     """The chat request that a request comes to."""
-    ignored += body.without_effect()
+    ignored += body.unheeded_hints()
     turns = without_empty_answer(body.messages)
     blocks = sum(len(content) if isinstance(content := turn.get("content"), list) else 1 for turn in turns)
     messages = await off_loop(
@@ -112,7 +112,7 @@ def _think(server: Server, body: CountTokensRequest, chat: ChatRequest, ignored:
     """Thinking as the model knows it; what it does not know is said to be ignored, for clients ask all models alike."""
     source = template_source(server, chat, with_tools=bool(chat.tools))
     thinking, effort = body.thinking, None if body.output_config is None else body.output_config.effort
-    wanted = thinking is not None and thinking.type != "disabled"
+    wanted = thinking is not None and thinking.wanted
     marks = server.formats.parsers(source).reasoning_marks
     chat.include_reasoning = wanted
     if switches_of_thinking(source):

@@ -51,8 +51,18 @@ NAMES = {
     r"messages": "input",
 }
 MOST_LISTED = 100
-# Tools that OpenAI runs, and that clients such as Codex offer with every request: a model may answer without.
-UNUSED_TOOLS = frozenset({"web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"})
+# Tools of OpenAI that clients such as Codex offer with every request: a model may answer without.
+UNUSED_TOOLS = frozenset(
+    {
+        "image_generation",
+        "local_shell",
+        "tool_search",
+        "web_search",
+        "web_search_2025_08_26",
+        "web_search_preview",
+        "web_search_preview_2025_03_11",
+    }
+)
 
 
 async def create_response(request: Request) -> Response | ASGIApp:
@@ -371,9 +381,11 @@ def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any
         "id": turn.job.id,
         "object": "response",
         "created_at": int(time.time()),
+        "completed_at": None,
         "status": "queued" if body.background else "in_progress",
         "background": bool(body.background),
         "error": None,
+        "frequency_penalty": params.frequency_penalty,
         "incomplete_details": None,
         "instructions": body.instructions,
         "max_output_tokens": body.max_output_tokens,
@@ -381,6 +393,7 @@ def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any
         "metadata": body.metadata or {},
         "model": server.engine.info.model_name,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": params.presence_penalty,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {

@@ -542,7 +542,12 @@ def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypat
     [
         ({"tools": [{"type": "file_search"}]}, "tools.0.type", "the server runs no tools"),
         ({"tools": [{"type": "code_interpreter"}]}, "tools.0.type", "code_interpreter"),
-        ({"tools": [{"type": "image_generation"}]}, "tools.0.type", "image_generation"),
+        ({"tools": [{"type": "computer_use_preview"}]}, "tools.0.type", "computer_use_preview"),
+        (
+            {"tools": [{"type": "image_generation"}], "tool_choice": {"type": "image_generation"}},
+            "tool_choice",
+            "function",
+        ),
         ({"tools": [{**EDIT, "format": {"type": "xml"}}]}, "tools.0.format", "regex or lark"),
         ({"tools": [{**EDIT, "name": ""}]}, "tools.0.name", "name"),
         ({"tools": [EDIT], "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice", "x"),
@@ -553,7 +558,7 @@ def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypat
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "x"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice", "tool_choice"),
         ({"input": []}, "input", "1 item"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "input.0.type", "web_search_call"),
+        ({"input": [{"type": "web_search_cal", "id": "x"}]}, "input.0.type", "web_search_cal"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "user"),
         ({"input": [{"role": "user"}]}, "input.0.content", "string"),
         (
