@@ -174,6 +174,11 @@ def owner_of(request: Request) -> str:
     return owner
 
 
+def client_of(request: Request) -> str:
+    """Who asks, where clients take turns: a key; without keys, whoever is at an address."""
+    return owner_of(request) or (request.client.host if request.client is not None else "")
+
+
 def cache_salt_of(request: Request, own: str | None) -> str | None:
     """The salt of a request's cached prefixes: its ``own``, and its key's where keys have one."""
     key_salt = request.scope["state"].get(KEY_SALT)

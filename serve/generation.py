@@ -30,6 +30,7 @@ class Job:
         keep: the best of each prompt's continuations that are answered; None: all.
         searches: instead of sampling, a beam search for each prompt.
         written: the last tokens of the prompt that belong to an answer which has a form.
+        client: who asks.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Job:
     keep: int | None = None
     searches: Sequence[BeamSearchParams] = ()
     written: int = 0
+    client: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
         cache_salt=job.cache_salt,
         shown=job.shown,
         written=job.written,
+        client=job.client,
     )
 
 

@@ -73,6 +73,7 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         written: int = 0,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def beam_search(
