@@ -24,6 +24,8 @@ class TurnLimits:
         long_each: of one client.
         waiting: pieces of work that have not begun.
         waiting_each: of one client.
+        postponed: those that were found to take long when there was no place for them, and begin again later.
+        postponed_each: of one client.
     """
 
     short: int = 2
@@ -31,6 +33,8 @@ class TurnLimits:
     long_each: int = 1
     waiting: int = 128
     waiting_each: int = 32
+    postponed: int = 16
+    postponed_each: int = 4
 
 
 class Turns:
@@ -45,7 +49,8 @@ class Turns:
         self._name = name
         self._limits = limits or TurnLimits()
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[str, deque[_Piece]] = OrderedDict()  # by client; the first one's turn is next
+        self._waiting = _FairQueue(most=self._limits.waiting, each=self._limits.waiting_each)
+        self._postponed = _FairQueue(most=self._limits.postponed, each=self._limits.postponed_each)
         self._running = 0
         self._long: list[str] = []  # whose work takes long
 
@@ -56,28 +61,44 @@ class Turns:
             client: whose it is.
             work: gets its turn, which it tells when it takes long.
 
+        Returns:
+            What comes of it; ``QueueFull`` if it takes long, and so does too much else.
+
         Raises:
             QueueFull: too much of this client's work waits already, or of all clients'.
         """
         future: Future[T] = Future()
         with self._lock:
-            own = len(self._waiting.get(client, ()))
-            if own >= self._limits.waiting_each or sum(map(len, self._waiting.values())) >= self._limits.waiting:
-                raise _full(self._name)
-            self._waiting.setdefault(client, deque()).append(_Piece(client, work, future))
-            starts = self._running - len(self._long) < self._limits.short
-            self._running += starts
-        if starts:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            if not self._waiting.push(_Piece(client, work, future)):
+                raise self._full()
+            self._start_another()
         return future
 
+    def takes_long(self, turn: Turn) -> None:
+        """See ``Turn.takes_long``."""
+        with self._lock:
+            if turn.is_long:
+                return
+            if not self._has_place(turn.piece.client):
+                raise _Postponed if self._postponed.push(turn.piece) else self._full()
+            turn.is_long = True
+            self._long.append(turn.piece.client)
+            self._start_another()
+
+    def _start_another(self) -> None:
+        if self._waiting and self._running - len(self._long) < self._limits.short:
+            self._running += 1
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
     def _work(self) -> None:
-        """Does what waits until nothing does, or until as many others do."""
-        while (piece := self._next()) is not None:
-            turn = Turn(self, piece.client)
-            if piece.future.set_running_or_notify_cancel():
+        """Does what waits until nothing does, or as many others do it."""
+        while (turn := self._next()) is not None:
+            piece = turn.piece
+            if piece.begins():
                 try:
                     result = piece.work(turn)
+                except _Postponed:
+                    pass
                 except BaseException as error:
                     piece.future.set_exception(error)
                 else:
@@ -86,55 +107,79 @@ class Turns:
                 if turn.is_long:
                     self._long.remove(piece.client)
 
-    def _next(self) -> _Piece | None:
+    def _next(self) -> Turn | None:
         with self._lock:
-            if not self._waiting or self._running - len(self._long) > self._limits.short:
-                self._running -= 1
-                return None
-            client, pieces = self._waiting.popitem(last=False)
-            piece = pieces.popleft()
-            if pieces:
-                self._waiting[client] = pieces  # behind all others
-            return piece
+            if (piece := self._postponed.pop(self._has_place)) is not None:
+                self._long.append(piece.client)
+                self._start_another()
+                return Turn(self, piece, is_long=True)
+            if self._running - len(self._long) <= self._limits.short and (piece := self._waiting.pop()) is not None:
+                return Turn(self, piece)
+            self._running -= 1
+            return None
 
-    def takes_long(self, turn: Turn) -> None:
-        """See ``Turn.takes_long``."""
-        with self._lock:
-            if turn.is_long:
-                return
-            if len(self._long) >= self._limits.long or self._long.count(turn.client) >= self._limits.long_each:
-                raise _full(self._name)
-            turn.is_long = True
-            self._long.append(turn.client)
-            starts = bool(self._waiting)
-            self._running += starts
-        if starts:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+    def _has_place(self, client: str) -> bool:
+        """Whether its work may take long."""
+        return len(self._long) < self._limits.long and self._long.count(client) < self._limits.long_each
+
+    def _full(self) -> QueueFull:
+        return QueueFull(f"{self._name} of other requests are being worked on", retry_after=1.0)
 
 
 class Turn:
     """One piece of work's time on a thread."""
 
-    def __init__(self, turns: Turns, client: str) -> None:
+    def __init__(self, turns: Turns, piece: _Piece, *, is_long: bool = False) -> None:
         self._turns = turns
-        self.client = client
-        self.is_long = False
+        self.piece = piece
+        self.is_long = is_long
 
     def takes_long(self) -> None:
-        """Lets short work go on beside this.
-
-        Raises:
-            QueueFull: there is too much work already that takes long; this has to end.
-        """
+        """Lets short work go on beside this. What it raises says that there is too much work already that takes long;
+        this has to end, and may begin again later."""
         self._turns.takes_long(self)
 
 
-@dataclass(frozen=True)
+class _Postponed(Exception):
+    """Work has to begin again later."""
+
+
+@dataclass(eq=False)
 class _Piece:
     client: str
     work: Callable[[Turn], Any]
     future: Future[Any]
 
+    def begins(self) -> bool:
+        """Whether anybody still waits for it."""
+        return self.future.running() or self.future.set_running_or_notify_cancel()
 
-def _full(name: str) -> QueueFull:
-    return QueueFull(f"{name} of other requests are being worked on", retry_after=1.0)
+
+class _FairQueue:
+    """Work that waits: of each client in the order it came, of all clients in turn."""
+
+    def __init__(self, *, most: int, each: int) -> None:
+        self._most = most
+        self._each = each
+        self._of_client: OrderedDict[str, deque[_Piece]] = OrderedDict()  # the first one's turn is next
+
+    def __bool__(self) -> bool:
+        return bool(self._of_client)
+
+    def push(self, piece: _Piece) -> bool:
+        """Adds work, if there is room."""
+        own = len(self._of_client.get(piece.client, ()))
+        if own >= self._each or sum(map(len, self._of_client.values())) >= self._most:
+            return False
+        self._of_client.setdefault(piece.client, deque()).append(piece)
+        return True
+
+    def pop(self, may: Callable[[str], bool] = lambda client: True) -> _Piece | None:
+        """The next one's of the clients that may."""
+        if (client := next(filter(may, self._of_client), None)) is None:
+            return None
+        pieces = self._of_client.pop(client)
+        piece = pieces.popleft()
+        if pieces:
+            self._of_client[client] = pieces  # behind all others
+        return piece

@@ -25,7 +25,7 @@ from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
 from llmjax.serve.metrics import EngineMetrics, registry
-from llmjax.serve.middleware import DrainGate, RequestLog
+from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
 from llmjax.serve.openapi import docs_routes
 from llmjax.serve.rates import HEADERS, RateLimits
 from llmjax.serve.responses.store import ResponseStore
@@ -71,6 +71,7 @@ def create_app(
     paths = frozenset(route.path for route in posts)
     traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]
     middleware = [
+        Middleware(ProxyPrefix),
         *_cors(config),
         Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
         *_access(config),
@@ -91,7 +92,7 @@ def create_app(
     routes += ADMIN_ROUTES
     routes += ops_routes(registry(metrics))
     if config.docs:
-        routes += docs_routes([*routes], keys=bool(config.api_key))
+        routes += docs_routes([*routes], keys=bool(config.api_key), root_path=config.root_path)
     routes += REFUSED_ROUTES  # not in the documents: nothing can be asked there
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     # What batches ask: no key, no rates, and no gate, for the server does not wait for them.

@@ -73,7 +73,7 @@ def test_clients_take_turns(gates: Any) -> None:
 
 
 def test_what_takes_long_makes_room(gates: Any) -> None:
-    work = gates(short=1, long=2, long_each=1)
+    work = gates(short=1, long=2, long_each=1, postponed=0)
     slow = work.submit("a", "slow", long=True)
     work.wait_begun("slow")
     second = work.submit("a", "second", long=True)
@@ -93,6 +93,26 @@ def test_what_takes_long_makes_room(gates: Any) -> None:
     work.wait_begun("again")
     work.open("again")
     assert again.result(SECONDS) == "again"
+
+
+def test_what_has_no_place_begins_again_when_there_is_one(gates: Any) -> None:
+    """Of each client in its order, and of all in turn; beyond the bounds it is refused."""
+    work = gates(short=1, long=1, postponed=3, postponed_each=2)
+    futures = {"a0": work.submit("a", "a0", long=True)}
+    work.wait_begun("a0")
+    for name in ("a1", "a2", "a3", "b0", "c0"):
+        futures[name] = work.submit(name[0], name, long=True)
+        work.wait_begun(name)
+        if name in ("a3", "c0"):
+            with pytest.raises(QueueFull):
+                futures[name].result(SECONDS)
+    quick = work.submit("b", "quick")
+    work.open("quick")
+    assert quick.result(SECONDS) == "quick" and not any(futures[name].done() for name in ("a0", "a1", "a2", "b0"))
+    del work.order[:]
+    work.open("a0", "a1", "a2", "b0")
+    assert [futures[name].result(SECONDS) for name in ("a0", "a1", "a2", "b0")] == ["a0", "a1", "a2", "b0"]
+    assert work.order == ["a1", "b0", "a2"]
 
 
 def test_what_waits_is_bounded(gates: Any) -> None:

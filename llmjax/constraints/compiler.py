@@ -66,11 +66,10 @@ class GrammarCompiler:
 
         Args:
             field: what the request calls the grammar.
-            turn: is told if it takes long.
+            turn: is told if it takes long; what it raises ends this.
 
         Raises:
             InvalidRequest: the grammar is wrong, needs too much, or nothing matches it.
-            QueueFull: it takes long, and so do too many others.
         """
         if (kept := self.known(grammar, field=field)) is not None:
             return kept

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from llmjax.constraints.matchers import Vocabulary
 from llmjax.constraints.trial_wire import read, vocabulary_bytes
-from llmjax.errors import InvalidRequest, LLMJaxError, QueueFull
+from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.frames import receive_frame, send_frame
 from llmjax.limited_process import LimitedProcess
 from llmjax.system import python_path
@@ -43,7 +43,7 @@ class TrialLimits:
         memory: bytes of address space beside what the process has once it knows the vocabulary.
     """
 
-    cpu_seconds: float = 2.5
+    cpu_seconds: float = 5.0
     wall_seconds: float = 60.0
     short_seconds: float = 0.3
     memory: int = 2**29
@@ -67,12 +67,11 @@ class GrammarTrial:
         """What the library says against a grammar; empty: nothing.
 
         Args:
-            turn: is told if it takes long.
+            turn: is told if it takes long; what it raises ends the trial.
 
         Raises:
             GrammarRefused: it takes more than the limits of computing time or memory.
             InvalidRequest: it takes more than the limit of time.
-            QueueFull: it takes long, and so do too many others.
             GrammarProcessError: there is no process.
         """
         process = self._process()
@@ -136,7 +135,7 @@ class _Process:
         try:
             if turn is not None:
                 turn.takes_long()
-        except QueueFull:
+        except BaseException:
             self._end()
             raise
         self._process.signal(signal.SIGUSR2)

@@ -333,7 +333,7 @@ class Frontend:
         """The constraint of a form's grammar; errors as of ``constraint``.
 
         Args:
-            turn: is told if it takes long; then there may be a ``QueueFull``.
+            turn: is told if it takes long; what it raises ends this.
         """
         assert self._grammars is not None
         return Constraint(grammar, self._grammars.matcher(grammar, field=form.field, turn=turn))

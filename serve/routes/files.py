@@ -85,13 +85,15 @@ async def _bounded(request: Request, server: Server) -> AsyncGenerator[bytes, No
                 size += len(piece)
                 if size > most:
                     message = f"the file is larger than {server.config.max_file_bytes} bytes (--max-file-bytes)"
-                    raise ApiError(message, status=413, param="file", code="body_too_large")
+                    closing = {"Connection": "close"}
+                    raise ApiError(message, status=413, param="file", code="body_too_large", headers=closing)
                 timer.reschedule(end + size / MIN_BYTES_PER_SECOND)
                 yield piece
     except ClientDisconnect:
         raise ClientDisconnected from None
     except TimeoutError:
-        raise ApiError(f"the file did not arrive in time: {size} bytes came", status=408) from None
+        message = f"the file did not arrive in time: {size} bytes came"
+        raise ApiError(message, status=408, headers={"Connection": "close"}) from None
 
 
 async def list_files(request: Request) -> Response:

@@ -72,32 +72,43 @@ def test_a_process_that_is_gone_is_an_error_and_another_one_starts() -> None:
 
 
 class Recorded(GrammarTrial):
-    """Knows all processes that it has had."""
+    """Knows which process was asked each time."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.used: list[Any] = []
+        self.asked = threading.Semaphore(0)
 
     def _process(self) -> Any:
         process = super()._process()
-        self.__dict__.setdefault("used", []).append(process)
+        self.used.append(process)
+        self.asked.release()
         return process
 
 
 def test_many_that_take_long_do_not_hold_up_others() -> None:
     """They are refused soon but for one of each client, and who asks for something quick gets it meanwhile."""
     compiler = compiler_of(trial(Recorded, cpu_seconds=60.0))
-    turns = Turns("forms of answers", limits=TurnLimits(short=1, long=2))
+    turns = Turns("forms of answers", limits=TurnLimits(short=1, postponed=1))
 
     def submit(client: str, text: str) -> Any:
         return turns.submit(client, lambda turn: compiler.matcher(text, turn=turn))
 
     slow = [submit("a", grammar(json={**HOURS, "minLength": number})) for number in range(3)]
-    for refused in slow[1:]:
-        with pytest.raises(QueueFull):
-            refused.result(SECONDS)
+    with pytest.raises(QueueFull):
+        slow[2].result(SECONDS)
     quick = submit("a", grammar(regex="a+")).result(SECONDS)
-    assert not quick.is_error() and not slow[0].done()
+    assert not quick.is_error() and not slow[0].done() and not slow[1].done()
     first: Any = compiler._trial
+    for _ in range(4):
+        assert first.asked.acquire(timeout=SECONDS)
     first.used[0]._process.kill()
     with pytest.raises(GrammarProcessError):
         slow[0].result(SECONDS)
+    assert first.asked.acquire(timeout=SECONDS)  # its place is the other one's
+    first.used[-1]._process.kill()
+    with pytest.raises(GrammarProcessError):
+        slow[1].result(SECONDS)
 
 
 def test_refusals_are_remembered() -> None:
