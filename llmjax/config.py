@@ -629,6 +629,11 @@ class ServerConfig:
     otlp_traces_endpoint: str | None = setting(
         None, "collector that gets an OpenTelemetry span for each request, by OTLP over HTTP: http://localhost:4318"
     )
+    split_special_tokens: bool = setting(
+        False,
+        "special tokens that are spelled out in messages of users and tools, in documents and in prompts of "
+        "completions are plain text; by default they become those tokens, as in other servers",
+    )
     allowed_hosts: Sequence[str] = setting(
         (),
         "host names that requests may be addressed to; on loopback, localhost always is; elsewhere all are by default",

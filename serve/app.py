@@ -24,6 +24,7 @@ from llmjax.serve.files import FileStore
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
+from llmjax.serve.literal_texts import LiteralTexts
 from llmjax.serve.metrics import EngineMetrics, registry
 from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
 from llmjax.serve.openapi import docs_routes
@@ -122,6 +123,7 @@ def create_app(
             lifetime=config.conversation_lifetime,
         ),
         files=files,
+        literal_texts=_literal_texts(engine, config),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
     )
@@ -129,6 +131,12 @@ def create_app(
     width = max(1, 3 * engine.config.max_num_seqs // 4)
     app.state.batches = Batches(files, inner, limits=app.state.server.limits, width=width)
     return app
+
+
+def _literal_texts(engine: Engine, config: ServerConfig) -> LiteralTexts | None:
+    if engine.tokenizer is None or not config.split_special_tokens:
+        return None
+    return LiteralTexts(engine.tokenizer)
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:

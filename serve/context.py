@@ -27,6 +27,7 @@ from llmjax.version import __version__
 if TYPE_CHECKING:
     from llmjax.serve.conversations import Conversations
     from llmjax.serve.files import FileStore
+    from llmjax.serve.literal_texts import LiteralTexts
     from llmjax.serve.protocol.common import GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
     from llmjax.tokenizer import Tokenizer
@@ -47,6 +48,7 @@ class Server:
     responses: ResponseStore
     conversations: Conversations
     files: FileStore
+    literal_texts: LiteralTexts | None = None  # None: special tokens in texts are special
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""
