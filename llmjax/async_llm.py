@@ -14,20 +14,22 @@ from llmjax.config import EngineConfig
 from llmjax.engine.beam_search import BeamSearch
 from llmjax.engine.client import Control, RunningEngine
 from llmjax.engine.data_parallel import DataParallelEngine
-from llmjax.engine.frontend import PromptInput
+from llmjax.engine.frontend import Constraint, PromptInput
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.pairs import TextPair
 from llmjax.engine.process import ProcessEngine, begin_loading
 from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
-from llmjax.engine.stats import QUEUE_FULL
+from llmjax.engine.stats import FORMS_FULL, QUEUE_FULL
 from llmjax.engine.stop import Reading
 from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
+from llmjax.sampling.structured import StructuredOutputsParams
+from llmjax.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ class AsyncLLM(LoadedLLM):
         self._frozen = False
         self._held_back = 0  # requests that wait for it
         self._searches = 0
+        self._form_checks = Turns("forms of answers")
         if not config.disable_log_stats:
             self.add_stat_logger(ThroughputLog())
         self.client.start(deliver=self._from_engine, died=self._engine_died)
@@ -250,6 +253,7 @@ class AsyncLLM(LoadedLLM):
         shown: frozenset[int] = frozenset(),
         written: int = 0,
         reading: Reading | None = None,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request; closing the generator or cancelling its task aborts it.
 
@@ -261,13 +265,14 @@ class AsyncLLM(LoadedLLM):
             shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
             written: the last so many tokens of the prompt begin what has to match ``structured_outputs``.
             reading: which text is content, where stop strings are looked for; None: all of it.
+            client: who asks; clients take turns where forms are checked, which may take seconds.
 
         Yields:
             Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
 
         Raises:
             InvalidRequest: before the first output.
-            QueueFull: too many requests wait.
+            QueueFull: too many requests wait, or too many forms that are to be checked.
             EngineDead: the engine has stopped.
         """
         self._check_open()
@@ -278,7 +283,7 @@ class AsyncLLM(LoadedLLM):
             self._check_open()  # much may have happened since
         constraint = None
         if sampling_params.structured_outputs is not None:
-            constraint = await asyncio.to_thread(self._frontend.constraint, sampling_params)
+            constraint = await self._constraint(sampling_params.structured_outputs, client)
             self._check_open()
         await self._until_resumed()
         request = self._frontend.open(
@@ -300,6 +305,17 @@ class AsyncLLM(LoadedLLM):
                     scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
                     output.prompt_logprobs = scores
                 yield output
+
+    async def _constraint(self, form: StructuredOutputsParams, client: str) -> Constraint:
+        grammar, known = await asyncio.to_thread(self._frontend.known_constraint, form)
+        if known is not None:
+            return known
+        try:
+            checked = self._form_checks.submit(client, partial(self._frontend.constraint_of, form, grammar))
+            return await asyncio.wrap_future(checked)
+        except QueueFull:
+            self._record_rejection(FORMS_FULL)
+            raise
 
     async def beam_search(
         self,
@@ -495,9 +511,12 @@ class AsyncLLM(LoadedLLM):
             self._refuse_another(self.config.max_num_queued_reqs)
 
     def _refuse_another(self, waiting: int) -> NoReturn:
-        for stat_logger in self.client.loggers:
-            stat_logger.record_rejection(QUEUE_FULL)
+        self._record_rejection(QUEUE_FULL)
         raise QueueFull(f"{waiting} requests are waiting already", retry_after=1.0)
+
+    def _record_rejection(self, limit: str) -> None:
+        for stat_logger in self.client.loggers:
+            stat_logger.record_rejection(limit)
 
     def _from_engine(self, outputs: list[EngineOutput]) -> None:
         """On the engine's thread: hands outputs to the event loop."""

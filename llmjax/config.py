@@ -643,6 +643,11 @@ class ServerConfig:
     otlp_traces_endpoint: str | None = setting(
         None, "collector that gets an OpenTelemetry span for each request, by OTLP over HTTP: http://localhost:4318"
     )
+    split_special_tokens: bool = setting(
+        False,
+        "special tokens that are spelled out in messages of users and tools, in documents and in prompts of "
+        "completions are plain text; by default they become those tokens, as in other servers",
+    )
     allowed_hosts: Sequence[str] = setting(
         (),
         "host names that requests may be addressed to; on loopback, localhost always is; elsewhere all are by default",
@@ -652,7 +657,7 @@ class ServerConfig:
     )
     allowed_methods: Sequence[str] = setting(("*",), "methods that CORS allows")
     allowed_headers: Sequence[str] = setting(("*",), "headers that CORS allows")
-    root_path: str = setting("", "path prefix behind a reverse proxy")
+    root_path: str = setting("", "path under which a reverse proxy has the server; it may leave it on or take it off")
     ssl_keyfile: str | None = setting(None, "TLS key file")
     ssl_certfile: str | None = setting(None, "TLS certificate file")
     max_request_bytes: int | None = setting(
@@ -793,6 +798,8 @@ class ServerConfig:
         for name in ("shutdown_timeout", "sse_keep_alive_interval"):
             if not (seconds := getattr(self, name)) >= 0:
                 raise ConfigError(f"{name} must be at least 0, not {seconds:g}")
+        if self.root_path and not self.root_path.startswith("/"):
+            raise ConfigError(f"root_path must begin with /, not {self.root_path!r}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile belong together: give both or neither")
         for name in ("api_key", "admin_key"):

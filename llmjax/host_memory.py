@@ -8,8 +8,10 @@ import os
 import platform
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from llmjax.kernels.cpu.cores import groups_above
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 BLOCK = 1 << 30  # bytes; a larger block is mapped afresh each time
@@ -17,9 +19,12 @@ PROC = Path("/proc")
 SYSTEM = Path("/sys/devices/system/node")
 GIVEN_UP = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")  # of a node; it has no MemAvailable
 
+FILE_PAGES = ("active_file", "inactive_file", "slab_reclaimable")  # of a cgroup; version 1 does not have the last
+
 
 def free_memory(proc: Path = PROC, *, nodes: Sequence[int] = (), system: Path = SYSTEM) -> int:
-    """Bytes of the machine's memory that are free, or would be if something else needed them.
+    """Bytes of memory that are free, or would be if something else needed them: of the machine's, or of what a cgroup
+    above this process may have, as that of a container.
 
     Args:
         proc: what Linux shows of memory; elsewhere half of all counts as free.
@@ -28,10 +33,25 @@ def free_memory(proc: Path = PROC, *, nodes: Sequence[int] = (), system: Path = 
     """
     found = _sizes(proc / "meminfo").get("MemAvailable")
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found
+    free = min([free, *_left_to_groups(proc)])
     of_nodes = [_sizes(system / f"node{node}" / "meminfo") for node in nodes]
     if not of_nodes or not all(of_nodes):
         return free
     return min(free, sum(sizes.get(name, 0) for sizes in of_nodes for name in GIVEN_UP))
+
+
+def _left_to_groups(proc: Path) -> Iterator[int]:
+    """Bytes that each cgroup above the process may take yet. Pages of files count for it, but make room."""
+    for group, version in groups_above(proc / "self", "memory"):
+        names = ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",)
+        limits = [int(text) for name in names if (text := _text(group / name)).isdecimal()]  # not "max"
+        used = _text(group / ("memory.current" if version == 2 else "memory.usage_in_bytes"))
+        if limits and used.isdecimal():
+            prefix = "" if version == 2 else "total_"  # of the groups below, too
+            lines = (line.split() for line in _text(group / "memory.stat").splitlines())
+            sizes = {line[0]: int(line[1]) for line in lines if len(line) == 2}
+            files = sum(sizes.get(f"{prefix}{name}", 0) for name in FILE_PAGES)
+            yield max(0, min(limits) - int(used) + files)
 
 
 def machine() -> str:
@@ -52,6 +72,13 @@ def _sizes(path: Path) -> dict[str, int]:
         return {}
     lines = (line.split()[-3:] for line in path.read_text().splitlines())
     return {line[0].removesuffix(":"): int(line[1]) * 1024 for line in lines if len(line) == 3 and line[2] == "kB"}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # not there, or not for everybody
+        return ""
 
 
 def give_back() -> None:

@@ -51,6 +51,10 @@ class LimitedProcess:
     def alive(self) -> bool:
         return self._process.poll() is None
 
+    def signal(self, number: int) -> None:
+        """Tells it something that it listens for."""
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """Ends it, and does not wait for that."""
         self._process.kill()

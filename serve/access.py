@@ -55,7 +55,7 @@ class HostCheck:
 
 def _unknown_host(host: str) -> ApiError:
     return ApiError(
-        f"requests addressed to the host {host[:100]!r} are refused; --allowed-hosts names further hosts",
+        f"requests addressed to the host {host[:100]!r} are refused; the server's --allowed-hosts names further hosts",
         status=403,
         code="unknown_host",
     )

@@ -24,8 +24,9 @@ from llmjax.serve.files import FileStore
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
+from llmjax.serve.literal_texts import LiteralTexts
 from llmjax.serve.metrics import EngineMetrics, registry
-from llmjax.serve.middleware import DrainGate, RequestLog
+from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
 from llmjax.serve.openapi import docs_routes
 from llmjax.serve.rates import HEADERS, RateLimits
 from llmjax.serve.responses.store import ResponseStore
@@ -71,6 +72,7 @@ def create_app(
     paths = frozenset(route.path for route in posts)
     traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]
     middleware = [
+        Middleware(ProxyPrefix),
         *_cors(config),
         Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
         *_access(config),
@@ -91,7 +93,7 @@ def create_app(
     routes += ADMIN_ROUTES
     routes += ops_routes(registry(metrics))
     if config.docs:
-        routes += docs_routes([*routes], keys=bool(config.api_key))
+        routes += docs_routes([*routes], keys=bool(config.api_key), root_path=config.root_path)
     routes += REFUSED_ROUTES  # not in the documents: nothing can be asked there
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     # What batches ask: no key, no rates, and no gate, for the server does not wait for them.
@@ -121,6 +123,7 @@ def create_app(
             lifetime=config.conversation_lifetime,
         ),
         files=files,
+        literal_texts=_literal_texts(engine, config),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
     )
@@ -128,6 +131,12 @@ def create_app(
     width = max(1, 3 * engine.config.max_num_seqs // 4)
     app.state.batches = Batches(files, inner, limits=app.state.server.limits, width=width)
     return app
+
+
+def _literal_texts(engine: Engine, config: ServerConfig) -> LiteralTexts | None:
+    if engine.tokenizer is None or not config.split_special_tokens:
+        return None
+    return LiteralTexts(engine.tokenizer)
 
 
 def _cors(config: ServerConfig) -> list[Middleware]:

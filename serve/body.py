@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+from codecs import BOM_UTF8
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import orjson
@@ -11,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
+from llmjax.serve.content_coding import decoder_of
 from llmjax.serve.context import server_of
 from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, ClientDisconnected, cut, unsupported
 from llmjax.serve.json_gauge import JsonGauge
@@ -43,7 +46,7 @@ async def read_json(request: Request) -> dict[str, Any]:
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
     server = server_of(request)
     text = await _read(request, server.limits, patience=server.config.read_timeout)
-    raw = text.short
+    raw = text.short.removeprefix(BOM_UTF8)
     await _let_others(raw)
     try:
         data = orjson.loads(raw)
@@ -81,13 +84,19 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> Jso
     Args:
         patience: seconds that a body may take, on top of those that its bytes take at ``MIN_BYTES_PER_SECOND``.
     """
-    too_large = ApiError(f"the body is larger than {limits.bytes} bytes", status=413, code="body_too_large")
+    too_large = ApiError(
+        f"the body is larger than {limits.bytes} bytes",
+        status=413,
+        code="body_too_large",
+        headers={"Connection": "close"},  # the rest of it is not a request
+    )
+    decoder = decoder_of(", ".join(request.headers.getlist("content-encoding")))
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > limits.bytes:
         raise too_large
     gauge = JsonGauge(limits)
     text = JsonText()
-    size = 0
+    size = whole = 0
     end = asyncio.get_running_loop().time() + patience
     try:
         async with asyncio.timeout_at(end) as timer:
@@ -96,11 +105,15 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> Jso
                 if size > limits.bytes:
                     raise too_large
                 timer.reschedule(end + size / MIN_BYTES_PER_SECOND)
-                for at in range(0, len(chunk), LARGE_BYTES):
-                    part = chunk[at : at + LARGE_BYTES]
+                for part in _cut(chunk) if decoder is None else decoder.pieces(chunk, LARGE_BYTES):
+                    whole += len(part)
+                    if whole > limits.bytes:
+                        raise too_large
                     within = gauge.feed(part)
                     if not gauge.exceeded:
                         text.add(part, within=within, inside=gauge.inside)
+                    if whole > size:  # little may stand for much
+                        await asyncio.sleep(0)
                 if gauge.exceeded:  # what is too much is still read to its end, as clients expect, but not kept
                     text.clear()
     except ClientDisconnect:
@@ -112,8 +125,15 @@ async def _read(request: Request, limits: BodyLimits, *, patience: float) -> Jso
             code="request_timeout",
             headers={"Connection": "close"},
         ) from None
+    if decoder is not None:
+        decoder.finish()
     gauge.check()
     return text
+
+
+def _cut(chunk: bytes) -> Iterator[bytes]:
+    for at in range(0, len(chunk), LARGE_BYTES):
+        yield chunk[at : at + LARGE_BYTES]
 
 
 async def _let_others(raw: bytes) -> None:

@@ -27,6 +27,7 @@ from llmjax.version import __version__
 if TYPE_CHECKING:
     from llmjax.serve.conversations import Conversations
     from llmjax.serve.files import FileStore
+    from llmjax.serve.literal_texts import LiteralTexts
     from llmjax.serve.protocol.common import GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
     from llmjax.tokenizer import Tokenizer
@@ -48,6 +49,7 @@ class Server:
     responses: ResponseStore
     conversations: Conversations
     files: FileStore
+    literal_texts: LiteralTexts | None = None  # None: special tokens in texts are special
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""
@@ -190,6 +192,11 @@ def owner_of(request: Request) -> str:
     """Whose what a request leaves here is: its key's; without keys there is one owner."""
     owner: str = request.scope["state"].get(KEY, "")
     return owner
+
+
+def client_of(request: Request) -> str:
+    """Who asks, where clients take turns: a key; without keys, whoever is at an address."""
+    return owner_of(request) or (request.client.host if request.client is not None else "")
 
 
 def cache_salt_of(request: Request, own: str | None) -> str | None:

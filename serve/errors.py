@@ -11,6 +11,7 @@ import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from llmjax.errors import (
     Asleep,
@@ -146,10 +147,20 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError("internal error; see the server's log", status=500, code="internal_error")
 
 
+def _near_path(request: Request) -> str:
+    """A hint for clients whose base URL lacks ``/v1``, or has it twice."""
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    for near in (f"/v1{path}", path.removeprefix("/v1")):
+        scope = {"type": "http", "method": request.method, "path": near, "root_path": ""}
+        if near != path and any(route.matches(scope)[0] is Match.FULL for route in request.app.routes):
+            return f"; did you mean {near[:200]}?"
+    return ""
+
+
 async def handle_error(request: Request, error: Exception) -> Response:
     """Starlette's exception handler for every class that ``as_api_error`` knows."""
     failure = as_api_error(error)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
-        failure.message = f"there is no {request.method} {request.url.path[:200]}"
+        failure.message = f"there is no {request.method} {request.url.path[:200]}{_near_path(request)}"
     request.scope["state"]["record"].error = failure.message
     return failure.response(request.url.path, request.scope["state"]["record"].id)

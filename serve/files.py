@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tempfile
@@ -12,10 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import orjson
-
 from llmjax.errors import ConfigError
 from llmjax.serve.errors import ApiError, cut
+from llmjax.serve.records import RECORD, Records, new_draft
+
+log = logging.getLogger("serve")
 
 MOST_FILES = 1000  # of one owner
 
@@ -33,6 +35,8 @@ class StoredFile:
     bytes: int
     created_at: int
     expires_at: int
+
+    __pydantic_config__ = RECORD
 
     def body(self) -> dict[str, Any]:
         """OpenAI's ``FileObject``."""
@@ -57,7 +61,7 @@ class FileStore:
         self, folder: Path | None, *, most_bytes: int, lifetime: float, clock: Callable[[], float] = time.time
     ) -> None:
         self.most_bytes = most_bytes
-        self._lifetime = lifetime
+        self.lifetime = lifetime
         self._clock = clock
         self._temporary = None
         if folder is None:
@@ -68,10 +72,14 @@ class FileStore:
         except OSError as error:
             raise ConfigError(f"files_dir {folder}: {error.strerror}") from None
         self._folder = folder
-        known = (read_json(path) for path in folder.glob("file-*.json"))
-        self._files = {fields["id"]: StoredFile(**fields) for fields in known if fields is not None}
         for path in folder.glob("new-*"):  # that a server which was killed has not finished
             path.unlink(missing_ok=True)
+        self._records = Records(folder, StoredFile, names="file-*")
+        self._charged: list[Records[Any]] = []
+        self._files = {file.id: file for file in self._records.load()}
+        for file in [file for file in self._files.values() if not self.path(file).exists()]:
+            log.warning("files_dir: the content of %s is gone; it is forgotten", file.id)
+            self.delete(file)
 
     @property
     def folder(self) -> Path:
@@ -79,18 +87,24 @@ class FileStore:
 
     def new_path(self) -> Path:
         """Where a file may be written before it is kept."""
-        return self._folder / f"new-{uuid.uuid4().hex}"
+        return new_draft(self._folder)
+
+    def charge(self, records: Records[Any]) -> None:
+        """Has records of another kind count as their owners' files do."""
+        self._charged.append(records)
 
     def room(self, owner: str) -> int:
         """Bytes that an owner may still leave here."""
         self._drop_expired()
-        return self.most_bytes - sum(file.bytes for file in self._files.values() if file.owner == owner)
+        taken = sum(file.bytes for file in self._files.values() if file.owner == owner)
+        return self.most_bytes - taken - sum(records.bytes_of(owner) for records in self._charged)
 
     def keep(self, path: Path, *, owner: str, filename: str, purpose: str, lifetime: float | None = None) -> StoredFile:
         """Takes a file that was written at a `new_path`.
 
         Raises:
             ApiError: the owner has no room left for it.
+            OSError: the disk is full, or fails; nothing of it is kept.
         """
         size = path.stat().st_size
         if size > (room := self.room(owner)):
@@ -110,10 +124,14 @@ class FileStore:
             purpose=purpose,
             bytes=size,
             created_at=int(now),
-            expires_at=int(now + min(lifetime or self._lifetime, self._lifetime)),
+            expires_at=int(now + min(lifetime or self.lifetime, self.lifetime)),
         )
-        os.replace(path, self._folder / file.id)
-        write_json(self._folder / f"{file.id}.json", asdict(file))
+        os.replace(path, self.path(file))
+        try:
+            self._records.save(file)
+        except OSError:
+            self.path(file).unlink(missing_ok=True)
+            raise
         self._files[file.id] = file
         return file
 
@@ -140,29 +158,13 @@ class FileStore:
 
     def delete(self, file: StoredFile) -> None:
         del self._files[file.id]
-        for path in (self._folder / file.id, self._folder / f"{file.id}.json"):
-            path.unlink(missing_ok=True)
+        self.path(file).unlink(missing_ok=True)
+        self._records.drop(file)
 
     def _drop_expired(self) -> None:
         now = self._clock()
         for file in [file for file in self._files.values() if file.expires_at <= now]:
             self.delete(file)
-
-
-def write_json(path: Path, fields: Mapping[str, Any]) -> None:
-    """In one piece: who reads it finds the old or the new."""
-    draft = path.with_name(f"new-{uuid.uuid4().hex}")
-    draft.write_bytes(orjson.dumps(fields))
-    os.replace(draft, path)
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """What `write_json` has written; None: it is damaged."""
-    try:
-        fields = orjson.loads(path.read_bytes())
-    except (OSError, orjson.JSONDecodeError):
-        return None
-    return fields if isinstance(fields, dict) else None
 
 
 def page_of(items: list[T], name: Callable[[T], str], query: Mapping[str, str], *, most: int) -> tuple[list[T], bool]:

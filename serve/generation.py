@@ -32,6 +32,7 @@ class Job:
         searches: instead of sampling, a beam search for each prompt.
         written: the last tokens of the prompt that belong to an answer which has a form.
         reading: which text of an answer is content; None: all of it.
+        client: who asks.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Job:
     searches: Sequence[BeamSearchParams] = ()
     written: int = 0
     reading: Reading | None = None
+    client: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,7 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
         shown=job.shown,
         written=job.written,
         reading=job.reading,
+        client=job.client,
     )
 
 

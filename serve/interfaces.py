@@ -75,6 +75,7 @@ class Engine(Protocol):
         shown: frozenset[int] = frozenset(),
         written: int = 0,
         reading: Reading | None = None,
+        client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def beam_search(

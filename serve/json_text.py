@@ -15,10 +15,27 @@ import orjson
 BACKSLASH = b"\\"
 ESCAPE = 6  # bytes of the longest one, \u0041
 HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")  # and another escape make one character
+_HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+# Half a pair, or what a backslash that is itself escaped may hide one behind.
+LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s|\\\\u[dD][89a-fA-F]" % (_HIGH, _LOW, _HIGH, _LOW))
+# A pair, or half of one, or any other escape: whether a backslash begins one follows from those before it.
+ESCAPES = re.compile(rb"%s%s|(%s|%s)|\\." % (_HIGH, _LOW, _HIGH, _LOW), re.DOTALL)
+REPLACEMENT = rb"\ufffd"
+
+
+def without_lone_surrogates(text: bytes) -> bytes:
+    """JSON with U+FFFD for escapes that stand for half a character, which parsers refuse.
+
+    Args:
+        text: begins and ends between escapes.
+    """
+    if not LONE_SURROGATE.search(text):
+        return text
+    return ESCAPES.sub(lambda found: REPLACEMENT if found[1] else found[0], text)
 
 
 class JsonText:
-    """A JSON text in chunks, whatever their bounds cut in two."""
+    """A JSON text in chunks, whatever their bounds cut in two. Escaped lone surrogates become U+FFFD."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []  # what the parser gets
@@ -36,7 +53,7 @@ class JsonText:
         """
         chunk = self._rest + chunk
         end = _complete(chunk) if inside else len(chunk)
-        chunk, self._rest = chunk[:end], chunk[end:]
+        chunk, self._rest = without_lone_surrogates(chunk[:end]), chunk[end:]
         if within:
             try:
                 decoded = orjson.loads(b'"' + chunk + b'"')

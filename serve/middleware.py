@@ -11,13 +11,28 @@ import orjson
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmjax.serve.context import KEY, RequestRecord, new_id
+from llmjax.serve.context import KEY, RequestRecord, new_id, path_of
 from llmjax.serve.drain import Closing, Gate
 from llmjax.serve.errors import ApiError, as_api_error, retry_later
 
 access_log = logging.getLogger("llmjax.serve.access")
 
 PROBES = frozenset({"/health", "/ping", "/metrics"})  # asked every few seconds: worth a line only when they fail
+
+
+class ProxyPrefix:
+    """Lets a proxy leave the prefix under which it has the server, ``root_path``, on a path, or take it off: uvicorn
+    puts it in front of every path."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root = scope.get("root_path", "")
+        if root and scope["type"] == "http" and f"{path_of(scope)}/".startswith(f"{root}/"):
+            raw_path = scope["raw_path"].removeprefix(root.encode())
+            scope = {**scope, "path": path_of(scope), "raw_path": raw_path}
+        await self._app(scope, receive, send)
 
 
 class RequestLog:

@@ -94,11 +94,12 @@ ERROR = {
 }
 
 
-def describe(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
+def describe(routes: Iterable[BaseRoute], *, keys: bool, root_path: str = "") -> dict[str, Any]:
     """The OpenAPI 3.1 document of some routes.
 
     Args:
         keys: whether requests need one.
+        root_path: the path at which a proxy has the server.
     """
     models = {model for bodies in BODIES.values() for model in bodies}
     _, schemas = models_json_schema(
@@ -117,6 +118,8 @@ def describe(routes: Iterable[BaseRoute], *, keys: bool) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": {**schemas.get("$defs", {}), "Error": ERROR}},
     }
+    if root_path:
+        document["servers"] = [{"url": root_path}]
     if keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
@@ -185,14 +188,14 @@ def _kind(schema: Mapping[str, Any]) -> str:
     return str(schema.get("type", "any"))
 
 
-def docs_routes(routes: list[BaseRoute], *, keys: bool) -> list[Route]:
+def docs_routes(routes: list[BaseRoute], *, keys: bool, root_path: str = "") -> list[Route]:
     """The two endpoints, for these routes and themselves."""
     made: list[Route] = []
     document: dict[str, Any] = {}
 
     def described() -> dict[str, Any]:
         if not document:  # when it is first asked for: it takes some milliseconds
-            document.update(describe([*routes, *made], keys=keys))
+            document.update(describe([*routes, *made], keys=keys, root_path=root_path))
         return document
 
     async def openapi(_: Request) -> Response:

@@ -15,6 +15,7 @@ from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
 from llmjax.serve.errors import ApiError, cut
+from llmjax.serve.literal_texts import LiteralTexts
 from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
 from llmjax.serve.protocol.tools import checked_tools
@@ -137,9 +138,11 @@ async def chat_prompt(
     source = template_source(server, body, with_tools=bool(tools))
     own = _template_kwargs(body.chat_template_kwargs)
     kwargs = {**server.config.default_chat_template_kwargs, **(variables or {}), **own}
-    messages = await off_loop(
-        lambda: _messages(body, source, tools), size=CHARS_PER_PART * (num_parts(body.messages) + len(tools))
-    )
+    literal = server.literal_texts
+    size = CHARS_PER_PART * (num_parts(body.messages) + len(tools))
+    messages = await off_loop(lambda: _messages(body, source, tools, literal), size=size)
+    if literal is not None and "documents" in kwargs:
+        kwargs["documents"] = literal.marked(kwargs["documents"])
     if tools and (name := tools_variable(source)) is not None:
         kwargs[name] = tools
     if body.continue_final_message and not messages[-1]["content"]:
@@ -154,14 +157,20 @@ async def chat_prompt(
     text = await conversation.prompt_async()
     special = body.add_special_tokens
     return await off_loop(
-        lambda: _encoded(server, text, add_special_tokens=special, truncation=truncation, field="messages"),
+        lambda: _encoded(
+            server, text, add_special_tokens=special, truncation=truncation, field="messages", literal=literal
+        ),
         size=len(text),
     )
 
 
-def _messages(body: ChatTemplateFields, template: str, tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with what the template does not know written out."""
+def _messages(
+    body: ChatTemplateFields, template: str, tools: Sequence[Mapping[str, Any]], literal: LiteralTexts | None
+) -> list[dict[str, Any]]:
+    """Messages with what the template does not know written out, and what is ``literal`` marked."""
     messages = template_messages(body.messages)
+    if literal is not None:
+        messages = literal.messages(messages)
     if not reads(template, "tool_calls"):
         messages = with_calls_as_text(messages, tool_role=reads(template, "tool"))
     if tools and tools_variable(template) is None:
@@ -170,11 +179,21 @@ def _messages(body: ChatTemplateFields, template: str, tools: Sequence[Mapping[s
 
 
 def _encoded(
-    server: Server, text: str, *, add_special_tokens: bool, truncation: Truncation | None, field: str
+    server: Server,
+    text: str,
+    *,
+    add_special_tokens: bool,
+    truncation: Truncation | None,
+    field: str,
+    literal: LiteralTexts | None = None,
 ) -> EncodedPrompt:
     tokenizer = server.tokenizer
     if truncation is None:
         tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field=field)
+    if literal is not None:
+        prompt = EncodedPrompt(*literal.encode(text, add_special_tokens=add_special_tokens))
+        return prompt if truncation is None else truncation.apply(server, prompt)
+    if truncation is None:
         return EncodedPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
     ids = tokenizer.encode_end(
         text, tokens=truncation.keep, side=truncation.side, add_special_tokens=add_special_tokens
@@ -220,11 +239,17 @@ async def completion_prompts(
             check_ids(server, prompt, field="prompt")
     texts = echo or any(isinstance(prompt, str) for prompt in prompts)
     tokenizer = server.tokenizer if texts else None
+    literal = server.literal_texts
 
     def both(prompt: str | list[int]) -> EncodedPrompt:
         if isinstance(prompt, str):
             return _encoded(
-                server, prompt, add_special_tokens=add_special_tokens, truncation=truncation, field="prompt"
+                server,
+                prompt if literal is None else literal.marked(prompt),
+                add_special_tokens=add_special_tokens,
+                truncation=truncation,
+                field="prompt",
+                literal=literal,
             )
         found = EncodedPrompt(prompt)
         if echo and tokenizer is not None:

@@ -55,7 +55,7 @@ class DrainingServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                root_path=config.root_path,
+                root_path=config.root_path.rstrip("/"),
                 ssl_keyfile=config.ssl_keyfile,
                 ssl_certfile=config.ssl_certfile,
                 http=cast(type[asyncio.Protocol], connection),

@@ -125,6 +125,7 @@ async def prepare(
     *,
     record: RequestRecord,
     cache_salt: str | None,
+    client: str,
     id: str,
     cut: bool = False,
     custom: CustomTools = NO_TOOLS,
@@ -134,6 +135,7 @@ async def prepare(
     Args:
         record: of the HTTP request.
         cache_salt: as of `cache_salt_of`.
+        client: as of `client_of`.
         id: of the answer.
         cut: more tokens than fit the context may be asked for.
         custom: tools of the request that are custom ones.
@@ -210,6 +212,7 @@ async def prepare(
         priority=priority,
         cache_salt=cache_salt,
         owner=record.owner,
+        client=client,
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=budget, asked=asked)] if body.use_beam_search else (),

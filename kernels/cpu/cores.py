@@ -40,8 +40,13 @@ def physical_cores(proc: Path = PROC, cpus: Path = CPUS) -> int:
     return max(1, min(usable_cores(proc), len({_text(path) or str(path) for path in lists})))
 
 
-def _quotas(proc: Path) -> Iterator[int]:
-    """Cores' worth of time that each cgroup above the process grants, rounded up (cgroups(7), version 1 and 2)."""
+def groups_above(proc: Path, controller: str) -> Iterator[tuple[Path, int]]:
+    """The cgroups that a process is in, the innermost first, as folders, and which version they are of (cgroups(7)).
+
+    Args:
+        proc: what Linux shows of the process.
+        controller: that they belong to, such as ``cpu``.
+    """
     try:
         groups = (proc / "cgroup").read_text().splitlines()
         mounts = (proc / "mountinfo").read_text().splitlines()
@@ -54,9 +59,9 @@ def _quotas(proc: Path) -> Iterator[int]:
         system, _, options = kind.split()[:3]
         for controllers, path in paths.items():
             if system == "cgroup2" and controllers == ("",):
-                read = _quota_2
-            elif system == "cgroup" and "cpu" in controllers and "cpu" in options.split(","):
-                read = _quota_1
+                version = 2
+            elif system == "cgroup" and controller in controllers and controller in options.split(","):
+                version = 1
             else:
                 continue
             # A container sees its own group as the root of the mount.
@@ -65,8 +70,14 @@ def _quotas(proc: Path) -> Iterator[int]:
             for group in (folder, *folder.parents):
                 if not group.is_relative_to(at):
                     break
-                if (quota := read(group)) is not None:
-                    yield quota
+                yield group, version
+
+
+def _quotas(proc: Path) -> Iterator[int]:
+    """Cores' worth of time that each cgroup above the process grants, rounded up."""
+    for group, version in groups_above(proc, "cpu"):
+        if (quota := _quota_2(group) if version == 2 else _quota_1(group)) is not None:
+            yield quota
 
 
 def _quota_2(group: Path) -> int | None:

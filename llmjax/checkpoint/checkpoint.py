@@ -27,6 +27,7 @@ from llmjax.checkpoint.gguf.model import (
 )
 from llmjax.checkpoint.label_rows import LABELS, LabelRows
 from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_pooler_names
+from llmjax.checkpoint.overrides import check_reached, overridden
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.sentence_transformers import LogitScore, SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredTensor
@@ -150,14 +151,16 @@ def open_checkpoint(
         convert: to what a model that generates is converted, where vectors are made.
 
     Raises:
-        CheckpointError: something is missing, malformed or of an unknown architecture.
+        CheckpointError: something is missing, malformed or of an unknown architecture, or nothing reads an override.
     """
     path = Path(path)
     if "architectures" in (overrides or {}):
         logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
-    if path.is_dir():
-        return _open_folder(path, overrides or {}, runner=runner, convert=convert)
-    return _open_gguf(path, overrides or {}, runner=runner, convert=convert)
+    opened = _open_folder if path.is_dir() else _open_gguf
+    checkpoint = opened(path, overrides or {}, runner=runner, convert=convert)
+    if overrides:
+        check_reached(checkpoint.config, overrides, path, convert=checkpoint.convert)
+    return checkpoint
 
 
 def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:
@@ -166,7 +169,7 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, conv
     stacked = with_stacked_experts(hf_tensors(gguf, config), path)
     made = hf_joined_tensors(gguf, config) | hf_key_numbers(gguf, config)
     tensors = _with_unit_head(stacked | made, config)
-    config = {**config, **overrides}
+    config = overridden(config, overrides)
     modules = sentence_modules(gguf) if runner != "generate" and convert != "classify" else None
     if convert is None and (modules is not None or (runner == "pooling" and not models.makes_vectors(config))):
         convert = "embed"
@@ -193,7 +196,7 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
     written = read_object(path / CONFIG)
     if (text := models.text_config(written)) is not None:
         logger.warning("%s: the text model alone is read; images are not supported", path)
-    config = {**(written if text is None else text), **overrides}
+    config = overridden(written if text is None else text, overrides)
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.exists() else {}
     plain = plain_tensors(stored_tensors(path), config, path)

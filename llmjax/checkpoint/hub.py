@@ -15,6 +15,7 @@ from huggingface_hub import utils as hf_utils
 
 from llmjax.checkpoint.download import write_error
 from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns, relative_ggufs
+from llmjax.checkpoint.hub_cache import cached_commit
 from llmjax.errors import CheckpointError
 
 LAYOUT = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
@@ -58,10 +59,19 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
     options = replace(options, offline=offline)
 
     def snapshot(patterns: list[str], ignored: list[str]) -> Path:
+        try:
+            return snapshot_of(options.revision, patterns, ignored)
+        except hf_errors.LocalEntryNotFoundError:
+            commit = cached_commit(_cache(options), repo, options.revision)
+            if commit is None:
+                raise
+            return snapshot_of(commit, patterns, ignored)
+
+    def snapshot_of(revision: str | None, patterns: list[str], ignored: list[str]) -> Path:
         return Path(
             huggingface_hub.snapshot_download(
                 repo,
-                revision=options.revision,
+                revision=revision,
                 token=options.token,
                 cache_dir=options.cache_dir,
                 local_files_only=options.offline,
@@ -140,8 +150,12 @@ def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointErr
         why = "offline mode forbids to download it" if options.offline else _first_line(error)
         return CheckpointError(f"{at} is not in the local Hugging Face cache: {why}")
     if isinstance(error, OSError) and error.errno is not None:
-        return write_error(error, Path(options.cache_dir or hf_constants.HF_HUB_CACHE), 0)
+        return write_error(error, _cache(options), 0)
     return CheckpointError(f"{at} cannot be fetched from Hugging Face: {_first_line(error)}")
+
+
+def _cache(options: HubOptions) -> Path:
+    return Path(options.cache_dir or hf_constants.HF_HUB_CACHE)
 
 
 def _first_line(error: Exception) -> str:

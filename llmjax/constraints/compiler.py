@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
@@ -12,17 +13,19 @@ from llguidance import LLMatcher, LLTokenizer
 
 from llmjax.constraints.grammars import grammar_of
 from llmjax.constraints.matchers import Vocabulary, make_matcher
-from llmjax.constraints.trial import GrammarTrial
+from llmjax.constraints.trial import GrammarRefused, GrammarTrial
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.tokenizer import Tokenizer
+from llmjax.turns import Turn
 
 KEPT = 32  # matchers of grammars that were asked for last
 KEPT_CHARS = 2**21  # of those grammars together
+KEPT_REFUSALS = 1024  # of grammars that were refused last
 
 
 class GrammarCompiler:
-    """Makes matchers. Any thread may; two do not work at a time, so that no request's grammar takes all cores.
+    """Makes matchers. Any thread may.
 
     Args:
         tokenizer: whose tokens they read.
@@ -39,56 +42,70 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
         self._trial = None if trusted else GrammarTrial(lambda: self._own)
-        self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # why, by the grammars' hashes
 
     def grammar(self, params: StructuredOutputsParams) -> str:
         """The grammar of a form, for ``matcher``; raises ``InvalidRequest``."""
         return grammar_of(params, special=self._cut)
 
-    def matcher(self, grammar: str, *, field: str = "structured_outputs") -> LLMatcher:
+    def known(self, grammar: str, *, field: str = "structured_outputs") -> LLMatcher | None:
+        """The matcher of a grammar that was asked for lately; at once. Errors as for ``matcher``."""
+        with self._lock:
+            if (kept := self._kept.get(grammar)) is not None:
+                self._kept.move_to_end(grammar)
+                return kept
+            if (refused := self._refused.get(_hash(grammar))) is not None:
+                self._refused.move_to_end(_hash(grammar))
+                raise InvalidRequest(f"{field}: {refused}", field=field)
+            return None
+
+    def matcher(self, grammar: str, *, field: str = "structured_outputs", turn: Turn | None = None) -> LLMatcher:
         """A matcher at the beginning of an output, to be copied by those who let it read.
 
         Args:
             field: what the request calls the grammar.
+            turn: is told if it takes long; what it raises ends this.
 
         Raises:
             InvalidRequest: the grammar is wrong, needs too much, or nothing matches it.
         """
-        if (kept := self._found(grammar)) is not None:
+        if (kept := self.known(grammar, field=field)) is not None:
             return kept
         if not self._eos:
             raise InvalidRequest(f"{field}: the model has no token that ends an output", field=field)
-        if self._trial is not None:  # whoever asks for what is kept does not wait for it
-            self._check(self._trial, grammar, field)
-        if (kept := self._found(grammar)) is not None:
-            return kept
+        try:
+            matcher = self._made(grammar, turn)
+        except InvalidRequest as refused:
+            if isinstance(refused, GrammarRefused):
+                self._refuse(grammar, str(refused))
+            raise InvalidRequest(f"{field}: {refused}", field=field) from None
         with self._lock:
-            if self._vocabulary is None:
-                self._vocabulary = self._own.for_matchers()
-            matcher = make_matcher(self._vocabulary, grammar)
-            if matcher.is_error():
-                raise InvalidRequest(f"{field}: {_first_lines(matcher.get_error())}", field=field)
             self._kept[grammar] = matcher
             while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_CHARS:
                 self._kept.popitem(last=False)
-            return matcher
+        return matcher
 
-    def _found(self, grammar: str) -> LLMatcher | None:
+    def _made(self, grammar: str, turn: Turn | None) -> LLMatcher:
+        error = "" if self._trial is None else self._trial.error(grammar, turn=turn)
+        if not error:
+            matcher = make_matcher(self._vocabulary, grammar)
+            if not matcher.is_error():
+                return matcher
+            error = matcher.get_error()
+        raise GrammarRefused(_first_lines(error))
+
+    def _refuse(self, grammar: str, why: str) -> None:
+        """From now on at once."""
         with self._lock:
-            if (kept := self._kept.get(grammar)) is not None:
-                self._kept.move_to_end(grammar)
-            return kept
+            self._refused[_hash(grammar)] = why
+            if len(self._refused) > KEPT_REFUSALS:
+                self._refused.popitem(last=False)
 
-    @staticmethod
-    def _check(trial: GrammarTrial, grammar: str, field: str) -> None:
-        try:
-            error = trial.error(grammar)
-        except InvalidRequest as refused:
-            raise InvalidRequest(f"{field}: {refused}", field=field) from None
-        if error:
-            raise InvalidRequest(f"{field}: {_first_lines(error)}", field=field)
+    @cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        return self._own.for_matchers()
 
     @cached_property
     def _own(self) -> _OwnVocabulary:
@@ -132,6 +149,10 @@ class _OwnVocabulary(Vocabulary):
         if b"".join([self.tokens[token] for token in ids if token < len(self.tokens)]) == data:
             return ids
         return super().__call__(data)
+
+
+def _hash(grammar: str) -> bytes:
+    return hashlib.sha256(grammar.encode()).digest()
 
 
 def _first_lines(message: str) -> str:

@@ -19,6 +19,7 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 STACK_BYTES = 2**28  # of memory that is taken only where it is needed
+_STACK_SIZE = threading.Lock()  # of threads that are started from now on: a setting of the whole process
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +93,12 @@ def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
             matcher.compute_bitmask()
         made.append(matcher)
 
-    before = threading.stack_size(STACK_BYTES)
-    try:
-        thread = threading.Thread(target=make, name="grammar", daemon=True)
-        thread.start()
-    finally:
-        threading.stack_size(before)
+    thread = threading.Thread(target=make, name="grammar", daemon=True)
+    with _STACK_SIZE:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
     thread.join()
     return made[0]

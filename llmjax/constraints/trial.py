@@ -6,23 +6,30 @@ A schema of a thousand characters can keep it busy for hours, and an expression 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from llmjax.constraints.matchers import Vocabulary
-from llmjax.constraints.trial_wire import LAST, vocabulary_bytes
+from llmjax.constraints.trial_wire import read, vocabulary_bytes
 from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.frames import receive_frame, send_frame
 from llmjax.limited_process import LimitedProcess
 from llmjax.system import python_path
+from llmjax.turns import Turn
 
 START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a few tenths of a second
+END_SECONDS = 5.0  # for the end of what is tried
 
 
 class GrammarProcessError(LLMJaxError):
-    """The process that tries grammars cannot be started."""
+    """The process that tries grammars cannot be started, or has ended."""
+
+
+class GrammarRefused(InvalidRequest):
+    """A grammar is wrong or takes too much, whenever it is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +37,21 @@ class TrialLimits:
     """What one grammar may take.
 
     Args:
-        cpu_seconds: computing time, after which the process is killed.
+        cpu_seconds: computing time, after which the trial is killed.
         wall_seconds: time until the answer is there, however busy the machine is.
+        short_seconds: time after which a trial counts as one that takes long.
         memory: bytes of address space beside what the process has once it knows the vocabulary.
-        kept_memory: bytes of resident memory beside that; a process that keeps more makes room for a fresh one.
     """
 
     cpu_seconds: float = 5.0
     wall_seconds: float = 60.0
-    memory: int = 2**30
-    kept_memory: int = 2**26
+    short_seconds: float = 0.3
+    memory: int = 2**29
 
 
 class GrammarTrial:
-    """Finds out whether a grammar can be had, in a process that starts when it is first needed. Thread-safe; grammars
-    are tried one after the other.
+    """Finds out whether grammars can be had, in processes that start when they are first needed. Thread-safe: there are
+    as many processes as threads have asked at a time.
 
     Args:
         vocabulary: makes what they are matched with; called once for each process.
@@ -54,22 +61,33 @@ class GrammarTrial:
         self._vocabulary = vocabulary
         self._limits = limits or TrialLimits()
         self._lock = threading.Lock()
-        self._process: _Process | None = None
+        self._idle: list[_Process] = []
 
-    def error(self, grammar: str) -> str:
+    def error(self, grammar: str, *, turn: Turn | None = None) -> str:
         """What the library says against a grammar; empty: nothing.
 
+        Args:
+            turn: is told if it takes long; what it raises ends the trial.
+
         Raises:
-            InvalidRequest: it takes more than the limits.
+            GrammarRefused: it takes more than the limits of computing time or memory.
+            InvalidRequest: it takes more than the limit of time.
             GrammarProcessError: there is no process.
         """
+        process = self._process()
+        try:
+            return process.error(grammar, turn)
+        finally:
+            if process.alive:
+                with self._lock:
+                    self._idle.append(process)
+
+    def _process(self) -> _Process:
         with self._lock:
-            if self._process is None or not self._process.alive:
-                self._process = _Process(self._vocabulary(), self._limits)
-            error, last = self._process.error(grammar)
-            if last:
-                self._process = None
-            return error
+            while self._idle:
+                if (process := self._idle.pop()).alive:
+                    return process
+        return _Process(self._vocabulary(), self._limits)
 
 
 class _Process:
@@ -95,22 +113,50 @@ class _Process:
     def alive(self) -> bool:
         return self._process.alive
 
-    def error(self, grammar: str) -> tuple[str, bool]:
-        """What is against the grammar, and whether the process ends now."""
-        self._socket.settimeout(self._limits.wall_seconds)
+    def error(self, grammar: str, turn: Turn | None) -> str:
+        """As of ``GrammarTrial``. The process is kept, unless it has ended or does not answer."""
         try:
+            self._socket.settimeout(self._limits.wall_seconds)
             send_frame(self._socket, grammar.encode())
-            answer = receive_frame(self._socket)
-        except TimeoutError:
-            self._process.exit_code()
-            raise InvalidRequest(f"it takes more than {self._limits.wall_seconds:g} s") from None
-        except OSError:
-            answer = None
-        if answer is None:
-            raise InvalidRequest(self._reason(self._process.exit_code()))
-        return answer[1:].decode(), answer[:1] == LAST
-
-    def _reason(self, code: int) -> str:
+            code, error = self._answer(turn)
+        except OSError as failure:
+            raise GrammarProcessError(f"the process that tries grammars has ended: {failure}") from None
         if code == -signal.SIGPROF:
-            return f"it takes more than {self._limits.cpu_seconds:g} s of computing time"
-        return f"it takes more than {self._limits.memory >> 20} MiB of memory, or the library fails at it"
+            raise GrammarRefused(f"it takes more than {self._limits.cpu_seconds:g} s of computing time")
+        if code:
+            raise GrammarRefused(
+                f"it takes more than {self._limits.memory >> 20} MiB of memory, or the library fails at it"
+            )
+        return error
+
+    def _answer(self, turn: Turn | None) -> tuple[int, str]:
+        if self._comes(self._limits.short_seconds):
+            return self._read()
+        try:
+            if turn is not None:
+                turn.takes_long()
+        except BaseException:
+            self._end()
+            raise
+        self._process.signal(signal.SIGUSR2)
+        if self._comes(self._limits.wall_seconds):
+            return self._read()
+        self._end()
+        raise InvalidRequest(f"it takes more than {self._limits.wall_seconds:g} s")
+
+    def _comes(self, seconds: float) -> bool:
+        """Whether there is something to read, or nothing more will be."""
+        return bool(select.select([self._socket], [], [], seconds)[0])
+
+    def _read(self) -> tuple[int, str]:
+        if (answer := receive_frame(self._socket)) is None:
+            raise ConnectionResetError(f"exit status {self._process.exit_code()}")
+        return read(answer)
+
+    def _end(self) -> None:
+        """Ends what is tried; its answer must not be taken for the next one's."""
+        self._process.signal(signal.SIGUSR1)
+        if self._comes(END_SECONDS):
+            self._read()
+        else:
+            self._process.kill()

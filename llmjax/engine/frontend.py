@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
     from llmjax.constraints.compiler import GrammarCompiler
+    from llmjax.sampling.structured import StructuredOutputsParams
+    from llmjax.turns import Turn
 
 # A string, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt".
 PromptInput = str | Sequence[int] | Mapping[str, Any]
@@ -321,18 +323,31 @@ class Frontend:
             found.engine = engine
 
     def constraint(self, params: SamplingParams) -> Constraint | None:
-        """What ``structured_outputs`` demands; None: nothing. Any thread may ask, and it may take a second.
+        """What ``structured_outputs`` demands; None: nothing. Any thread may ask, and it may take seconds.
 
         Raises:
             InvalidRequest: its form is wrong, or takes too much.
         """
-        wanted = params.structured_outputs
-        if wanted is None:
-            return None
+        form = params.structured_outputs
+        return None if form is None else self.constraint_of(form, self.known_constraint(form)[0])
+
+    def known_constraint(self, form: StructuredOutputsParams) -> tuple[str, Constraint | None]:
+        """A form's grammar, and the constraint if it was asked for lately; errors as of ``constraint``. Any thread may
+        ask; nothing is compiled."""
         if self._grammars is None:
-            raise InvalidRequest(f"{wanted.field} needs a tokenizer", field=wanted.field)
-        grammar = self._grammars.grammar(wanted)
-        return Constraint(grammar, self._grammars.matcher(grammar, field=wanted.field))
+            raise InvalidRequest(f"{form.field} needs a tokenizer", field=form.field)
+        grammar = self._grammars.grammar(form)
+        matcher = self._grammars.known(grammar, field=form.field)
+        return grammar, None if matcher is None else Constraint(grammar, matcher)
+
+    def constraint_of(self, form: StructuredOutputsParams, grammar: str, turn: Turn | None = None) -> Constraint:
+        """The constraint of a form's grammar; errors as of ``constraint``.
+
+        Args:
+            turn: is told if it takes long; what it raises ends this.
+        """
+        assert self._grammars is not None
+        return Constraint(grammar, self._grammars.matcher(grammar, field=form.field, turn=turn))
 
     def open_pooling(
         self,

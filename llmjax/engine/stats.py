@@ -110,7 +110,8 @@ class RequestStats:
 
 
 QUEUE_FULL = "max_num_queued_reqs"
-REJECTIONS = (QUEUE_FULL,)  # the limits that requests are refused by, for now
+FORMS_FULL = "structured_output_checks"
+REJECTIONS = (QUEUE_FULL, FORMS_FULL)  # the limits that requests are refused by, for now
 
 
 class StatLogger(Protocol):

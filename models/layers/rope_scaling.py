@@ -86,6 +86,8 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
         for key in new.keys() & old.keys() - {"type"}:
             if new[key] != old[key]:
                 raise fields.error("rope_scaling", f"contradicts rope_parameters in {key}")
+        if None not in (own := fields.values.get(theta), within := new.get("rope_theta")) and own != within:
+            raise fields.error(theta, f"contradicts rope_parameters, where it is {within}")
         merged, name = old | new, f"{fields.name}: {'rope_scaling' if old else 'rope_parameters'}"
         if fields.get("original_max_position_embeddings") is not None:
             merged["original_max_position_embeddings"] = fields.get("original_max_position_embeddings")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from llmjax.errors import InvalidRequest
 from llmjax.serve.batches.inner import Answer
 from llmjax.serve.errors import cut
 from llmjax.serve.json_gauge import JsonGauge
+from llmjax.serve.json_text import without_lone_surrogates
 from llmjax.serve.limits import BodyLimits
 
 ENDPOINTS = frozenset(
@@ -65,6 +67,8 @@ def read_lines(lines: Iterable[bytes], limits: BodyLimits, *, endpoint: str | No
     """
     seen: set[str] = set()
     for number, line in enumerate(lines, 1):
+        if number == 1:
+            line = line.removeprefix(BOM_UTF8)
         if not line.strip():
             continue
         request = _read(line, number, limits, endpoint)
@@ -88,7 +92,7 @@ def _read(line: bytes, number: int, limits: BodyLimits, endpoint: str | None) ->
     if gauge.exceeded:
         raise BadLine("it holds too many values, or is nested too deeply", line=number)
     try:
-        fields = orjson.loads(line)
+        fields = orjson.loads(without_lone_surrogates(line))
     except orjson.JSONDecodeError as error:
         raise BadLine(f"it is not valid JSON: {error}", line=number) from None
     if not isinstance(fields, dict):

@@ -14,19 +14,23 @@ from typing import Any, BinaryIO
 
 from starlette.types import ASGIApp
 
+from llmjax.errors import LLMJaxError
 from llmjax.serve.batches.answering import AHEAD, answers
 from llmjax.serve.batches.inner import Answer, ask
 from llmjax.serve.batches.lines import BadLine, BatchLine, read_lines, result_line
 from llmjax.serve.errors import ApiError, as_api_error, cut
-from llmjax.serve.files import FileStore, StoredFile, read_json, write_json
+from llmjax.serve.files import FileStore, StoredFile
 from llmjax.serve.limits import BodyLimits
+from llmjax.serve.records import RECORD, Records, storing
 
 log = logging.getLogger("serve")
 
 WINDOW = 24 * 3600  # seconds that a batch may take
 MOST_REQUESTS = 50_000  # of one batch, as OpenAI has it
 MOST_UNFINISHED = 16  # batches of one owner
-KEPT_SECONDS = 30 * 24 * 3600
+MOST_ENDED = 1000  # that are kept of one owner's, beside those that have not ended
+RECORD_BYTES = 16 * 1024  # for what is known of a batch
+NOT_WRITTEN = "the results cannot be written"
 ENDED = frozenset({"failed", "completed", "expired", "cancelled"})
 
 
@@ -49,6 +53,8 @@ class Batch:
     completed: int = 0
     failed: int = 0
     times: dict[str, int] = field(default_factory=dict)
+
+    __pydantic_config__ = RECORD
 
     def turn(self, status: str) -> None:
         """Its next status, from now on."""
@@ -87,8 +93,9 @@ class Batches:
         self._ahead = AHEAD * width
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._batches: dict[str, Batch] = {}
-        known = (read_json(path) for path in sorted(files.folder.glob("batch_*.json")))
-        for batch in sorted((Batch(**fields) for fields in known if fields), key=lambda batch: batch.created_at):
+        self._records = Records(files.folder, Batch, names="batch_*")
+        files.charge(self._records)
+        for batch in sorted(self._records.load(), key=lambda batch: batch.created_at):
             if batch.status not in ENDED:
                 batch.errors = [_error("the server has ended in the meantime", code="server_ended")]
                 batch.turn("failed")
@@ -109,13 +116,14 @@ class Batches:
             state: of its requests.
 
         Raises:
-            ApiError: 429, the owner has too many that have not ended.
+            ApiError: 429, the owner has too many that have not ended; 413 or 507, there is no room for another.
         """
-        self._drop_old()
+        self._drop_expired()
         if sum(batch.owner == owner and batch.status not in ENDED for batch in self._batches.values()) >= (
             MOST_UNFINISHED
         ):
             raise ApiError(f"{MOST_UNFINISHED} batches are unfinished", status=429, code="too_many_batches")
+        self._make_room(owner)
         now = int(time.time())
         batch = Batch(
             id=f"batch_{uuid.uuid4().hex}",
@@ -126,9 +134,15 @@ class Batches:
             created_at=now,
             expires_at=now + WINDOW,
         )
+        with storing("the batch cannot begin"):
+            # A file that is deleted from now on can still be read.
+            source = self._files.path(file).open("rb")
+            try:
+                self._records.save(batch)
+            except OSError:
+                source.close()
+                raise
         self._batches[batch.id] = batch
-        # A file that is deleted from now on can still be read.
-        source = self._files.path(file).open("rb")
         task = asyncio.create_task(self._run(batch, source, state))
         self._tasks[batch.id] = task
         task.add_done_callback(lambda _: self._tasks.pop(batch.id, None))
@@ -143,7 +157,7 @@ class Batches:
 
     def of(self, owner: str) -> list[Batch]:
         """All of an owner, the newest first."""
-        self._drop_old()
+        self._drop_expired()
         return [batch for batch in reversed(self._batches.values()) if batch.owner == owner]
 
     def cancel(self, batch: Batch) -> None:
@@ -159,32 +173,39 @@ class Batches:
             self._tasks[batch.id].cancel()
 
     async def _run(self, batch: Batch, source: BinaryIO, state: Mapping[str, Any]) -> None:
-        with source, self._result(batch) as good, self._result(batch) as bad:
-            try:
-                async with asyncio.timeout(batch.expires_at - time.time()):
-                    await self._check(batch, source)
-                    batch.turn("in_progress")
-                    self.save(batch)
-                    await self._answer(batch, source, state, good, bad)
-                end = "completed"
-                batch.turn("finalizing")
-            except TimeoutError:
-                end = "expired"
-            except asyncio.CancelledError:
-                if batch.status != "cancelling":
-                    raise  # the server ends
-                end = "cancelled"
-            except Exception as error:
-                batch.errors = [_error_of(error)]
-                end = "failed"
-            try:
+        """To its end: whatever fails, it does not stay unfinished."""
+        try:
+            with source, storing(NOT_WRITTEN), self._result() as good, self._result() as bad:
+                end = await self._answered(batch, source, state, good, bad)
                 batch.output_file_id = self._keep(batch, good, "output")
                 batch.error_file_id = self._keep(batch, bad, "error")
-            except ApiError as error:
-                batch.errors = [_error_of(error)]
-                end = "failed"
-            batch.turn(end)
-            self.save(batch)
+        except Exception as error:
+            batch.errors = [_error_of(error)]
+            end = "failed"
+        batch.turn(end)
+        self.save(batch)
+
+    async def _answered(
+        self, batch: Batch, source: BinaryIO, state: Mapping[str, Any], good: BinaryIO, bad: BinaryIO
+    ) -> str:
+        """Asks all that it can, and gives the status that the batch ends with."""
+        try:
+            async with asyncio.timeout(batch.expires_at - time.time()):
+                await self._check(batch, source)
+                batch.turn("in_progress")
+                self.save(batch)
+                await self._answer(batch, source, state, good, bad)
+            batch.turn("finalizing")
+            return "completed"
+        except TimeoutError:
+            return "expired"
+        except asyncio.CancelledError:
+            if batch.status != "cancelling":
+                raise  # the server ends
+            return "cancelled"
+        except (LLMJaxError, ApiError) as error:  # what has been answered by then is kept
+            batch.errors = [_error_of(error)]
+            return "failed"
 
     async def _check(self, batch: Batch, source: BinaryIO) -> None:
         """Reads all of it before anything is asked."""
@@ -218,7 +239,7 @@ class Batches:
                     raise ApiError("the results take more than may be kept", code="no_room")
 
     @contextmanager
-    def _result(self, batch: Batch) -> Iterator[BinaryIO]:
+    def _result(self) -> Iterator[BinaryIO]:
         path = self._files.new_path()
         try:
             with path.open("xb") as file:
@@ -235,15 +256,31 @@ class Batches:
         return self._files.keep(Path(file.name), owner=batch.owner, filename=name, purpose="batch_output").id
 
     def save(self, batch: Batch) -> None:
-        """Writes what is known of it, for a later server."""
-        write_json(self._files.folder / f"{batch.id}.json", asdict(batch))
+        """Writes what is known of it, for a later server; where that fails, it is known to this one."""
+        try:
+            self._records.save(batch)
+        except OSError as error:
+            log.error("%s: its record cannot be written: %s", batch.id, error)
 
-    def _drop_old(self) -> None:
-        now = time.time()
+    def _make_room(self, owner: str) -> None:
+        """Lets go of an owner's oldest batches where there are too many, or no room for the record of another one."""
+        room = self._files.room(owner)
+        if room + self._records.bytes_of(owner) < RECORD_BYTES:
+            message = f"of {self._files.most_bytes} bytes for files and batches {max(room, 0)} are left: delete files"
+            raise ApiError(message, status=413, code="no_room")
+        ended = [batch for batch in self._batches.values() if batch.owner == owner and batch.status in ENDED]
+        while ended and (len(ended) >= MOST_ENDED or self._files.room(owner) < RECORD_BYTES):
+            self._drop(ended.pop(0))
+
+    def _drop_expired(self) -> None:
+        oldest = time.time() - self._files.lifetime
         for batch in [*self._batches.values()]:
-            if batch.status in ENDED and batch.created_at + KEPT_SECONDS < now:
-                del self._batches[batch.id]
-                (self._files.folder / f"{batch.id}.json").unlink(missing_ok=True)
+            if batch.status in ENDED and batch.created_at < oldest:
+                self._drop(batch)
+
+    def _drop(self, batch: Batch) -> None:
+        del self._batches[batch.id]
+        self._records.drop(batch)
 
 
 def _error(message: str, *, code: str | None, line: int | None = None, param: str | None = None) -> dict[str, Any]:

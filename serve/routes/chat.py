@@ -18,7 +18,7 @@ from llmjax.characters import whole_characters
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.serve.answers import AnswerReader
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.conversations import ConversationTurn, Joined, UntilAnswered
 from llmjax.serve.custom_tools import NO_TOOLS, CustomTools, chosen, from_chat
 from llmjax.serve.generation import guarded, request_metrics
@@ -72,6 +72,7 @@ async def turn_of(request: Request, server: Server, body: ChatRequest, custom: C
             body,
             record=record_of(request),
             cache_salt=cache_salt_of(request, body.cache_salt),
+            client=client_of(request),
             id=f"chatcmpl-{body.request_id or record_of(request).id}",
             custom=custom,
         )

@@ -21,7 +21,7 @@ from llmjax.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, request_metrics, run_job
 from llmjax.serve.logprobs import (
@@ -123,6 +123,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         priority=priority,
         cache_salt=cache_salt_of(request, body.cache_salt),
         owner=record_of(request).owner,
+        client=client_of(request),
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=own.max_tokens or 1, asked=asked) for own in params]
         if body.use_beam_search

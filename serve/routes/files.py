@@ -17,10 +17,12 @@ from llmjax.serve.body import MIN_BYTES_PER_SECOND
 from llmjax.serve.context import Server, owner_of, server_of
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.files import StoredFile, page_of
+from llmjax.serve.records import storing
 
 FORM_BYTES = 64 * 1024  # of an upload, beside its file
 LEAST_LIFETIME, MOST_LIFETIME = 3600, 30 * 24 * 3600  # OpenAI's
 MOST_LISTED = 10_000
+NOT_STORED = "the file cannot be stored"
 
 
 async def upload_file(request: Request) -> Response:
@@ -31,7 +33,8 @@ async def upload_file(request: Request) -> Response:
     owner = owner_of(request)
     parser = MultiPartParser(request.headers, _bounded(request, server), max_files=1, max_fields=8)
     try:
-        form = await parser.parse()
+        with storing(NOT_STORED):
+            form = await parser.parse()
     except MultiPartException as error:
         raise ApiError(f"the form is not valid: {error.message}", code="invalid_form") from None
     try:
@@ -42,12 +45,13 @@ async def upload_file(request: Request) -> Response:
             raise ApiError("`purpose` must be batch: files are read by batches alone", param="purpose")
         lifetime = _lifetime(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
         path = server.files.new_path()
-        try:
-            await asyncio.to_thread(_copy, upload, str(path))
-            filename = upload.filename or "file"
-            file = server.files.keep(path, owner=owner, filename=filename, purpose="batch", lifetime=lifetime)
-        finally:
-            path.unlink(missing_ok=True)
+        with storing(NOT_STORED):
+            try:
+                await asyncio.to_thread(_copy, upload, str(path))
+                filename = upload.filename or "file"
+                file = server.files.keep(path, owner=owner, filename=filename, purpose="batch", lifetime=lifetime)
+            finally:
+                path.unlink(missing_ok=True)
     finally:
         await form.close()
     return _json(file.body())
@@ -81,13 +85,15 @@ async def _bounded(request: Request, server: Server) -> AsyncGenerator[bytes, No
                 size += len(piece)
                 if size > most:
                     message = f"the file is larger than {server.config.max_file_bytes} bytes (--max-file-bytes)"
-                    raise ApiError(message, status=413, param="file", code="body_too_large")
+                    closing = {"Connection": "close"}
+                    raise ApiError(message, status=413, param="file", code="body_too_large", headers=closing)
                 timer.reschedule(end + size / MIN_BYTES_PER_SECOND)
                 yield piece
     except ClientDisconnect:
         raise ClientDisconnected from None
     except TimeoutError:
-        raise ApiError(f"the file did not arrive in time: {size} bytes came", status=408) from None
+        message = f"the file did not arrive in time: {size} bytes came"
+        raise ApiError(message, status=408, headers={"Connection": "close"}) from None
 
 
 async def list_files(request: Request) -> Response:

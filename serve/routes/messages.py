@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from llmjax.parsing.choice import reads
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError, anthropic_error, cut
 from llmjax.serve.generation import guarded
 from llmjax.serve.messages.conversation import is_prefill, messages_of, without_empty_answer
@@ -55,7 +55,8 @@ async def create_message(request: Request) -> Response | ASGIApp:
         chat.user = None if body.metadata is None else body.metadata.user_id
         salt = cache_salt_of(request, body.cache_salt)
         id = f"msg_{uuid.uuid4().hex}"
-        turn = await prepare(server, chat, record=record, cache_salt=salt, id=id, cut=True)
+        client = client_of(request)
+        turn = await prepare(server, chat, record=record, cache_salt=salt, client=client, id=id, cut=True)
     answer = MessageAnswer(server=server, body=body, turn=turn)
     if body.stream:
         return EventStream(

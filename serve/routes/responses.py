@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.events import Content
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.custom_tools import InputForm, as_function, input_form
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.generation import guarded
@@ -354,7 +354,8 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         record = record_of(request)
         salt = cache_salt_of(request, body.cache_salt)
         custom = _custom(body)
-        turn = await prepare(server, chat, record=record, cache_salt=salt, id=id, custom=custom)
+        client = client_of(request)
+        turn = await prepare(server, chat, record=record, cache_salt=salt, client=client, id=id, custom=custom)
     unheeded = [*body.without_effect(), *_unheeded(body)]
     record.ignored += [name for name in unheeded if name not in record.ignored]
     writer = ResponseWriter(

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants as hf_constants
@@ -376,6 +377,56 @@ def test_a_hub_out_of_reach_is_one_line_and_the_cache_still_serves(hub: FakeHub,
     with pytest.raises(CheckpointError, match="org/other is not in the local Hugging Face cache") as caught:
         from_hugging_face("org/other", None, away)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def cached(hub: FakeHub, options: HubOptions) -> Path:
+    """The snapshot of a repository that has been fetched, whose reference is the library's own."""
+    hub.repositories["org/name"] = repository("config.json", "model.safetensors")
+    folder = from_hugging_face("org/name", None, options)
+    assert (folder.parents[1] / "refs" / "main").read_text() == SHA
+    return folder
+
+
+@pytest.mark.parametrize("away", [{"offline": True}, {"endpoint": "http://127.0.0.1:9"}], ids=["offline", "no network"])
+@pytest.mark.parametrize("reference", [f"{SHA}\n", f" {SHA}\r\n", None])
+def test_a_reference_as_others_leave_it(
+    cached: Path, options: HubOptions, away: dict[str, Any], reference: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    main = cached.parents[1] / "refs" / "main"
+    main.unlink() if reference is None else main.write_text(reference)
+    assert from_hugging_face("org/name", None, replace(options, **away)) == cached
+    assert ("no refs/main" in caplog.text) == (reference is None)
+
+
+def test_snapshots_without_a_reference_must_be_one_and_whole(cached: Path, options: HubOptions) -> None:
+    offline = replace(options, offline=True)
+
+    def found() -> Path | None:
+        try:
+            return from_hugging_face("org/name", None, offline)
+        except CheckpointError as error:
+            assert "is not in the local Hugging Face cache" in str(error)
+            return None
+
+    (cached.parents[1] / "refs" / "main").unlink()
+    with pytest.raises(CheckpointError):
+        from_hugging_face("org/name", None, replace(offline, revision="v1"))
+    second = cached.with_name("f" * 40)
+    second.mkdir()
+    (second / "config.json").write_text("{}")
+    assert found() == cached  # the other one has no weights
+    (second / "model.safetensors").symlink_to("../../blobs/nothing")
+    assert found() == cached  # or they are not there
+    (second / "model.safetensors").unlink()
+    (second / "model-1.safetensors").write_text("")
+    index = second / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}))
+    assert found() == cached  # or some are not
+    (second / "model-2.safetensors").write_text("")
+    assert found() is None  # which of them is meant?
+    (cached.parents[1] / "refs" / "main").write_text("../../../elsewhere\n")
+    assert found() is None
 
 
 @pytest.mark.real_model

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from llmjax.constraints.compiler import GrammarCompiler
-from llmjax.constraints.matchers import Vocabulary
-from llmjax.constraints.trial import GrammarTrial, TrialLimits
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.constraints.test_schema_suite import Bytes
@@ -53,31 +51,6 @@ def test_what_is_wrong_is_told_as_the_library_says_it(compiler: GrammarCompiler)
         with pytest.raises(InvalidRequest, match=r"regex: .*unclosed character class") as raised:
             compiler.matcher(compiler.grammar(StructuredOutputsParams(regex="[a")), field="regex")
         assert raised.value.field == "regex"
-
-
-def test_the_process_is_kept(compiler: GrammarCompiler) -> None:
-    trial = GrammarTrial(lambda: Vocabulary(tokens=[bytes([i]) for i in range(256)] + [b""], special=[EOS], eos=[EOS]))
-    grammar = compiler.grammar(StructuredOutputsParams(regex="a+"))
-    assert trial.error(grammar) == ""
-    first = trial._process
-    assert trial.error(grammar) == "" and trial._process is first
-
-
-def test_a_process_that_keeps_much_makes_room(compiler: GrammarCompiler) -> None:
-    tokens = [bytes([i]) for i in range(256)] + [b""]
-    limits = TrialLimits(kept_memory=0)
-    trial = GrammarTrial(lambda: Vocabulary(tokens=tokens, special=[EOS], eos=[EOS]), limits=limits)
-    large = compiler.grammar(StructuredOutputsParams(choice=[f"choice {i}" for i in range(4096)]))
-    assert trial.error(large) == "" and trial._process is None
-    assert "unclosed" in trial.error(compiler.grammar(StructuredOutputsParams(regex="[a")))
-
-
-def test_a_late_answer_is_not_waited_for(compiler: GrammarCompiler) -> None:
-    limits = TrialLimits(cpu_seconds=30, wall_seconds=0.5)
-    tokens = [bytes([i]) for i in range(256)] + [b""]
-    trial = GrammarTrial(lambda: Vocabulary(tokens=tokens, special=[EOS], eos=[EOS]), limits=limits)
-    with pytest.raises(InvalidRequest, match=r"more than 0\.5 s"):
-        trial.error(compiler.grammar(StructuredOutputsParams(json=HOURS)))
 
 
 NAMES = {f"k{i}": {"type": "integer"} for i in range(3000)}

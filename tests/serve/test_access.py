@@ -119,6 +119,52 @@ def test_a_prefix_of_a_proxy_does_not_open_a_path() -> None:
     assert asyncio.run(main()) == [200, 401, 401]
 
 
+def test_a_proxy_may_leave_its_prefix_on_a_path_or_take_it_off() -> None:
+    """As uvicorn has it: it puts the prefix in front of every path."""
+    app = app_of(root_path="/llm", api_key=["one"])
+    transport = httpx.ASGITransport(app, root_path="/llm")
+
+    async def main() -> dict[str, int]:
+        key = bearer("Bearer one")
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost/llm", headers=key) as client:
+            paths = ("/v1/models", "/llm/v1/models", "/llm/openapi.json", "/llm/llm/v1/models", "/llmv1/models", "/llm")
+            document = (await client.get("/llm/openapi.json")).json()
+            assert document["servers"] == [{"url": "/llm"}]
+            client.headers.pop("authorization")
+            assert (await client.get("/llm/health")).status_code == 200
+            assert (await client.get("/llm/v1/models")).status_code == 401
+            client.headers.update(key)
+            return {path: (await client.get(path)).status_code for path in paths}
+
+    assert asyncio.run(main()) == {
+        "/v1/models": 200,
+        "/llm/v1/models": 200,
+        "/llm/openapi.json": 200,
+        "/llm/llm/v1/models": 404,
+        "/llmv1/models": 404,
+        "/llm": 307,  # to /llm/
+    }
+    with pytest.raises(ConfigError, match="root_path must begin with /"):
+        ServerConfig(root_path="llm")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hint"),
+    [
+        ("POST", "/chat/completions", "/v1/chat/completions"),
+        ("POST", "/responses", "/v1/responses"),
+        ("GET", "/models/x/y", "/v1/models/x/y"),
+        ("POST", "/v1/v1/messages", "/v1/messages"),
+        ("POST", "/v1/tokenize", "/tokenize"),
+        ("GET", "/chat/completions", None),
+        ("POST", "/nothing", None),
+    ],
+)
+def test_a_path_that_is_not_there_hints_at_one_that_is(method: str, path: str, hint: str | None) -> None:
+    message = ask(app_of(), method, path).json()["error"]["message"]
+    assert message == f"there is no {method} {path}" + (f"; did you mean {hint}?" if hint else "")
+
+
 @pytest.mark.parametrize("keys", [[""], ["good", ""], [" "], ["a "], "text"])
 def test_keys_that_no_client_could_send_are_refused(keys: Any) -> None:
     with pytest.raises(ConfigError, match="api_key"):
@@ -214,6 +260,7 @@ def test_on_loopback_the_host_must_be_loopback(bound: str) -> None:
             response = ask(app, "GET", path, headers={"Host": host})
             assert response.status_code == 403, host
             assert response.json()["error"]["code"] == "unknown_host"
+            assert "--allowed-hosts" in response.json()["error"]["message"]
 
 
 def test_hosts_that_are_allowed_too() -> None:

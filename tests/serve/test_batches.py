@@ -263,7 +263,7 @@ def test_what_is_wrong_is_named(
 
 def test_a_later_server_finds_files_and_batches(tmp_path: Path) -> None:
     now = 1000.0
-    store = FileStore(tmp_path, most_bytes=100, lifetime=60, clock=lambda: now)
+    store = FileStore(tmp_path, most_bytes=2**20, lifetime=60, clock=lambda: now)
     path = store.new_path()
     path.write_bytes(b"abc")
     file = store.keep(path, owner="a", filename="n", purpose="batch")
@@ -280,7 +280,7 @@ def test_a_later_server_finds_files_and_batches(tmp_path: Path) -> None:
         raise AssertionError
 
     id = asyncio.run(begun())
-    later = FileStore(tmp_path, most_bytes=100, lifetime=60, clock=lambda: now)
+    later = FileStore(tmp_path, most_bytes=2**20, lifetime=60, clock=lambda: now)
     assert later.of("a") == [file] and later.of("b") == [] and not list(tmp_path.glob("new-*"))
     batch = Batches(later, nobody, limits=BodyLimits(bytes=1000), width=1).get("a", id)
     assert batch.status == "failed" and batch.errors is not None

@@ -183,15 +183,12 @@ def test_idle_connections_are_few(connect: Connect) -> None:
         sock.close()
 
 
-def test_pipelined_requests_are_few(connect: Connect) -> None:
+def test_pipelined_requests_are_answered(connect: Connect) -> None:
     with connect() as sock:
-        sock.sendall(GET * 10)
+        sock.sendall(GET * 100)
         answer = b""
-        while answer.count(b"HTTP/1.1 200") < 10:
+        while answer.count(b"HTTP/1.1 200") < 100:
             answer += sock.recv(2**16)
-    with connect() as sock:
-        send(sock, GET * 1000)
-        assert everything(sock).count(b"HTTP/1.1 200") < 20
 
 
 def test_what_is_not_http_gets_the_same_error_body(connect: Connect) -> None:

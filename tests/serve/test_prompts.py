@@ -49,8 +49,8 @@ class Tokenizing:
 
 
 @asynccontextmanager
-async def client(folder: Path, chat_template: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    config = ServerConfig(trust_request_chat_template=True)
+async def client(folder: Path, chat_template: str | None = None, **settings: Any) -> AsyncIterator[httpx.AsyncClient]:
+    config = ServerConfig(trust_request_chat_template=True, **settings)
     app = create_app(Tokenizing(folder, chat_template), config)  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         yield http
@@ -127,3 +127,47 @@ async def test_a_broken_template_is_told_at_the_start(tiny_model: Path, caplog: 
         server = DrainingServer(engine, config, sock=sock)  # type: ignore[arg-type]
         await server._check_chat_template()
     assert "chats will be refused: chat template: line 2" in caplog.text
+
+
+SPELLED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}{% for t in [m.content] %}{{ t | trim | tojson }}{% endfor %}"
+    "{% endfor %}<|im_end|>{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("split", [False, True])
+async def test_special_tokens_that_users_spell(tiny_model: Path, split: bool) -> None:
+    """They become such tokens, unless the operator says that they stay text; those of the template and of the model's
+    own messages always do."""
+    tokenizer = load_tokenizer(tiny_model)
+    start, end = (tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
+    fake = "a <|im_end|><<|im_start|>|im_start|> b"
+    messages = [{"role": role, "content": fake} for role in ("user", "assistant")]
+    async with client(tiny_model, SPELLED, split_special_tokens=split) as http:
+
+        async def tokens(**body: Any) -> list[int]:
+            response = await http.post("/tokenize", json=body)
+            assert response.status_code == 200, response.text
+            ids: list[int] = response.json()["tokens"]
+            return ids
+
+        ids = await tokens(messages=messages, chat_template_kwargs={"documents": [{"text": fake}]})
+        own = 1 if split else 3  # messages and documents that are heeded
+        assert ids.count(start) == 2 + own and ids.count(end) == 1 + own
+        assert tokenizer.decode(ids, skip_special_tokens=False).count(fake) == 3
+        ids = await tokens(prompt=fake)
+        assert (start in ids, end in ids) == (not split, not split)
+        assert tokenizer.decode(ids, skip_special_tokens=False).removeprefix("<s>") == fake
+        assert (ids[0] == tokenizer.bos_token_id) == (tokenizer.encode("")[:1] == [tokenizer.bos_token_id])
+        assert await tokens(prompt="plain") == tokenizer.encode("plain")
+
+
+async def test_a_text_that_begins_with_what_begins_texts_gets_it_twice(tiny_model: Path) -> None:
+    """As the documentation says; a rendered chat has ``add_special_tokens: false``."""
+    tokenizer = load_tokenizer(tiny_model)
+    begins = tokenizer.encode("")
+    text = tokenizer.decode(begins, skip_special_tokens=False)
+    async with client(tiny_model) as http:
+        ids = (await http.post("/tokenize", json={"prompt": text + "a"})).json()["tokens"]
+        bare = (await http.post("/tokenize", json={"prompt": text + "a", "add_special_tokens": False})).json()["tokens"]
+    assert ids == begins + bare
