@@ -67,6 +67,7 @@ check: $(dev_stamp)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.pages --check
 
 # The compiler comes as a package, so that neither the machine's nor a container of an old system is needed; the wheel is
 # made from the archive of sources, as on a machine that has nothing else. auditwheel finds out whether it keeps its word.

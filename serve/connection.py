@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from http import HTTPStatus
 from typing import Any
 
@@ -36,7 +35,7 @@ class IdleConnections:
         self._since: dict[BoundedConnection, float] = {}
 
     def add(self, connection: BoundedConnection) -> None:
-        now = time.monotonic()
+        now = connection.loop.time()
         self._since[connection] = now
         while len(self._since) > self._limit:
             oldest, since = next(iter(self._since.items()))

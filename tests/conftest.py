@@ -14,6 +14,11 @@ import yaml
 from filelock import FileLock
 from hypothesis import settings
 
+from tests import hangs
+from tests.hangs import pytest_timeout_set_timer  # a hook
+
+__all__ = ["pytest_timeout_set_timer"]
+
 # Before jax is imported; a run on another device sets JAX_PLATFORMS itself.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
@@ -79,7 +84,8 @@ def minilm_path() -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs are kept from run to run."""
+    """Programs are kept from run to run; processes show where they hang."""
+    hangs.configure(config)
     os.environ.update(CACHE_VARIABLES, JAX_COMPILATION_CACHE_DIR=str(config.cache.mkdir("xla")))
 
 
@@ -109,9 +115,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is exhaustive is slow too, and need not say so."""
+    """What is exhaustive is slow too, and need not say so; what is slow may take long."""
     if item.get_closest_marker("exhaustive"):
         item.add_marker(pytest.mark.slow)
+    if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(hangs.SLOW_SECONDS))
 
 
 @pytest.fixture(scope="session")

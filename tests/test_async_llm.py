@@ -20,6 +20,7 @@ from llmjax.engine.loop import ThreadEngine
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
+from tests.waiting import until_async
 
 GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
 CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
@@ -101,12 +102,6 @@ def tokens(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.outputs[0].token_ids]
 
 
-async def until(condition: Callable[[], bool], *, seconds: float = 20) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 def inside(engine: AsyncLLM) -> Engine:
     """What computes, where it can be reached."""
     assert isinstance(engine.client, ThreadEngine)
@@ -145,7 +140,7 @@ async def test_streams_say_what_offline_generation_says(
             assert "".join(part.text for part in parts) == wanted.text
     assert engine.stats.preemptions > 0
     assert engine.stats.finished_requests == 16
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 async def test_half_of_the_streams_dropped(start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig) -> None:
@@ -173,7 +168,7 @@ async def test_half_of_the_streams_dropped(start: Callable[[EngineConfig], Async
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
     for outputs in await asyncio.gather(*kept):
         assert len(outputs[-1].outputs[0].token_ids) == 20
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
     engine.check_health()
 
 
@@ -182,9 +177,9 @@ async def test_cancelled_before_the_first_token(
 ) -> None:
     engine = start(endless)
     task = asyncio.create_task(collect(engine.generate([3] * 2000, FOREVER, "prefilling")))
-    await until(lambda: engine.kv_stats().used > 0)
+    await until_async(lambda: engine.kv_stats().used > 0)
     task.cancel()
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
     assert task.cancelled()
 
 
@@ -205,7 +200,7 @@ async def test_abort_ends_the_stream_with_its_reason(
         0: "abort",
         1: "abort",
     }
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 async def test_a_stop_string_frees_the_pages(start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig) -> None:
@@ -216,7 +211,7 @@ async def test_a_stop_string_frees_the_pages(start: Callable[[EngineConfig], Asy
     assert first.finish_reason == "length"
     assert "".join(o.outputs[0].text for o in outputs) == ""
     assert (outputs[-1].outputs[0].finish_reason, outputs[-1].outputs[0].stop_reason) == ("stop", text)
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 async def test_too_many_waiting_requests_are_refused(
@@ -224,9 +219,9 @@ async def test_too_many_waiting_requests_are_refused(
 ) -> None:
     engine = start_here(endless)
     tasks = [asyncio.create_task(collect(engine.generate([5 + i], FOREVER, str(i)))) for i in range(4)]
-    await until(lambda: len(inside(engine).scheduler.running) == 4)
+    await until_async(lambda: len(inside(engine).scheduler.running) == 4)
     tasks += [asyncio.create_task(collect(engine.generate([5], FOREVER, f"waiting {i}"))) for i in range(6)]
-    await until(lambda: engine.num_waiting == 6)
+    await until_async(lambda: engine.num_waiting == 6)
     with pytest.raises(QueueFull, match="6 requests are waiting already") as caught:
         await collect(engine.generate([5], FOREVER, "one more"))
     assert caught.value.retry_after > 0
@@ -234,7 +229,7 @@ async def test_too_many_waiting_requests_are_refused(
     assert engine.num_requests == 10
     for task in tasks:
         task.cancel()
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
     assert (await collect(engine.generate([5], FOREVER.clone(max_tokens=2), "one more")))[-1].finished
 
 
@@ -247,12 +242,12 @@ async def test_requests_that_have_left_do_not_wait_any_more(
 
     def slow() -> Any:
         stuck.set()
-        assert go_on.wait(20)
+        assert go_on.wait()
         return step()
 
     monkeypatch.setattr(inside(engine), "step", slow)
     tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(10)]
-    await until(stuck.is_set)
+    await until_async(stuck.is_set)
     with pytest.raises(QueueFull):
         await collect(engine.generate([5], FOREVER, "one more"))
     for task in tasks:
@@ -263,7 +258,7 @@ async def test_requests_that_have_left_do_not_wait_any_more(
     await asyncio.sleep(0)
     go_on.set()
     assert (await last)[-1].finished
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 @pytest.mark.parametrize("kind", RequestOutputKind)
@@ -306,7 +301,7 @@ async def test_bad_requests_fail_before_the_first_output(
         await collect(engine.generate([5], FOREVER, "r"))
     assert (await anext(first)).outputs[0].token_ids  # the first one goes on
     await first.aclose()
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 async def test_an_id_can_be_used_again_at_once(
@@ -322,7 +317,7 @@ async def test_an_id_can_be_used_again_at_once(
         outputs = await collect(engine.generate([9], FOREVER.clone(max_tokens=8), "r"))
         assert outputs[-1].outputs[0].finish_reason == "length"
         assert tokens(outputs) == expected
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 async def test_an_id_can_be_used_again_while_the_last_output_is_looked_at(
@@ -335,9 +330,9 @@ async def test_an_id_can_be_used_again_while_the_last_output_is_looked_at(
     await anext(new)
     await old.aclose()
     for _ in range(3):
-        await asyncio.wait_for(anext(new), 20)
+        await asyncio.wait_for(anext(new), 60)
     await new.aclose()
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 @pytest.mark.parametrize(
@@ -372,7 +367,7 @@ async def test_a_request_that_only_the_engine_refuses_fails_alone(
     assert vars(caught.value) == vars(refusal)
     await anext(good)
     await good.aclose()
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 @pytest.mark.parametrize("what", ["runner.Runner.dispatch", "runner.PendingStep.tokens"])
@@ -390,7 +385,7 @@ async def test_the_engine_dies(
         raise RuntimeError("the device is on fire")
 
     monkeypatch.setattr(f"llmjax.engine.{what}", fail)
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert [type(result) for result in results] == [EngineDead] * 6
     assert str(results[0]) == "the engine stopped: the device is on fire"
     with pytest.raises(EngineDead, match="on fire"):
@@ -421,19 +416,19 @@ async def test_a_process_that_the_engine_needs_goes_while_a_step_waits_for_it(
         await anext(stream)
     monkeypatch.setattr("llmjax.engine.runner.PendingStep.tokens", hang)
     tasks = [asyncio.create_task(collect(stream)) for stream in streams]
-    await until(waits.is_set)
+    await until_async(waits.is_set)
     (lost,) = watchers
     threading.Thread(target=lost, args=(EngineDead("rank 1 has gone"),)).start()
-    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+    results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert [str(result) for result in results] == ["the engine stopped: rank 1 has gone"] * 3
     with pytest.raises(EngineDead, match="rank 1 has gone"):
         engine.check_health()
     assert engine.exit_status == 1
-    await asyncio.wait_for(engine.shutdown(), 20)
+    await asyncio.wait_for(engine.shutdown(), 60)
     assert isinstance(engine.client, ThreadEngine) and engine.client._thread is not None
     assert engine.client._thread.is_alive() and not go_on.is_set()
     go_on.set()
-    engine.client._thread.join(20)
+    engine.client._thread.join(60)
     assert str(engine.client.error) == "rank 1 has gone"
 
 
@@ -451,12 +446,12 @@ async def test_the_engine_dies_while_the_first_request_is_on_its_way(
         engine.client.abort(-1)
         client = engine.client
         assert isinstance(client, ThreadEngine) and client._thread is not None
-        client._thread.join(20)
+        client._thread.join(60)
 
     monkeypatch.setattr(inside(engine), "abort", fail)
     monkeypatch.setattr(engine, "_check_open", dying)
     with pytest.raises(EngineDead, match="on fire"):
-        await asyncio.wait_for(collect(engine.generate([5], FOREVER, "first")), 20)
+        await asyncio.wait_for(collect(engine.generate([5], FOREVER, "first")), 60)
     assert engine.num_requests == 0
 
 
@@ -473,17 +468,17 @@ async def test_the_engine_stops_while_a_prompt_is_tokenized(
 
     def encode(text: str, **_: Any) -> list[int]:
         began.set()
-        assert go_on.wait(20)
+        assert go_on.wait()
         return [5]
 
     monkeypatch.setattr(engine.tokenizer, "encode", encode)
     prompt = form("a" * (LONG_TEXT + 1))  # goes to a thread, and the context could hold it
     task = asyncio.create_task(collect(engine.generate(prompt, FOREVER, "long")))
-    await until(began.is_set)
+    await until_async(began.is_set)
     await engine.shutdown()
     go_on.set()
     with pytest.raises(QueueFull, match="shutting down"):
-        await asyncio.wait_for(task, 20)
+        await asyncio.wait_for(task, 60)
 
 
 async def test_outputs_that_cannot_become_text_end_their_streams(
@@ -500,11 +495,11 @@ async def test_outputs_that_cannot_become_text_end_their_streams(
 
     monkeypatch.setattr(engine._frontend, "process", fail_once)
     with pytest.raises(LLMJaxError, match="internal error: no such letter"):
-        await asyncio.wait_for(collect(broken), 20)
+        await asyncio.wait_for(collect(broken), 60)
     later = engine.generate([5], FOREVER, "later")
     await anext(later)
     await later.aclose()
-    await until(lambda: all_free(engine))
+    await until_async(lambda: all_free(engine))
 
 
 async def test_a_step_that_hangs_is_noticed(
@@ -544,7 +539,7 @@ async def test_shutdown_lets_running_requests_finish(
         await collect(engine.generate([5], sampled(0), "late"))
     for outputs in await asyncio.gather(*tasks):
         assert outputs[-1].outputs[0].finish_reason == "length"
-    await asyncio.wait_for(stopping, 20)
+    await asyncio.wait_for(stopping, 60)
     await engine.shutdown()  # a second time does nothing
     with pytest.raises(EngineDead):
         engine.check_health()
@@ -561,9 +556,9 @@ async def test_a_shutdown_that_was_given_up_can_be_asked_for_again(
     patient.cancel()
     await asyncio.gather(patient, return_exceptions=True)
     assert patient.cancelled() and engine.client.running
-    await asyncio.wait_for(engine.shutdown(), 20)
+    await asyncio.wait_for(engine.shutdown(), 60)
     assert not engine.client.running
-    assert (await asyncio.wait_for(task, 20))[-1].outputs[0].finish_reason == "abort"
+    assert (await asyncio.wait_for(task, 60))[-1].outputs[0].finish_reason == "abort"
 
 
 async def test_a_shutdown_delivers_what_the_engine_says_last(
@@ -577,13 +572,13 @@ async def test_a_shutdown_delivers_what_the_engine_says_last(
 
     def stop_at_once() -> None:
         stop()
-        thread.join(20)
+        thread.join(60)
 
     monkeypatch.setattr(client, "stop", stop_at_once)
     task = asyncio.create_task(collect(engine.generate([5], FOREVER, "r")))
-    await until(lambda: engine.kv_stats().used > 0)
+    await until_async(lambda: engine.kv_stats().used > 0)
     await engine.shutdown()
-    assert (await asyncio.wait_for(task, 20))[-1].outputs[0].finish_reason == "abort"
+    assert (await asyncio.wait_for(task, 60))[-1].outputs[0].finish_reason == "abort"
 
 
 async def test_shutdown_aborts_what_takes_too_long(
@@ -591,9 +586,9 @@ async def test_shutdown_aborts_what_takes_too_long(
 ) -> None:
     engine = start_here(endless)
     tasks = [asyncio.create_task(collect(engine.generate([5], FOREVER, str(i)))) for i in range(6)]
-    await until(lambda: len(inside(engine).scheduler.running) == 4)
-    await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 20)
-    for outputs in await asyncio.wait_for(asyncio.gather(*tasks), 20):
+    await until_async(lambda: len(inside(engine).scheduler.running) == 4)
+    await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 60)
+    for outputs in await asyncio.wait_for(asyncio.gather(*tasks), 60):
         assert outputs[-1].outputs[0].finish_reason == "abort"
     stats = inside(engine).kv_stats()
     assert engine.num_requests == 0 and stats.used == 0 and stats.free + stats.cached == stats.total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass
@@ -74,13 +73,14 @@ async def run_load(
         progress: show a bar in a terminal.
     """
     gate: Any = asyncio.Semaphore(max_concurrency) if max_concurrency else nullcontext()
-    begin = time.perf_counter()
+    clock = asyncio.get_running_loop().time
+    begin = clock()
     failed = done = 0
 
     async def at_its_time(number: int, sample: Sample, arrival: float) -> RequestRecord:
         nonlocal failed, done
-        await asyncio.sleep(max(0.0, begin + arrival - time.perf_counter()))
-        due = time.perf_counter()
+        await asyncio.sleep(max(0.0, begin + arrival - clock()))
+        due = clock()
         async with gate:
             record = await send(target, sample, number=number, due=due)
         done += 1
@@ -102,7 +102,8 @@ async def send(target: Target, sample: Sample, *, number: int = 0, due: float | 
         due: when it should have been sent; None: now.
     """
     api, headers, payload = target.api, target.headers(number), target.payload(sample)
-    start = time.perf_counter()
+    clock = asyncio.get_running_loop().time
+    start = clock()
     times: list[float] = []
     texts: list[str] = []
     usage: tuple[int, int] | None = None
@@ -111,7 +112,7 @@ async def send(target: Target, sample: Sample, *, number: int = 0, due: float | 
     try:
         if not api.streams:
             usage = api.usage_of(await target.client.post(target.path, payload, headers=headers))
-            end = time.perf_counter()
+            end = clock()
         else:
             events = target.client.stream(target.path, payload, headers=headers, last=api.last)
             async with aclosing(events):
@@ -120,7 +121,7 @@ async def send(target: Target, sample: Sample, *, number: int = 0, due: float | 
                     text = api.text_of(event)
                     if text is None:
                         continue
-                    end = time.perf_counter()
+                    end = clock()
                     if text:  # the opening role and the closing finish reason bring none
                         times.append(end)
                         texts.append(text)
@@ -131,7 +132,7 @@ async def send(target: Target, sample: Sample, *, number: int = 0, due: float | 
     read, written = usage or (0, 0)
     return RequestRecord(
         start=start,
-        end=end if error is None else time.perf_counter(),
+        end=end if error is None else clock(),
         prompt_tokens=int(read),
         output_tokens=int(written),
         chunk_times=times,

@@ -22,6 +22,7 @@ from llmjax.engine.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
 from llmjax.engine.device_state import DeviceState, Ends
 from llmjax.engine.group import Alone
+from llmjax.engine.lull import Lull
 from llmjax.engine.memory import KVPlan, ProgramMemory
 from llmjax.engine.model import LoadedModel
 from llmjax.engine.program_cache import Executable, ProgramCache, ProgramSpec
@@ -42,7 +43,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
-QUIET = 1.0  # seconds without a step after which nobody minds that programs are read
 
 
 def new_state(
@@ -406,6 +406,7 @@ class StepPrograms:
         kept: those whose programs need only to be read.
         apart: those that another process compiles, each done when its program needs only to be read, or never will; not
             the largest one.
+        lull: when nobody computes anything.
     """
 
     def __init__(
@@ -416,14 +417,14 @@ class StepPrograms:
         threads: CompileThreads,
         kept: Collection[Bucket] = (),
         apart: Mapping[Bucket, Future[None]] = EMPTY,
+        lull: Lull | None = None,
     ) -> None:
         self._build = build
         self._order = sorted(buckets, key=_cost)
         self._kept = set(kept)
         self._programs: dict[Bucket, Program] = {}
         self._building = {bucket: threading.Lock() for bucket in buckets}
-        self._last_pick = time.monotonic()  # the first request may come any moment
-        self._all_wanted = threading.Event()
+        self._lull = lull or Lull()
         cheapest = {bucket.decode: bucket for bucket in reversed(self._order) if not bucket.drafts}
         self._at_once = self._kept.intersection(cheapest.values())
         # Those that wait come last.
@@ -453,7 +454,7 @@ class StepPrograms:
 
     def wait_all(self) -> None:
         """Returns when nothing is left to compile or to read; raises as `wait_first`."""
-        self._all_wanted.set()
+        self._lull.end()
         self._largest.result()
         for future in self._futures:
             future.exception()
@@ -464,7 +465,7 @@ class StepPrograms:
         Args:
             usable: whether a bucket can be taken; the largest one always is.
         """
-        self._last_pick = time.monotonic()
+        self._lull.step()
         for bucket in self._order:
             if bucket.holds(plan) and usable(bucket) and (program := self._at_hand(bucket)) is not None:
                 return program
@@ -522,11 +523,8 @@ class StepPrograms:
         return program
 
     def _compile_in_turn(self, bucket: Bucket) -> Program:
-        waits = bucket in self._kept and bucket not in self._at_once
-        while waits and not self._all_wanted.is_set():
-            if (left := self._last_pick + QUIET - time.monotonic()) <= 0:
-                break
-            self._all_wanted.wait(left)
+        if bucket in self._kept and bucket not in self._at_once:
+            self._lull.wait()
         if bucket == self._order[-1]:
             return self._compile(bucket)
         if self._largest.done():

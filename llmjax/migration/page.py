@@ -1,4 +1,4 @@
-"""docs/flags.md, written from the tables: ``python -m llmjax.migration.page > docs/flags.md``."""
+"""docs/flags.md, written from the tables by ``python -m tests.pages``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HEAD = """# Flags of other programs
 
 A command line for vLLM, candle-vLLM or llama-server starts `llmjax serve` too, or is told in one line what differs.
 Arguments of vLLM's `LLM(…)` and keys of its YAML files are the flags without dashes in front, with the same answers.
-This page is written from the tables in `llmjax/migration/` by `python -m llmjax.migration.page`.
+This page is written from the tables in `llmjax/migration/` by `python -m tests.pages`.
 
 Flags may have underscores for dashes and `=` before their value; a switch `--x` also has `--no-x`; `--x.key value` sets
 one key of a flag that takes JSON, and empty values (`none`, `{}`, `[]`) are what is not given. *Noted* flags are
@@ -112,7 +112,3 @@ def _ours(name: str, settings: Mapping[str, Setting]) -> str:
 
 def _names(flag: ForeignFlag) -> str:
     return ", ".join(f"`{name}`" for name in flag.spellings)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from llmjax.bench.client import OpenAIClient, RequestFailed
@@ -21,6 +22,7 @@ from llmjax.bench.scrape import parse_work
 from llmjax.bench.serve import parse
 from llmjax.cli import main
 from llmjax.errors import ConfigError
+from tests import virtual_time
 
 GAP = 0.03  # seconds between two tokens of the scripted server
 
@@ -65,11 +67,11 @@ class Script(BaseHTTPRequestHandler):
         self.end_headers()
         self._line(": keep-alive")
         if prompt == "together":
-            Script.together.wait(20)
+            Script.together.wait()
         for i in range(body["max_tokens"]):
             time.sleep(GAP)
             Script.steps += 1
-            Script.sent.append(time.perf_counter())
+            Script.sent.append(time.monotonic())
             text = {"text": f" t{i}"} if "prompt" in body else {"delta": {"content": f" t{i}"}}
             self._event({"choices": [text]})
         with Script.lock:
@@ -178,12 +180,39 @@ def test_concurrency_is_limited(url: str) -> None:
         assert sum(other.start <= record.start < other.end for other in records) <= 2
 
 
-def test_requests_leave_at_their_times_whatever_becomes_of_others(url: str) -> None:
-    Script.together = threading.Barrier(3)  # none has ended when the last one leaves
-    begin, arrivals = time.perf_counter(), [0.0, 0.1, 0.2]
-    records = loaded(url, arrivals)
-    assert [record.error for record in records] == [None] * 3
-    assert all(record.start - begin >= arrival for record, arrival in zip(records, arrivals, strict=True))
+ANSWER_SECONDS = 10.0
+
+
+async def slow_server(scope: Any, receive: Any, send: Any) -> None:
+    """An application whose every answer takes as long."""
+    await asyncio.sleep(ANSWER_SECONDS)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    usage = {"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 1}}
+    body = f'data: {{"choices": [{{"text": "a"}}]}}\n\ndata: {json.dumps(usage)}\n\ndata: [DONE]\n\n'
+    await send({"type": "http.response.body", "body": body.encode()})
+
+
+@pytest.mark.parametrize(
+    ("max_concurrency", "starts"),
+    [(None, [0.0, 0.5, 2.0, 11.0]), (2, [0.0, 0.5, 10.0, 11.0]), (1, [0.0, 10.0, 20.0, 30.0])],
+)
+def test_requests_leave_at_their_times_whatever_becomes_of_others(
+    max_concurrency: int | None, starts: list[float]
+) -> None:
+    arrivals = [0.0, 0.5, 2.0, 11.0]
+
+    async def run() -> list[RequestRecord]:
+        client = OpenAIClient("http://slow")
+        client._http = httpx.AsyncClient(transport=httpx.ASGITransport(slow_server), base_url=client.url)
+        target = Target(client=client, backend="openai", model="slow", fields={})
+        return await run_load(target, [Sample("hi", 1)] * 4, arrivals, max_concurrency=max_concurrency)
+
+    records = virtual_time.run(run())  # whose clock starts at 0
+    assert [record.error for record in records] == [None] * 4
+    assert [record.start for record in records] == pytest.approx(starts)
+    assert [record.end for record in records] == pytest.approx([start + ANSWER_SECONDS for start in starts])
+    waited = [start - arrival for start, arrival in zip(starts, arrivals, strict=True)]
+    assert [record.queued for record in records] == pytest.approx(waited)
 
 
 def test_the_whole_benchmark(

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
@@ -27,6 +26,7 @@ from llmjax.engine.compile_process import CompileProcess
 from llmjax.engine.program_cache import ProgramCache, ProgramSpec
 from llmjax.engine.rows import write_pages
 from llmjax.errors import CompileError
+from tests.waiting import until_ended
 
 GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
 LONG = 300  # seconds that a process may take on a machine that is busy
@@ -202,8 +202,4 @@ def test_it_ends_with_its_engine(tmp_path: Path) -> None:
     """Even if that is killed."""
     done = engine(tmp_path, "left")
     assert done.returncode == -signal.SIGKILL
-    path = Path("/proc", done.stdout.split()[0], "cmdline")
-    end = time.monotonic() + LONG
-    while path.exists() and b"compile_main" in path.read_bytes():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    until_ended(int(done.stdout.split()[0]))

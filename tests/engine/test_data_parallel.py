@@ -20,7 +20,8 @@ from llmjax.engine.restarts import RestartPolicy, Restarts
 from llmjax.errors import CheckpointError, ConfigError, EngineDead
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
-from tests.engine.test_process import Recorder, alive, collect, until
+from tests.engine.test_process import Recorder, alive, collect
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -30,7 +31,6 @@ SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PAGE = 64
 LONG_CONTEXT = 2**15  # tokens that a request without a limit gets: many more than a test waits for
 TOKEN_BYTES = 384  # of keys and values
-LOADING = 120.0  # seconds that a process has to be there again, however busy the machine is
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +62,12 @@ def shared(config: EngineConfig) -> Iterator[AsyncLLM]:
 @pytest.fixture
 async def engine(shared: AsyncLLM) -> AsyncIterator[AsyncLLM]:
     """Two processes for all tests, which leave both alive and idle."""
-    await until(lambda: all(state.serving for state in shared.states), seconds=LOADING)
+    await until_async(lambda: all(state.serving for state in shared.states))
     yield shared
-    await until(lambda: all(state.serving for state in shared.states), seconds=LOADING)
-    await until(lambda: shared.num_requests == 0 and shared.kv_stats().used == 0)
+    await until_async(lambda: all(state.serving for state in shared.states))
+    await until_async(lambda: shared.num_requests == 0 and shared.kv_stats().used == 0)
     client = client_of(shared)
-    await until(lambda: not any(client._router.requests_of(number) for number in (0, 1)))
+    await until_async(lambda: not any(client._router.requests_of(number) for number in (0, 1)))
     assert [client._router.queued(number) for number in (0, 1)] == [0, 0]
     shared.check_health()
     assert shared.exit_status == 0
@@ -102,7 +102,7 @@ async def begin(engine: AsyncLLM, names: list[str]) -> dict[str, asyncio.Task[li
         return outputs
 
     tasks = {name: asyncio.create_task(stream(name, [5 + i])) for i, name in enumerate(names)}
-    await until(lambda: seen == set(names), seconds=LOADING)
+    await until_async(lambda: seen == set(names))
     return tasks
 
 
@@ -128,7 +128,7 @@ async def test_tokens_are_those_of_one_engine_and_counts_say_which_had_them(engi
     assert {stats.engine for stats in recorder.requests} == {0, 1}
     # A step says which engine it was; the last one of a request may come after its last token.
     wanted = sum(len(c.token_ids) for output in expected for c in output.outputs)
-    await until(lambda: sum(step.num_generation_tokens for step in recorder.steps) == wanted)
+    await until_async(lambda: sum(step.num_generation_tokens for step in recorder.steps) == wanted)
     for number in (0, 1):
         generated = sum(step.num_generation_tokens for step in recorder.steps if step.engine == number)
         assert generated == sum(r.num_generation_tokens for r in recorder.requests if r.engine == number) > 0
@@ -182,7 +182,7 @@ async def test_a_prompt_goes_where_its_prefix_is(engine: AsyncLLM) -> None:
 async def test_requests_are_aborted_where_they_are(engine: AsyncLLM) -> None:
     names = [str(i) for i in range(6)]  # two more than fit: some of them wait
     tasks = {name: asyncio.create_task(collect(engine, [5 + int(name)], FOREVER, name)) for name in names}
-    await until(lambda: engine.num_requests == len(names))
+    await until_async(lambda: engine.num_requests == len(names))
     assert engine.num_waiting == 2
     assert sorted(map(str, places(engine, names).values())) == ["0"] * 3 + ["1"] * 3
     for name in names[:5]:
@@ -215,7 +215,7 @@ async def test_a_killed_engines_streams_end_the_others_finish_and_it_comes_back(
     expected = offline.generate([[9, 8, 7]], SHORT, use_tqdm=False)[0].outputs[0].token_ids
     assert (await collect(engine, [9, 8, 7], SHORT, "new"))[-1].outputs[0].token_ids == expected
     assert engine.kv_stats().used > 0 and not tasks[left].done()
-    await until(lambda: engine.states[1].serving, seconds=LOADING)
+    await until_async(lambda: engine.states[1].serving)
     assert engine.states[1].restarts == before + 1 and engine.states[0].serving
     assert pids(engine)[1] != victim and not alive(victim)
     # It is idle, so it is the one that gets this.
@@ -237,7 +237,7 @@ async def test_when_all_die_at_once_nobody_serves_until_they_are_back(engine: As
         os.kill(pid, signal.SIGKILL)
     ends = await asyncio.wait_for(asyncio.gather(*tasks.values(), return_exceptions=True), 60)
     assert [type(end) for end in ends] == [EngineDead] * 2
-    await until(lambda: [state.restarts for state in engine.states] == [n + 1 for n in before], seconds=LOADING)
+    await until_async(lambda: [state.restarts for state in engine.states] == [n + 1 for n in before])
     assert (await collect(engine, [9], SHORT, "after"))[-1].finished
 
 
@@ -249,7 +249,7 @@ async def test_nobody_serves_while_all_are_dead(config: EngineConfig) -> None:
     try:
         for place in client._places:
             place.engine.kill()
-        await until(lambda: not any(state.serving for state in client.states))
+        await until_async(lambda: not any(state.serving for state in client.states))
         with pytest.raises(EngineDead, match=r"no engine serves at the moment \(engine 0: its process was killed"):
             client.check_health()
         assert client.exit_status == 0 and client.running and not died
@@ -267,13 +267,13 @@ async def test_one_that_dies_too_often_ends_all_and_says_its_status(
     try:
         first = pids(engine)
         os.kill(first[0], signal.SIGKILL)
-        await until(lambda: engine.states[0].restarts == 1, seconds=LOADING)
+        await until_async(lambda: engine.states[0].restarts == 1)
         tasks = await begin(engine, ["a", "b", "c", "d"])
         processes = pids(engine)
         os.kill(processes[0], signal.SIGKILL)
         ends = await asyncio.wait_for(asyncio.gather(*tasks.values(), return_exceptions=True), 60)
         assert all(isinstance(end, EngineDead) for end in ends)
-        await until(lambda: engine.exit_status == 128 + signal.SIGKILL)
+        await until_async(lambda: engine.exit_status == 128 + signal.SIGKILL)
         for call in (engine.check_health, engine.kv_stats):
             with pytest.raises(EngineDead):
                 call()
@@ -303,7 +303,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     # Those of other tests are not counted.
     victim.deaths = Restarts(RestartPolicy(first_wait=0.01))
     os.kill(victim.engine.pid, signal.SIGKILL)
-    await until(lambda: engine.states[1].restarts == before + 1, seconds=LOADING)
+    await until_async(lambda: engine.states[1].restarts == before + 1)
     assert refused == [1]
     assert "engine 1 could not be started again: the engine's process cannot be started: no memory" in caplog.text
     assert (await collect(engine, [9], SHORT, "after"))[-1].finished
@@ -316,12 +316,12 @@ async def test_one_that_hangs_is_killed_and_comes_back(engine: AsyncLLM, monkeyp
     os.kill(pids(engine)[0], signal.SIGSTOP)
     client = client_of(engine)
     # Only the one that does not answer is asked: the other may be slow, too.
-    await until(lambda: engine.check_health() or client._places[0].engine._ping is not None)
+    await until_async(lambda: engine.check_health() or client._places[0].engine._ping is not None)
     client._places[0].engine._pinged -= 10_000
     engine.check_health()
     with pytest.raises(EngineDead, match="engine 0 stopped"):
         await asyncio.wait_for(tasks.pop(hanging), 60)
-    await until(lambda: engine.states[0].restarts == before + 1, seconds=LOADING)
+    await until_async(lambda: engine.states[0].restarts == before + 1)
     (other,) = tasks
     await engine.abort(other)
     await asyncio.wait_for(tasks[other], 60)
@@ -332,7 +332,7 @@ async def test_shutdown_ends_all_even_one_that_is_being_started(config: EngineCo
     client = client_of(engine)
     tasks = await begin(engine, ["a", "b"])
     os.kill(pids(engine)[0], signal.SIGKILL)
-    await until(lambda: bool(client._coming), seconds=LOADING)
+    await until_async(lambda: bool(client._coming))
     processes = [one.pid for one in client._engines()]
     await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 60)
     ends = await asyncio.wait_for(asyncio.gather(*tasks.values(), return_exceptions=True), 60)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from llmjax.config import EngineConfig
 from llmjax.engine import group
 from llmjax.engine.batch import Bucket
 from llmjax.engine.group import Alone, Follower, Leader, free_port, group_of
-from llmjax.engine.group_wire import Array, Challenge, Compile, Compiled, Join, Program, RunStep, Welcome
+from llmjax.engine.group_wire import Alive, Array, Challenge, Compile, Compiled, Join, Program, RunStep, Welcome
 from llmjax.engine.wire import Channel, Failed, Failure, Leave
 from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.cpu import shared_sum
+from tests.waiting import until
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -241,8 +243,17 @@ def test_a_rank_that_is_stopped_is_named(config: EngineConfig, monkeypatch: pyte
 
 def test_signs_of_life_are_nobody_elses_affair(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "PULSE_SECONDS", 0.001)
+    pulses, send = threading.Semaphore(0), Channel.send
+
+    def counted(channel: Channel, message: Any) -> None:
+        send(channel, message)
+        if isinstance(message, Alive):
+            pulses.release()
+
+    monkeypatch.setattr(Channel, "send", counted)
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
-        time.sleep(0.1)
+        for _ in range(50):  # of all ranks
+            pulses.acquire()
         others = [threads.submit(follower.agree, "model", [5]) for follower in followers]
         assert leader.agree("model", [7]) == [5]
         assert [other.result(60) for other in others] == [[5], [5]]
@@ -266,7 +277,7 @@ def test_rank_0_ends_after_the_others(config: EngineConfig, monkeypatch: pytest.
         for follower in followers:
             assert next(follower.messages) == Leave() and not closing.done()
             hang_up(follower)
-        closing.result(30)
+        closing.result(60)
 
 
 def test_a_rank_says_why_it_goes(config: EngineConfig) -> None:
@@ -278,7 +289,19 @@ def test_a_rank_says_why_it_goes(config: EngineConfig) -> None:
         assert str(lost.result(60)) == "rank 1 (127.0.0.1): no such device"
 
 
-def test_a_rank_that_does_not_come_is_named(config: EngineConfig) -> None:
+def test_a_rank_that_does_not_come_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    leaders, gather = list[Leader](), Leader._gather
+
+    def noted(leader: Leader, listener: socket.socket) -> Any:
+        leaders.append(leader)
+        return gather(leader, listener)
+
+    def clock() -> float:
+        """The second is over when the other rank has come."""
+        return 1.0 if any(leader._came for leader in leaders) else 0.0
+
+    monkeypatch.setattr(Leader, "_gather", noted)
+    monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     first = joining(config.replace(node_rank=1))
     with pytest.raises(ConfigError, match=r"^rank 2 did not come within 1 s$") as caught:
         group_of(config.replace(distributed_timeout_seconds=1.0))
@@ -521,11 +544,9 @@ def test_devices_are_those_of_one_process() -> None:
 
 def until_listening(config: EngineConfig) -> None:
     """Returns when there is a leader."""
-    end = time.monotonic() + 60
-    while True:
-        try:
-            with socket.create_connection((HOST, config.master_port), timeout=60):
-                return
-        except ConnectionRefusedError:
-            assert time.monotonic() < end
-            time.sleep(0.01)
+
+    def listens() -> bool:
+        with socket.socket() as connection:
+            return connection.connect_ex((HOST, config.master_port)) == 0
+
+    until(listens)

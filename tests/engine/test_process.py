@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from llmjax.errors import CheckpointError, EngineDead, TokenizerError
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 from llmjax.tokenizer import Tokenizer
+from tests.waiting import until_async, until_ended
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -72,7 +73,7 @@ def shared(config: EngineConfig) -> Iterator[AsyncLLM]:
 async def engine(shared: AsyncLLM) -> AsyncIterator[AsyncLLM]:
     """One process for all tests that leave it alive and idle."""
     yield shared
-    await until(lambda: shared.num_requests == 0 and shared.kv_stats().used == 0)
+    await until_async(lambda: shared.num_requests == 0 and shared.kv_stats().used == 0)
     shared.check_health()
     assert shared.exit_status == 0
 
@@ -82,12 +83,6 @@ def offline(config: EngineConfig) -> Iterator[LLM]:
     llm = LLM.from_config(config.replace(engine_process="auto"))
     yield llm
     llm.close()
-
-
-async def until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def collect(engine: AsyncLLM, prompt: Any, params: SamplingParams, name: str) -> list[RequestOutput]:
@@ -146,7 +141,7 @@ async def test_it_says_and_counts_what_an_engine_here_does(engine: AsyncLLM, off
         assert found.metrics is not None and found.metrics.first_token_time is not None
         assert found.metrics.arrival_time < found.metrics.first_token_time <= time.monotonic()
         # The step that brings a request's last token is not its last: one more is read, and says who runs then.
-        await until(lambda: len(there.steps) == len(here.steps))
+        await until_async(lambda: len(there.steps) == len(here.steps))
     timeless = {"host": HostTime(), "step_seconds": 0, "time_to_first_tokens": [], "inter_token_latencies": []}
     assert [replace(step, **timeless, compilations=0) for step in there.steps] == [
         replace(step, **timeless, compilations=0) for step in here.steps
@@ -182,17 +177,17 @@ async def test_requests_that_wait_and_requests_that_run_can_be_aborted(engine: A
     tasks = [asyncio.create_task(collect(engine, [5 + i], FOREVER, str(i))) for i in range(6)]
     recorder = Recorder()
     engine.add_stat_logger(recorder)
-    await until(lambda: bool(recorder.steps) and recorder.steps[-1].num_waiting == 2)
+    await until_async(lambda: bool(recorder.steps) and recorder.steps[-1].num_waiting == 2)
     assert engine.num_waiting == 2
     await engine.abort("5")
-    waiting = await asyncio.wait_for(tasks[5], 30)
+    waiting = await asyncio.wait_for(tasks[5], 60)
     assert [part.finish_reason for part in waiting[-1].outputs] == ["abort"] and waiting[-1].finished
     await engine.abort("0")
-    assert (await asyncio.wait_for(tasks[0], 30))[-1].outputs[0].finish_reason == "abort"
+    assert (await asyncio.wait_for(tasks[0], 60))[-1].outputs[0].finish_reason == "abort"
     tasks[1].cancel()
     for i in (2, 3, 4):
         await engine.abort(str(i))
-    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 30)
+    await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
 
 
 async def test_terminals_and_supervisors_signal_it_in_vain(engine: AsyncLLM) -> None:
@@ -219,18 +214,18 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
         client = ProcessEngine(config)
     engine = AsyncLLM.from_config(config, client)
     tasks = [asyncio.create_task(collect(engine, [5], FOREVER, str(i))) for i in range(6)]
-    await until(lambda: engine.stats.generation_tokens > 4)
+    await until_async(lambda: engine.stats.generation_tokens > 4)
     os.kill(client.pid, signal.SIGSTOP)
     engine.check_health()  # it does not answer this
     monkeypatch.setattr("llmjax.engine.client.STUCK_AFTER", 0.01)
     with pytest.raises(EngineDead, match="in one step"):
-        for _ in range(1000):
+        while True:
             await asyncio.sleep(0.01)
             engine.check_health()
     monkeypatch.undo()
     with caplog.at_level(logging.ERROR):
         os.kill(client.pid, signal.SIGCONT)  # it may say where they stand
-        await until(lambda: "process_main.py" in caplog.text)
+        await until_async(lambda: "process_main.py" in caplog.text)
     os.kill(client.pid, signal.SIGSTOP)
     engine.check_health()
     question = asyncio.create_task(engine.programs())
@@ -238,7 +233,7 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     os.kill(client.pid, signal.SIGKILL)
 
     with caplog.at_level(logging.ERROR):
-        *ends, unanswered = await asyncio.wait_for(asyncio.gather(*tasks, question, return_exceptions=True), 30)
+        *ends, unanswered = await asyncio.wait_for(asyncio.gather(*tasks, question, return_exceptions=True), 60)
     (other,) = others
     other.kill()
     other.wait()
@@ -287,7 +282,7 @@ async def test_one_that_holds_the_interpreters_lock_shows_where_it_does(
         shown += capfd.readouterr().err
         return "sitecustomize.py" in shown and "process_main.py" in shown
 
-    await until(written)
+    await until_async(written)
     client.kill()
     await engine.shutdown()
 
@@ -332,8 +327,8 @@ async def test_shutdown_ends_it_and_that_is_no_error(config: EngineConfig) -> No
     engine = AsyncLLM.from_config(config)
     pid = process_of(engine).pid
     tasks = [asyncio.create_task(collect(engine, [5], FOREVER, str(i))) for i in range(5)]
-    await until(lambda: engine.stats.generation_tokens > 4)
-    await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 30)
+    await until_async(lambda: engine.stats.generation_tokens > 4)
+    await asyncio.wait_for(engine.shutdown(drain_timeout=0.05), 60)
     for outputs in await asyncio.gather(*tasks):
         assert outputs[-1].outputs[0].finish_reason == "abort"
     assert engine.exit_status == 0 and not alive(pid)
@@ -404,7 +399,4 @@ def test_it_does_not_outlive_its_parent(config: EngineConfig) -> None:
         parent.kill()
         parent.wait()
         parent.stdout.close()
-    end = time.monotonic() + 30
-    while alive(pid):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    until_ended(pid)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, Future, wait
 from types import SimpleNamespace
@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from llmjax.engine import programs as module
 from llmjax.engine.batch import Bucket, make_buckets
 from llmjax.engine.compile_threads import CompileThreads
+from llmjax.engine.lull import QUIET, Lull
 from llmjax.engine.programs import StepPrograms
 from llmjax.errors import CompileError
+from tests.waiting import until
 
 BUCKETS = make_buckets(max_num_seqs=4, max_num_batched_tokens=64)
 LARGEST = Bucket(tokens=64, rows=4, decode=False)
@@ -40,13 +41,21 @@ def programs() -> Iterator[Callable[..., StepPrograms]]:
     made: list[CompileThreads] = []
 
     def make(
-        *refused: Bucket, threads: int = 2, kept: Collection[Bucket] = (), built: list[Bucket] | None = None
+        *refused: Bucket,
+        threads: int = 2,
+        kept: Collection[Bucket] = (),
+        built: list[Bucket] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,  # steps have just been made, for ever
     ) -> StepPrograms:
         made.append(CompileThreads(threads))
         built = [] if built is None else built
-        return StepPrograms(build(refused, built), BUCKETS, threads=made[-1], kept=kept)
+        lulls.append(Lull(clock=clock))
+        return StepPrograms(build(refused, built), BUCKETS, threads=made[-1], kept=kept, lull=lulls[-1])
 
+    lulls: list[Lull] = []
     yield make
+    for lull in lulls:
+        lull.end()
     for threads in made:
         threads.close()
 
@@ -99,13 +108,6 @@ def mixed(tokens: int) -> Bucket:
 FIRST = {Bucket(tokens=1, rows=1, decode=True), mixed(16)}  # what one short request needs
 
 
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_what_is_kept_is_read_when_a_plan_wants_it(programs: Callable[..., StepPrograms]) -> None:
     built: list[Bucket] = []
     made = programs(kept=BUCKETS, built=built)
@@ -134,15 +136,19 @@ def test_what_a_short_request_needs_has_no_drafts() -> None:
 def test_the_rest_is_read_while_nobody_computes_anything(
     programs: Callable[..., StepPrograms], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "QUIET", 0.5)
+    quiet, now = 0.01, 0.0
+    monkeypatch.setattr("llmjax.engine.lull.QUIET", quiet)
     built: list[Bucket] = []
-    made = programs(kept=BUCKETS, built=built)
-    for _ in range(10):
-        made.pick(plan(1))
-        time.sleep(0.1)
+    made = programs(kept=BUCKETS, built=built, clock=lambda: now)
+    until(lambda: set(built) == FIRST)
+    now = 0.9 * quiet
+    made.pick(plan(1))
+    now = 1.8 * quiet  # less than that since the pick
+    made.pick(plan(1))
     assert set(built) == FIRST
+    now = 2.9 * quiet
     for future in made._futures:  # without a word to hurry up
-        future.result(timeout=60)
+        future.result()
     assert len(built) == len(BUCKETS)
 
 
@@ -150,9 +156,8 @@ def test_what_is_not_kept_is_compiled_at_once(programs: Callable[..., StepProgra
     built: list[Bucket] = []
     kept = {LARGEST, mixed(32)}
     made = programs(kept=kept, built=built, threads=1)
-    while len(built) < len(BUCKETS) - len(kept):
-        made.pick(plan(60))
-        time.sleep(0.01)
+    until(lambda: len(built) == len(BUCKETS) - len(kept))
+    made.pick(plan(60))
     assert mixed(32) not in built
     assert made.pick(plan(20)).bucket == mixed(32)
 
@@ -161,8 +166,8 @@ def test_a_largest_one_that_is_kept_is_not_waited_for(
     programs: Callable[..., StepPrograms], caplog: pytest.LogCaptureFixture
 ) -> None:
     """With one thread it comes after the one that does not compile."""
-    made = programs(mixed(16), kept={LARGEST}, threads=1)
-    wait(made._futures, timeout=60)
+    made = programs(mixed(16), kept={LARGEST}, threads=1, clock=itertools.count(step=2 * QUIET).__next__)
+    wait(made._futures)
     assert {program.bucket for program in made.ready} == {*BUCKETS} - {mixed(16)}
     assert [record.getMessage() for record in caplog.records if "tokens=16" in record.getMessage()]
 

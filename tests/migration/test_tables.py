@@ -15,7 +15,6 @@ from llmjax.config_file import load_configs
 from llmjax.errors import ConfigError
 from llmjax.llm import LLM
 from llmjax.llm import _config as llm_config
-from llmjax.migration import page
 from llmjax.migration.answers import plain
 from llmjax.migration.candle_vllm import MODEL_TYPES
 from llmjax.migration.tables import FLAGS, PROGRAMS
@@ -89,10 +88,6 @@ def test_every_flag_of_the_lists_stands_in_the_docs(file: str) -> None:
     text = DOCS.read_text(encoding="utf-8")
     missing = [name for names, _, _ in recorded(file) for name in names if f"`{name}`" not in text]
     assert [name for name in missing if not name.startswith("--no-")] == []
-
-
-def test_the_docs_are_what_the_tables_say() -> None:
-    assert DOCS.read_text(encoding="utf-8") == page.page(), "python -m llmjax.migration.page > docs/flags.md"
 
 
 def test_the_tables_hold_together() -> None:

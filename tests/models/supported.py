@@ -1,4 +1,4 @@
-"""docs/supported-models.md, written from the tests: ``python -m tests.models.supported`` after a family is added.
+"""docs/supported-models.md, written from the tests: ``python -m tests.pages`` after a family is added.
 
 A cell names the tiny checkpoints with which a test compares that way of running an architecture.
 """
@@ -19,7 +19,6 @@ from tests.models import test_cuda, test_golden, test_plugin, test_quantized, te
 from tests.quantization import test_families as test_quantization
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "supported-models.md"
 GOLDEN = Path(__file__).parent / "golden"
 POOLED = ROOT / "tests" / "engine" / "golden" / "pooling"
 
@@ -147,7 +146,7 @@ NOT_IN_LLAMA_CPP = frozenset(
 LEFT_OUT = "`bert`, refused: converters leave out a matrix of its head"
 INTRODUCTION = """# Supported models
 
-Written by `python -m tests.models.supported`; a test fails where this page and the tests disagree.
+Written by `python -m tests.pages`; `make check` fails where this page and the tests disagree.
 
 Each row is an architecture as `config.json` names it, with a well-known checkpoint that has it:
 
@@ -264,11 +263,3 @@ def _lines() -> Iterator[str]:
 
 def _names(checkpoints: Sequence[str]) -> str:
     return ", ".join(checkpoints)
-
-
-def main() -> None:
-    PAGE.write_text(page())
-
-
-if __name__ == "__main__":
-    main()

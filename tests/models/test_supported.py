@@ -11,7 +11,6 @@ from tests.models.supported import (
     BEST_KNOWN,
     GOLDEN,
     LEFT_OUT,
-    PAGE,
     ROOT,
     compared_checkpoints,
     other_names,
@@ -21,10 +20,6 @@ from tests.models.supported import (
 
 def test_every_architecture_has_a_checkpoint_that_is_known() -> None:
     assert BEST_KNOWN.keys() == FAMILIES.keys()
-
-
-def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == page(), "run `python -m tests.models.supported`"
 
 
 def test_other_names_are_of_the_same_model() -> None:

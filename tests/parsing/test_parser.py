@@ -211,7 +211,9 @@ def _seconds(tools: str, text: str, piece: int) -> float:
     return time.thread_time() - start
 
 
-@pytest.mark.parametrize("size", [2**17, pytest.param(2**20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.alone
+@pytest.mark.parametrize("size", [2**17, 2**20])
 @pytest.mark.parametrize("name", ADVERSARIAL)
 def test_time_is_linear(name: str, size: int) -> None:
     tools, unit = ADVERSARIAL[name]

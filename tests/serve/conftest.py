@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.listen import bind
 from llmjax.serve.server import DrainingServer
+from tests.waiting import until
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
@@ -125,16 +125,22 @@ class Running:
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60)
 
-    def wait_idle(self, *, seconds: float = 20) -> None:
-        """Returns once no request is left in the engine; fails after ``seconds``."""
-        end = time.monotonic() + seconds
-        while self.engine.num_requests:
-            assert time.monotonic() < end, f"{self.engine.num_requests} requests are still there"
-            time.sleep(0.01)
+    def wait_idle(self) -> None:
+        """Returns once no request is left in the engine."""
+        until(lambda: not self.engine.num_requests)
 
 
-def start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Running, Callable[[], None]]:
-    """A running server and the function that stops it."""
+def start(
+    engine_config: EngineConfig,
+    server_config: ServerConfig,
+    *,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> tuple[Running, Callable[[], None]]:
+    """A running server and the function that stops it.
+
+    Args:
+        loop: makes its event loop; None: asyncio's own.
+    """
     from llmjax import AsyncLLM
 
     ready: list[Running] = []
@@ -157,7 +163,8 @@ def start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Run
 
     def thread() -> None:
         try:
-            asyncio.run(main())
+            with asyncio.Runner(loop_factory=loop) as asynchronous:
+                asynchronous.run(main())
         except BaseException as error:
             failed.append(error)
             up.set()
@@ -165,19 +172,19 @@ def start(engine_config: EngineConfig, server_config: ServerConfig) -> tuple[Run
 
     runner = threading.Thread(target=thread, daemon=True)
     runner.start()
-    up.wait(120)
+    up.wait()
     if failed:
         raise failed[0]
 
     def stop() -> None:
         ready[0].server.should_exit = True
-        runner.join(30)
+        runner.join()
 
     return ready[0], stop
 
 
 @pytest.fixture(scope="session")
-def start_server() -> Callable[[EngineConfig, ServerConfig], tuple[Running, Callable[[], None]]]:
+def start_server() -> Callable[..., tuple[Running, Callable[[], None]]]:
     return start
 
 

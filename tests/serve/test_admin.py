@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +11,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from tests.waiting import until
 
 KEY = "the-key"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -67,7 +67,7 @@ def aborted(admin: httpx.Client, body: dict[str, Any], headers: dict[str, str]) 
         with admin.stream("POST", "/v1/completions", json=fields, **more) as response:
             lines = response.iter_lines()
             next(lines)
-            running.wait(60)
+            running.wait()
             ends[name] = any("aborted" in line for line in lines)
 
     threads = [
@@ -76,11 +76,11 @@ def aborted(admin: httpx.Client, body: dict[str, Any], headers: dict[str, str]) 
     ]
     for thread in threads:
         thread.start()
-    running.wait(60)
+    running.wait()
     answer = admin.post("/abort_requests", json=body).json()
     assert answer["status"] == "aborted" and 0 <= answer["aborted"] <= 2
     for thread in threads:
-        thread.join(60)
+        thread.join()
     return ends["first"], ends["second"]
 
 
@@ -138,8 +138,7 @@ def test_requests_before_a_server_sleeps(guarded: Any, admin: httpx.Client, mode
     body = {"prompt": "the", "max_tokens": 300, "ignore_eos": True}
     asking = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
     asking.start()
-    while not guarded.engine.num_requests and asking.is_alive():
-        time.sleep(0.001)
+    until(lambda: guarded.engine.num_requests or not asking.is_alive())
     assert admin.post("/sleep", params={"mode": mode}).status_code == 200
     asking.join()
     assert found[0].status_code in (status, 200)  # it may have ended before
@@ -152,8 +151,7 @@ def test_a_search_that_is_put_to_sleep_ends(guarded: Any, admin: httpx.Client) -
     body = {"prompt": "the", "max_tokens": 400, "ignore_eos": True, "use_beam_search": True, "n": 3}
     asking = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
     asking.start()
-    while not guarded.engine.num_requests and asking.is_alive():
-        time.sleep(0.001)
+    until(lambda: guarded.engine.num_requests or not asking.is_alive())
     assert admin.post("/sleep").status_code == 200
     asking.join()
     assert found[0].status_code in (200, 503)
@@ -189,20 +187,14 @@ def begun(guarded: Any, admin: httpx.Client, body: dict[str, Any]) -> tuple[thre
     found: list[httpx.Response] = []
     thread = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
     thread.start()
-    while not guarded.engine.num_requests and thread.is_alive():
-        time.sleep(0.001)
+    until(lambda: guarded.engine.num_requests or not thread.is_alive())
     return thread, found
 
 
 def settled(guarded: Any) -> int:
-    """Tokens that the engine has made, once it makes no more of them."""
-    end = time.monotonic() + 30
-    while time.monotonic() < end:
-        made = guarded.engine.stats.generation_tokens
-        time.sleep(0.2)
-        if made == guarded.engine.stats.generation_tokens:
-            return int(made)
-    pytest.fail("it goes on")
+    """Tokens that the engine has made, once no step runs and none will."""
+    until(lambda: guarded.engine.client.engine.idle)
+    return int(guarded.engine.stats.generation_tokens)
 
 
 def test_running_requests_are_kept_and_go_on(guarded: Any, admin: httpx.Client) -> None:
@@ -222,12 +214,12 @@ def test_running_requests_are_kept_and_go_on(guarded: Any, admin: httpx.Client) 
     refused = admin.post("/pause", params={"mode": "wait"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "mode")
     assert admin.post("/sleep", params={"mode": "wait"}).status_code == 400
-    later, answer = begun(guarded, admin, {**ENDLESS, "max_tokens": 4})
+    later, answer = begun_later(guarded, admin, {**ENDLESS, "max_tokens": 4})
     assert settled(guarded) == made and running.is_alive() and later.is_alive()
     assert guarded.engine.num_requests == 1  # the other one is not the engine's yet
     assert admin.post("/resume").json() == {"status": "resumed"}
-    running.join(60)
-    later.join(60)
+    running.join()
+    later.join()
     assert kept[0].json()["choices"][0]["text"] == whole
     assert answer[0].json()["usage"]["completion_tokens"] == 4
 
@@ -237,31 +229,32 @@ def test_requests_before_a_pause_end(guarded: Any, admin: httpx.Client, query: d
     assert cached(admin) >= 0
     running, found = begun(guarded, admin, ENDLESS)
     assert admin.post("/pause", params=query).status_code == 200
-    running.join(60)
+    running.join()
     assert found[0].status_code in (status, 200) and guarded.engine.num_requests == 0  # it may have ended before
-    later, answer = begun_later(admin)
+    later, answer = begun_later(guarded, admin, {"prompt": list(range(40, 104)), "max_tokens": 1})
     assert later.is_alive() and admin.get("/is_paused").json() == {"is_paused": True}
     deferred = re.search(r'by_reason\{.*reason="deferred"\} (\S+)', admin.get("/metrics").text)
-    assert deferred is not None and float(deferred[1]) == guarded.engine.num_held_back <= 1
+    assert deferred is not None and float(deferred[1]) == guarded.engine.num_held_back == 1
     assert admin.post("/resume").status_code == 200
-    later.join(60)
+    later.join()
     assert answer[0].json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 0  # what was cached is forgotten
 
 
-def begun_later(admin: httpx.Client) -> tuple[threading.Thread, list[httpx.Response]]:
-    """A request that comes to a paused server, and where its answer will be."""
+def begun_later(
+    guarded: Any, admin: httpx.Client, body: dict[str, Any]
+) -> tuple[threading.Thread, list[httpx.Response]]:
+    """A request that a paused server holds back, and where its answer will be."""
     found: list[httpx.Response] = []
-    body = {"prompt": list(range(40, 104)), "max_tokens": 1}
     thread = threading.Thread(target=lambda: found.append(admin.post("/v1/completions", json=body)))
     thread.start()
-    time.sleep(0.2)
+    until(lambda: guarded.engine.num_held_back == 1)
     return thread, found
 
 
 def test_a_paused_server_bounds_what_waits(guarded: Any, admin: httpx.Client) -> None:
     limit = guarded.engine.config.max_num_seqs + guarded.engine.config.max_num_queued_reqs
     assert admin.post("/pause").status_code == 200
-    waiting, _ = begun_later(admin)
+    waiting, _ = begun_later(guarded, admin, ENDLESS)
     guarded.engine._held_back += limit - 1  # as if so many had come
     try:
         answer = admin.post("/v1/completions", json=ENDLESS)
@@ -269,7 +262,7 @@ def test_a_paused_server_bounds_what_waits(guarded: Any, admin: httpx.Client) ->
     finally:
         guarded.engine._held_back -= limit - 1
         assert admin.post("/resume").status_code == 200
-    waiting.join(60)
+    waiting.join()
     assert not waiting.is_alive()
 
 

@@ -17,6 +17,7 @@ from llmjax.engine.info import EngineState
 from llmjax.errors import EngineDead, GenerationFailed, QueueFull
 from llmjax.serve.app import create_app
 from llmjax.serve.drain import Gate
+from tests import virtual_time
 
 
 class FailingEngine:
@@ -138,14 +139,14 @@ def test_closed_gate_turns_work_away() -> None:
 def test_gate_empties_and_times_out() -> None:
     async def main() -> None:
         gate = Gate()
-        assert await gate.wait_empty(timeout=0.01)
+        assert await gate.wait_empty(timeout=10)
         with gate.passing():
             with gate.passing():
                 assert gate.active == 2
-            assert not await gate.wait_empty(timeout=0.01)
-        assert gate.active == 0 and await gate.wait_empty(timeout=0.01)
+            assert not await gate.wait_empty(timeout=10)
+        assert gate.active == 0 and await gate.wait_empty(timeout=10)
 
-    asyncio.run(main())
+    virtual_time.run(main())
 
 
 def test_access_log_is_one_json_line(caplog: pytest.LogCaptureFixture) -> None:

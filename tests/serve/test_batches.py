@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from llmjax.serve.batches.service import Batches
 from llmjax.serve.errors import ApiError
 from llmjax.serve.files import FileStore
 from llmjax.serve.limits import BodyLimits
+from tests.waiting import until
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -76,11 +76,9 @@ def begin(client: openai.OpenAI, content: bytes, endpoint: str = TEXT, **more: A
     )
 
 
-def ended(client: openai.OpenAI, id: str, *, seconds: float = 120) -> Batch:
-    end = time.monotonic() + seconds
-    while (batch := client.batches.retrieve(id)).status not in ENDED:
-        assert time.monotonic() < end, batch
-        time.sleep(0.02)
+def ended(client: openai.OpenAI, id: str) -> Batch:
+    until(lambda: client.batches.retrieve(id).status in ENDED)
+    batch = client.batches.retrieve(id)
     Batch.model_validate(batch.to_dict(), strict=True)
     return batch
 
@@ -165,11 +163,8 @@ def held(running: Any, monkeypatch: pytest.MonkeyPatch) -> threading.Semaphore:
 def test_a_batch_is_canceled_and_keeps_what_it_has(client: openai.OpenAI, held: threading.Semaphore) -> None:
     batch = begin(client, lines(*(line(str(i), prompt=[40 + i]) for i in range(9))))
     for _ in range(4):  # three at once, of which one is answered
-        assert held.acquire(timeout=60)
-    end = time.monotonic() + 60
-    while (client.batches.retrieve(batch.id).request_counts or openai.NOT_GIVEN).completed < 1:  # type: ignore[union-attr]
-        assert time.monotonic() < end
-        time.sleep(0.02)
+        held.acquire()
+    until(lambda: (counts := client.batches.retrieve(batch.id).request_counts) is not None and counts.completed == 1)
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = ended(client, batch.id)
     assert batch.status == "cancelled" and batch.cancelling_at and batch.cancelled_at

@@ -8,12 +8,13 @@ import logging
 import re
 import select
 import socket
-import time
 from typing import Any
 
 import httpx
 import openai
 import pytest
+
+from tests.waiting import until
 
 # Takes seconds, if nobody ends it: what comes first does not hang on who gets the processor first.
 LONG: dict[str, Any] = {"prompt": [40, 41, 42], "max_tokens": 480, "n": 32, "ignore_eos": True, "temperature": 0}
@@ -60,17 +61,12 @@ def test_log_names_clients_that_left(running: Any, http: httpx.Client, caplog: p
     def lines() -> list[dict[str, Any]]:
         return [json.loads(record.getMessage()) for record in caplog.records if record.name == "llmjax.serve.access"]
 
-    def wait(count: int) -> None:
-        end = time.monotonic() + 20
-        while len(lines()) < count and time.monotonic() < end:
-            time.sleep(0.01)
-
     with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):
         hang_up(running, {}, patient=True)
-        wait(1)
+        until(lambda: len(lines()) == 1)
         with http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
             next(response.iter_lines())
-        wait(2)
+        until(lambda: len(lines()) == 2)
     running.wait_idle()
     assert [line["status"] for line in lines()] == [499, 200]
     assert all("client" in line["error"] for line in lines())

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-import time
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.body import MIN_BYTES_PER_SECOND
+from llmjax.serve.connection import BoundedConnection
+from tests.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
@@ -20,36 +25,78 @@ HEADERS = b"Host: localhost\r\nContent-Type: application/json\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HEADERS
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
 PROMPT = b'{"prompt": [40, 41], "max_tokens": 1}'
+# Seconds on the clock of the server's event loop, which tests put forward: no test takes as many.
+READ_TIMEOUT = 600.0
+GRACE = 300.0
 
 Connect = Callable[[], socket.socket]
 
 
-@pytest.fixture(scope="module")
-def strict(
-    start_server: Callable[[EngineConfig, ServerConfig], Any], engine_config: EngineConfig
-) -> Iterator[httpx.URL]:
+class Received:
+    """How many bytes of each connection, by its client's port, the server has taken."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, int] = {}
+        self._changed = threading.Condition()
+
+    def note(self, port: int, count: int) -> None:
+        with self._changed:
+            self._bytes[port] = self._bytes.get(port, 0) + count
+            self._changed.notify_all()
+
+    def wait(self, sock: socket.socket, count: int) -> None:
+        port = sock.getsockname()[1]
+        with self._changed:
+            self._changed.wait_for(lambda: self._bytes.get(port, -1) >= count)
+
+
+@dataclass(frozen=True)
+class Strict:
     """A server with limits that a test reaches."""
+
+    url: httpx.URL
+    loop: VirtualLoop
+    received: Received
+
+    def later(self, sock: socket.socket, count: int, seconds: float) -> None:
+        """So many seconds after all ``count`` bytes of a connection have come."""
+        self.received.wait(sock, count)
+        self.loop.put_forward(seconds)
+
+
+@pytest.fixture(scope="module")
+def strict(start_server: Callable[..., Any], engine_config: EngineConfig) -> Iterator[Strict]:
     limits = ServerConfig(
         port=0,
         max_header_bytes=2000,
         max_header_count=20,
-        read_timeout=0.5,
-        keep_alive_timeout=60,
+        read_timeout=READ_TIMEOUT,
+        keep_alive_timeout=100 * READ_TIMEOUT,
         max_idle_connections=3,
     )
-    server, stop = start_server(engine_config, limits)
-    yield httpx.URL(server.url)
-    stop()
+    received = Received()
+
+    class Watched(BoundedConnection):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._port = transport.get_extra_info("peername")[1]
+            received.note(self._port, 0)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            received.note(self._port, len(data))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmjax.serve.server.BoundedConnection", Watched)
+        patch.setattr("llmjax.serve.connection.GRACE_SECONDS", GRACE)
+        server, stop = start_server(engine_config, limits, loop=VirtualLoop)
+        yield Strict(httpx.URL(server.url), server.loop, received)
+        stop()
 
 
 @pytest.fixture
-def connect(strict: httpx.URL) -> Connect:
-    def make() -> socket.socket:
-        sock = socket.create_connection((strict.host, strict.port or 0))
-        sock.settimeout(30)
-        return sock
-
-    return make
+def connect(strict: Strict) -> Connect:
+    return lambda: socket.create_connection((strict.url.host, strict.url.port or 0))
 
 
 def everything(sock: socket.socket) -> bytes:
@@ -125,59 +172,75 @@ def test_trailers_count_as_headers(connect: Connect, part: bytes) -> None:
         assert b" 200 " not in everything(sock)[:20]
 
 
-def test_late_headers(connect: Connect) -> None:
+def test_late_headers(strict: Strict, connect: Connect) -> None:
     with connect() as sock:
-        sock.sendall(b"GET /version HTTP/1.1\r\nHost: local")
+        start = b"GET /version HTTP/1.1\r\nHost: local"
+        sock.sendall(start)
+        strict.later(sock, len(start), READ_TIMEOUT / 2)
+        sock.sendall(b"h")  # which does not give it more time
+        strict.later(sock, len(start) + 1, READ_TIMEOUT / 2)
         check_refused(everything(sock), 408, "request_timeout")
     with connect() as sock:  # behind a complete one
-        sock.sendall(GET + b"GET /vers")
+        two = GET + b"GET /vers"
+        sock.sendall(two)
+        strict.later(sock, len(two), READ_TIMEOUT)
         answer = everything(sock)
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"HTTP/1.1 408" in answer
 
 
-def test_late_body(connect: Connect) -> None:
+def test_late_body(strict: Strict, connect: Connect) -> None:
     with connect() as sock:
-        sock.sendall(POST + b"Content-Length: 100\r\n\r\n{")
+        start = POST + b"Content-Length: 100\r\n\r\n{"
+        sock.sendall(start)
+        strict.later(sock, len(start), READ_TIMEOUT + 1)
         check_refused(everything(sock), 408, "request_timeout")
 
 
-def test_a_body_has_more_time_the_longer_it_is(connect: Connect) -> None:
-    """A tenth of a second a kilobyte is faster than the least pace: no timeout, though it takes longer than one."""
-    body = b'{"prompt": [40, 41], "max_tokens": 1' + b" " * 12_000 + b"}"
+@pytest.mark.parametrize("enough", [True, False])
+def test_a_body_has_more_time_the_longer_it_is(strict: Strict, connect: Connect, enough: bool) -> None:
+    """What comes at the least pace is no timeout, though it takes longer than one."""
+    piece = b" " * (200 * MIN_BYTES_PER_SECOND)  # 200 s more
+    head = POST + b"Content-Length: %d\r\n\r\n" % (len(piece) + len(PROMPT))
     with connect() as sock:
-        sock.sendall(POST + b"Content-Length: %d\r\n\r\n" % len(body))
-        for start in range(0, len(body), 1000):
-            sock.sendall(body[start : start + 1000])
-            time.sleep(0.1)
-        assert sock.recv(2**16).startswith(b"HTTP/1.1 200")
+        sock.sendall(head + piece)
+        strict.later(sock, len(head + piece), READ_TIMEOUT + (100 if enough else 200))
+        if enough:
+            sock.sendall(PROMPT)
+            assert sock.recv(2**16).startswith(b"HTTP/1.1 200")
+        else:
+            check_refused(everything(sock), 408, "request_timeout")
 
 
-def test_a_body_that_nobody_reads_does_not_hold_the_connection(connect: Connect) -> None:
+def test_a_body_that_nobody_reads_does_not_hold_the_connection(strict: Strict, connect: Connect) -> None:
     with connect() as sock:
         sock.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
-        assert everything(sock).startswith(b"HTTP/1.1 404")
+        assert sock.recv(2**16).startswith(b"HTTP/1.1 404")
+        strict.loop.put_forward(READ_TIMEOUT)
+        everything(sock)  # it is closed
 
 
-def test_silent_connections_are_closed(connect: Connect) -> None:
+def test_silent_connections_are_closed(strict: Strict, connect: Connect) -> None:
     with connect() as sock:
+        strict.later(sock, 0, READ_TIMEOUT)
         assert everything(sock) == b""
 
 
-def test_idle_connections_are_few(connect: Connect) -> None:
-    """Of more than three the ones that have been idle longest are closed, but none within its first second."""
-    socks = []
-    for _ in range(3):
+def test_idle_connections_are_few(strict: Strict, connect: Connect) -> None:
+    """Of more than three the ones that have been idle longest are closed, but none before its client could send."""
+
+    def asked() -> socket.socket:
         sock = connect()
         ask_version(sock)
-        socks.append(sock)
-    time.sleep(1.1)
-    for _ in range(2):
-        sock = connect()
+        return sock
+
+    socks = [asked() for _ in range(5)]
+    for sock in socks:  # all of them are new
         ask_version(sock)
-        socks.append(sock)
-    assert [sock.recv(1) for sock in socks[:2]] == [b"", b""]
-    for sock in socks[2:]:
+    strict.loop.put_forward(GRACE)
+    socks.append(asked())
+    assert [sock.recv(1) for sock in socks[:3]] == [b"", b"", b""]
+    for sock in socks[3:]:
         ask_version(sock)
     for sock in socks:
         sock.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -16,10 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from llmjax.config import EngineConfig
 from tests.engine.test_process import alive
 from tests.serve.test_run import ENDLESS, children, process, stream
+from tests.waiting import until, until_ended
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
-LOADING = 120.0  # seconds that a process has to be there again, however busy the machine is
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +33,8 @@ def server(config: EngineConfig) -> Iterator[tuple[int, str]]:
         engines = children(running.pid)
         assert len(engines) == 2
         running.send_signal(signal.SIGTERM)
-        assert running.wait(60) == 0
+        assert running.wait() == 0
         assert not any(alive(engine) for engine in engines)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + LOADING
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def by_engine(url: str, name: str) -> dict[str, float]:
@@ -72,7 +63,7 @@ def test_metrics_have_a_label_for_each_engine(server: tuple[int, str]) -> None:
     after = by_engine(url, "vllm:request_success_total")
     grown = {number: after[number] - before[number] for number in after}
     assert sum(grown.values()) == 8 and min(grown.values()) > 0
-    wait_for(lambda: sum(by_engine(url, "vllm:generation_tokens_total").values()) >= 8 * 8)
+    until(lambda: sum(by_engine(url, "vllm:generation_tokens_total").values()) >= 8 * 8)
     for name in (
         "num_requests_running",
         "kv_cache_usage_perc",
@@ -90,21 +81,20 @@ def test_the_server_goes_on_without_an_engine_until_that_is_back(server: tuple[i
     tokens = complete(url, [40, 41, 42]).json()["choices"][0]["text"]
     lines: list[list[str]] = [[], []]
     readers = [stream(url, each, **{**ENDLESS, "n": 16}) for each in lines]
-    wait_for(lambda: all(len(each) > 2 for each in lines))
+    until(lambda: all(len(each) > 2 for each in lines))
     victim, _ = engines = children(pid)
     os.kill(victim, signal.SIGKILL)
-    wait_for(lambda: not all(reader.is_alive() for reader in readers))
+    until(lambda: not all(reader.is_alive() for reader in readers))
     (dead,) = [each for each, reader in zip(lines, readers, strict=True) if not reader.is_alive()]
     assert dead[-1] == "data: [DONE]" and "stopped: its process was killed by SIGKILL" in dead[-2]
     assert httpx.get(f"{url}/health").status_code == 200
-    wait_for(lambda: sum(by_engine(url, "llmjax:engine_restarts_total").values()) == restarts + 1)
+    until(lambda: sum(by_engine(url, "llmjax:engine_restarts_total").values()) == restarts + 1)
     assert by_engine(url, "llmjax:engine_up") == {"0": 1, "1": 1}
     assert complete(url, [40, 41, 42]).json()["choices"][0]["text"] == tokens
     now = children(pid)
     assert len(now) == 2 and len(set(now) & set(engines)) == 1 and not alive(victim)
     for reader in readers:
-        reader.join(LOADING)
-        assert not reader.is_alive()
+        reader.join()
 
 
 def test_a_server_that_is_killed_leaves_no_engine_behind(config: EngineConfig) -> None:
@@ -114,4 +104,5 @@ def test_a_server_that_is_killed_leaves_no_engine_behind(config: EngineConfig) -
         assert len(engines) == 2
         running.kill()
         running.wait()
-        wait_for(lambda: not any(alive(engine) for engine in engines))
+        for engine in engines:
+            until_ended(engine)

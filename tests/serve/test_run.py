@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +26,7 @@ from llmjax.errors import ConfigError
 from llmjax.serve.listen import bind, check_tls
 from llmjax.serve.run import _end_with_rank_0
 from tests.serve.conftest import children
+from tests.waiting import until, until_ended
 
 
 def serve_command(config: EngineConfig, *flags: str, program: Sequence[str] = ("-m", "serve")) -> list[str]:
@@ -79,16 +79,9 @@ def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
     return thread
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def wait_closed(url: str) -> None:
     """Until the server takes no requests any more."""
-    wait_for(lambda: httpx.get(f"{url}/health").status_code == 503)
+    until(lambda: httpx.get(f"{url}/health").status_code == 503)
 
 
 ENDLESS: dict[str, Any] = {"max_tokens": 500, "n": 128}  # for as long as a test takes
@@ -106,7 +99,7 @@ def test_sigterm_lets_streams_finish_and_answers_whatever_else_there_is(engine_c
     with process(engine_config, "--shutdown-timeout", "600") as (server, url), stalled(url) as client:
         short: list[str] = []
         reader = stream(url, short, max_tokens=200)
-        wait_for(lambda: bool(short))
+        until(lambda: bool(short))
         body = {"prompt": [40, 41], "stream": True, "ignore_eos": True, **ENDLESS}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as endless:
             lines = endless.iter_lines()  # who forgets it closes the connection
@@ -114,11 +107,11 @@ def test_sigterm_lets_streams_finish_and_answers_whatever_else_there_is(engine_c
             server.send_signal(signal.SIGTERM)
             wait_closed(url)
             response = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
-            reader.join(60)
+            reader.join()
         answer = b""
         while part := client.recv(65536):
             answer += part
-        assert server.wait(60) == 0  # as soon as the endless stream has nobody who reads it
+        assert server.wait() == 0  # as soon as the endless stream has nobody who reads it
         assert server.stdout is not None
         entries = [json.loads(line) for line in server.stdout.read().splitlines() if line.startswith("{")]
     assert response.status_code == 503 and response.headers["retry-after"] == "600"
@@ -141,9 +134,9 @@ def test_streams_that_take_too_long_are_cut(
         try:
             lines: list[str] = []
             reader = stream(running.url, lines, **ENDLESS)
-            wait_for(lambda: bool(lines))
+            until(lambda: bool(lines))
             running.loop.call_soon_threadsafe(running.server._start_drain, "a test")
-            reader.join(60)
+            reader.join()
         finally:
             stop()
     assert lines[-1] == "data: [DONE]"
@@ -156,12 +149,12 @@ def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -
     with process(engine_config, "--shutdown-timeout", "600") as (server, url):
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
-        wait_for(lambda: bool(lines))
+        until(lambda: bool(lines))
         server.send_signal(signal.SIGTERM)
         wait_closed(url)
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == -signal.SIGTERM
-        reader.join(60)
+        assert server.wait() == -signal.SIGTERM
+        reader.join()
 
 
 def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_its_status(
@@ -170,11 +163,11 @@ def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_
     with process(engine_config) as (server, url):
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
-        wait_for(lambda: bool(lines))
+        until(lambda: bool(lines))
         assert httpx.get(f"{url}/health").status_code == 200
         (engine,) = children(server.pid)
         os.kill(engine, signal.SIGKILL)
-        reader.join(60)
+        reader.join()
         answer = httpx.get(f"{url}/health")
         late = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
         assert server.stdout is not None
@@ -184,7 +177,7 @@ def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_
             assert line, log
             log += line
         server.send_signal(signal.SIGTERM)  # or it would answer a little longer, and end by itself
-        assert server.wait(60) == 128 + signal.SIGKILL
+        assert server.wait() == 128 + signal.SIGKILL
     why = "the engine stopped: its process was killed by SIGKILL (out of memory?)"
     assert lines[-1] == "data: [DONE]"
     assert json.loads(lines[-2][6:])["error"]["message"] == why
@@ -198,14 +191,14 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: 
     with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
-        wait_for(lambda: bool(lines))
+        until(lambda: bool(lines))
         (leader,) = children(server.pid)
         (rank,) = children(leader)
         os.kill(rank, signal.SIGKILL)
-        reader.join(60)
+        reader.join()
         answer = httpx.get(f"{url}/health")
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == 1
+        assert server.wait() == 1
         assert server.stdout is not None
         log = server.stdout.read()
     why = "the engine stopped: rank 1 (127.0.0.1) has gone"
@@ -224,8 +217,8 @@ def test_other_ranks_are_told_of_the_end(engine_config: EngineConfig) -> None:
         with process(config) as (server, url):
             assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
             server.send_signal(signal.SIGTERM)
-            assert server.wait(60) == 0
-        _, said = other.communicate(timeout=60)
+            assert server.wait() == 0
+        _, said = other.communicate()
     finally:
         other.kill()
         other.wait()
@@ -251,7 +244,7 @@ def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_co
         assert listens_at(server.pid) == listens_at(rank) == {"0100007F"}
         assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
         server.kill()
-        wait_for(lambda: not Path(f"/proc/{rank}").exists() or b"Z" in Path(f"/proc/{rank}/stat").read_bytes())
+        until_ended(rank)
 
 
 def test_the_first_sigterm_of_another_rank_is_left_to_rank_0(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,10 +260,7 @@ def test_the_first_sigterm_of_another_rank_is_left_to_rank_0(caplog: pytest.LogC
 
 def test_a_bad_model_is_one_line_and_the_same_status_wherever_the_engine_runs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "serve", "--model", str(tmp_path), "--port", "0", "--engine-process"]
-    results = [
-        subprocess.run([*command, where], capture_output=True, text=True, timeout=120)
-        for where in ("thread", "process")
-    ]
+    results = [subprocess.run([*command, where], capture_output=True, text=True) for where in ("thread", "process")]
     assert [result.returncode for result in results] == [1, 1]
     assert results[0].stderr.startswith("llmjax: error: ") and results[0].stderr.count("\n") == 1
     assert results[1].stderr == results[0].stderr and results[1].stdout == results[0].stdout == ""
@@ -291,7 +281,7 @@ def test_a_server_whose_engine_has_died_ends_by_itself(
         monkeypatch.setattr(running.engine.client.engine.runner, "dispatch", fail)
         answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": [40]}, timeout=60)
         assert answer.status_code == 503 and "on fire" in answer.json()["error"]["message"]
-        wait_for(lambda: running.server.should_exit)
+        until(lambda: running.server.should_exit)
         assert running.engine.exit_status == 1
     finally:
         stop()
@@ -313,7 +303,7 @@ sys.exit(main())
 def test_a_server_that_hangs_ends_by_the_clock(engine_config: EngineConfig) -> None:
     with process(engine_config, "--shutdown-timeout", "1", program=("-c", HANGING)) as (server, _):
         server.send_signal(signal.SIGTERM)
-        assert server.wait(60) == -signal.SIGALRM
+        assert server.wait() == -signal.SIGALRM
 
 
 COUNTING = """
@@ -337,7 +327,7 @@ def test_what_was_built_at_start_is_never_searched_for_garbage(engine_config: En
         server.send_signal(signal.SIGTERM)
         assert server.stdout is not None
         counts = re.search(r"(\d+) of (\d+) are put aside", server.stdout.read())
-        assert server.wait(60) == 0
+        assert server.wait() == 0
     assert counts is not None and int(counts[1]) > int(counts[2]) / 2
 
 
@@ -345,7 +335,7 @@ def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> No
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         command = [sys.executable, "-m", "serve", "--model", str(tmp_path / "absent"), "--port", str(port)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr.strip().endswith(f"port {port} on 127.0.0.1 is in use; choose another with --port")
     assert result.stderr.strip().count("\n") == 0 and result.stdout == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from llmjax.serve.context import RequestRecord
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.sse import EventStream
+from tests import virtual_time
 
 pytestmark = pytest.mark.once  # no device computes here
 
@@ -19,26 +19,25 @@ pytestmark = pytest.mark.once  # no device computes here
 def play(
     events: AsyncGenerator[bytes, None],
     *,
-    keep_alive: float = 60,
+    keep_alive: float = 3600,
     timeout: float | None = None,
-    leaves_after: float | None = None,
-    sent: list[dict[str, Any]] | None = None,
+    leaves_after: float = 3600,
 ) -> list[dict[str, Any]]:
-    """The ASGI messages that a stream sends, put into ``sent`` as they come."""
-    sent = [] if sent is None else sent
+    """The ASGI messages that a stream sends."""
+    sent: list[dict[str, Any]] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     async def receive() -> Any:
-        await asyncio.sleep(leaves_after if leaves_after is not None else 60)
+        await asyncio.sleep(leaves_after)
         return {"type": "http.disconnect"}
 
     async def main() -> None:
         scope = {"type": "http", "state": {"record": RequestRecord(id="x", started=0)}}
         await EventStream(events, keep_alive=keep_alive, timeout=timeout)(scope, receive, send)
 
-    asyncio.run(main())
+    virtual_time.run(main())
     return sent
 
 
@@ -68,20 +67,10 @@ def test_events_then_done() -> None:
 
 
 def test_comments_while_idle_even_before_the_first_event() -> None:
-    sent: list[dict[str, Any]] = []
-
-    async def patient() -> AsyncGenerator[bytes, None]:
-        """An event after two comments, and the end after one more."""
-        async with asyncio.timeout(20):
-            while len(sent) < 3:  # the first message starts the response
-                await asyncio.sleep(0.001)
-            yield b"data: 1\n\n"
-            before = len(sent)
-            while len(sent) == before:
-                await asyncio.sleep(0.001)
-
-    text = body(play(patient(), keep_alive=0.02, sent=sent))
-    assert re.fullmatch(rb"(: keep-alive\n\n){2,}data: 1\n\n(: keep-alive\n\n)+data: \[DONE\]\n\n", text)
+    comment, one = b": keep-alive\n\n", b"data: 1\n\n"
+    assert body(play(events(25, one, 15), keep_alive=10)) == 2 * comment + one + comment + b"data: [DONE]\n\n"
+    assert body(play(events(9, one, 9, one), keep_alive=10)) == 2 * one + b"data: [DONE]\n\n"
+    assert body(play(events(25, one), keep_alive=0)) == one + b"data: [DONE]\n\n"
 
 
 def test_error_before_the_first_event_keeps_its_status() -> None:
@@ -104,16 +93,16 @@ def test_unexpected_error_is_not_shown() -> None:
 
 def test_leaving_client_closes_the_events_at_once() -> None:
     closed: list[bool] = []
-    sent = play(events(b"data: 1\n\n", 60, closed=lambda: closed.append(True)), leaves_after=0.05)
+    sent = play(events(b"data: 1\n\n", 60, closed=lambda: closed.append(True)), leaves_after=5)
     assert closed == [True] and len(sent) == 2
     with pytest.raises(ClientDisconnected):
-        play(events(60, closed=lambda: closed.append(True)), leaves_after=0.05)
+        play(events(60, closed=lambda: closed.append(True)), leaves_after=5)
     assert closed == [True, True]
 
 
 def test_timeout() -> None:
-    text = body(play(events(b"data: 1\n\n", 60), timeout=0.05))
-    assert b"longer than 0.05 s" in text and text.endswith(b"data: [DONE]\n\n")
+    text = body(play(events(b"data: 1\n\n", 60), timeout=50))
+    assert b"longer than 50 s" in text and text.endswith(b"data: [DONE]\n\n")
     with pytest.raises(ApiError) as error:
-        play(events(60), timeout=0.05)
+        play(events(60), timeout=50)
     assert error.value.status == 504

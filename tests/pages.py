@@ -1,0 +1,38 @@
+"""Pages of the docs that are written from tables and tests.
+
+``python -m tests.pages`` writes them; with ``--check``, as ``make check`` calls it, it says which are out of date.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from llmjax.migration import page as flags
+from tests.models import supported
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES: Mapping[Path, Callable[[], str]] = {
+    DOCS / "flags.md": flags.page,
+    DOCS / "supported-models.md": supported.page,
+}
+
+
+def outdated(pages: Mapping[Path, Callable[[], str]] = PAGES) -> list[Path]:
+    """Those that are not what would be written."""
+    return [path for path, page in pages.items() if path.read_text(encoding="utf-8") != page()]
+
+
+def main(argv: list[str]) -> int | str:
+    found = outdated()
+    if argv == ["--check"]:
+        names = ", ".join(f"docs/{path.name}" for path in found)
+        return f"out of date: {names}; python -m tests.pages writes them" if found else 0
+    for path in found:
+        path.write_text(PAGES[path](), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
