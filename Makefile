@@ -4,6 +4,7 @@
 # make test-exhaustive
 #                  run these: after a change of what they look at, and before a release
 # make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
+# make audit       look for known vulnerabilities in the oldest and newest packages that pyproject.toml allows
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
 #            VENV=.venv-other  CONSTRAINTS=versions.txt (what pip install --constraint takes)
@@ -34,7 +35,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve wheel venv test test-slow test-exhaustive check bench clean
+.PHONY: serve wheel venv test test-slow test-exhaustive check audit bench clean
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp)
@@ -57,6 +58,10 @@ check: $(dev_stamp)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+audit: $(dev_stamp)
+	$(BIN)/pip install --disable-pip-version-check --quiet uv
+	$(BIN)/python .ci/audit.py
 
 # The compiler comes as a package, so that neither the machine's nor a container of an old system is needed; the wheel is
 # made from the archive of sources, as on a machine that has nothing else. auditwheel finds out whether it keeps its word.
