@@ -66,7 +66,7 @@ def _hide_keys(restored: ExitStack) -> None:
         if os.tcgetpgrp(terminal) != os.getpgrp():  # in the background it would be stopped for this
             return
         before = termios.tcgetattr(terminal)
-    except OSError:  # standard input is no terminal, or not that of this process
+    except OSError:  # standard input is not a terminal, or not the one of this process
         return
     hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
     termios.tcsetattr(terminal, termios.TCSANOW, hidden)
