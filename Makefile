@@ -4,6 +4,7 @@
 #                  run what a change since SINCE (HEAD: what is not committed) can reach, and the smoke tests
 # make test-slow   run the slow tests, but for those that are marked exhaustive; make test-exhaustive runs these
 # make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
+# make audit       look for known vulnerabilities in the oldest and newest packages that pyproject.toml allows
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
 #            VENV=.venv-other  CONSTRAINTS=versions.txt (what pip install --constraint takes)
@@ -29,7 +30,12 @@ suffix := $(if $(EXTRAS),-$(subst $(comma),-,$(EXTRAS))).stamp
 serve_stamp := $(VENV)/serve$(suffix)
 dev_stamp := $(VENV)/dev$(suffix)
 constraint := $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
-PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --quiet $(constraint) --editable
+# What pip would compile of packages that are never imported takes as long as it takes to unpack them all.
+PIP_INSTALL := $(BIN)/pip install --disable-pip-version-check --no-compile $(constraint) --editable
+library := kernels/cpu/libllmjax_cpu.so
+
+# pip and the C++ compiler side by side.
+MAKEFLAGS += --jobs=2
 
 # A process a core, each with whole files, so that fixtures and programs of a file are made once.
 PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 2 --dist loadfile
@@ -37,29 +43,29 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve wheel venv test test-changed test-slow test-exhaustive check bench clean
+.PHONY: serve wheel venv test test-changed test-slow test-exhaustive check audit bench clean python
 .DELETE_ON_ERROR:
 
-serve: $(serve_stamp)
+serve: $(serve_stamp) $(library)
 	exec $(BIN)/python -m serve --config $(CONFIG) $(ARGS)
 
-venv: $(dev_stamp)
+venv: $(dev_stamp) $(library)
 
 # The slowest tests are told last, whether or not one failed.
 run_tests = status=0; $(WITH) $(PYTEST) --junitxml=$(REPORT) $1 || status=$$?; \
 	$(BIN)/python -m benchmarks.test_times $(REPORT) || true; exit $$status
 
 # In the order of their names: files with the most tests first would leave a few long tests for the end, on one core.
-test: $(dev_stamp)
+test: $(dev_stamp) $(library)
 	$(call run_tests,--no-loadscope-reorder -m 'not slow$(if $(ONLY), and $(ONLY))' $(TESTS) $(ARGS))
 
-test-changed: $(dev_stamp)
+test-changed: $(dev_stamp) $(library)
 	$(call run_tests,--no-loadscope-reorder -m 'not slow' --since $(SINCE) $(TESTS) $(ARGS))
 
 test-slow: level := slow and not exhaustive
 test-exhaustive: level := exhaustive
 # Status 5: TESTS holds none of them.
-test-slow test-exhaustive: $(dev_stamp)
+test-slow test-exhaustive: $(dev_stamp) $(library)
 	$(WITH) $(PYTEST) --junitxml=$(REPORT) -m '$(level) and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m '$(level) and alone' $(TESTS) $(ARGS) || test $$? -eq 5
 
@@ -68,6 +74,10 @@ check: $(dev_stamp)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.pages --check
+
+audit: $(dev_stamp)
+	$(BIN)/pip install --disable-pip-version-check --quiet uv
+	$(BIN)/python .ci/audit.py
 
 # The compiler comes as a package, so that neither the machine's nor a container of an old system is needed; the wheel is
 # made from the archive of sources, as on a machine that has nothing else. auditwheel finds out whether it keeps its word.
@@ -79,7 +89,7 @@ wheel: $(dev_stamp)
 		$(BIN)/python -m build --outdir build/wheel
 	$(BIN)/auditwheel repair --plat manylinux_2_17_$(MACHINE) --wheel-dir dist build/wheel/*.whl
 
-bench: $(serve_stamp)
+bench: $(serve_stamp) $(library)
 	$(BIN)/llmjax bench latency --config $(CONFIG) $(ARGS)
 	$(BIN)/llmjax bench throughput --config $(CONFIG) $(ARGS)
 
@@ -95,8 +105,16 @@ $(dev_stamp): pyproject.toml | $(BIN)/pip
 	$(PIP_INSTALL) '.[dev$(if $(EXTRAS),$(comma)$(EXTRAS))]'
 	@touch '$@'
 
+# The kernels, with no more than Python's own library: when pip gets to this package, it waits for them and takes them.
+$(library): $(wildcard kernels/cpu/build.py kernels/cpu/src/* kernels/cpu/src/*/*) | python
+	@$(PYTHON) kernels/cpu/build.py --optional
+	@touch -c '$@'
+
 # Debian keeps what venv needs to install pip in a package of its own (python3-venv); without it pip is fetched.
-$(BIN)/pip:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmjax needs Python 3.11 or later: make PYTHON=…")'
+$(BIN)/pip: | python
+	@echo 'making $(VENV)'
 	@$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(BIN)/python .ci/get_pip.py; }
+
+python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmjax needs Python 3.11 or later: make PYTHON=…")'

@@ -33,7 +33,7 @@ class KernelBuildHook(BuildHookInterface):
         kernels = _load_build_module(Path(self.root) / "kernels" / "cpu" / "build.py")
         required = bool(os.environ.get(REQUIRE_VARIABLE))
         try:
-            kernels.build(every_isa=required)
+            kernels.build(every_isa=required, progress=kernels.Progress())  # which pip shows with -v
         except kernels.BuildError as error:
             if required:
                 raise

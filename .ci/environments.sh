@@ -25,4 +25,4 @@ newest() { make VENV=.venv-newest PYTHON="$newest_python" "$@"; }
 say() { echo "=== $1: $(".venv-$2/bin/llmjax" version | paste -sd ';' | sed 's/;/, /g')"; }
 
 # Where some packages are in one index and some in another, pip warns of each that is not in the first: hundreds of lines.
-export PIP_QUIET=1  # with the Makefile's --quiet: errors only
+export PIP_QUIET=2  # errors only

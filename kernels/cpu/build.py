@@ -13,10 +13,13 @@ import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,18 +99,32 @@ class _Compiler:
             raise BuildError(f"{shlex.join([*self.command, *arguments])}\n{result.stderr.strip()}")
 
 
-def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: bool = False) -> Path:
+def build(
+    target: Path = LIBRARY,
+    *,
+    sanitize: str | None = None,
+    every_isa: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Path:
     """Compiles and links the library, unless the file is what would come out of it.
+
+    A second build of the same file waits for the first, and finds what it has made.
 
     Args:
         target: the file to write.
         sanitize: what to give to ``-fsanitize=`` ("address,undefined" or "thread"); slow, for tests.
         every_isa: the library is for other machines too, so it is an error if the compiler lacks an instruction set;
             else the library goes without it and says so where this machine has it.
+        progress: is told how many files are compiled, and of how many: of none first; not called if nothing is.
 
     Raises:
-        BuildError: with what the compiler said.
+        BuildError: with what the compiler said, or how to get one.
     """
+    with _alone(target.parent):
+        return _build(target, sanitize, every_isa, progress)
+
+
+def _build(target: Path, sanitize: str | None, every_isa: bool, progress: Callable[[int, int], None] | None) -> Path:
     extensions = _extensions()
     compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(sanitize))
     left_out = [isa for isa, flags in extensions.items() if not compiler.accepts(flags)]
@@ -137,9 +154,14 @@ def build(target: Path = LIBRARY, *, sanitize: str | None = None, every_isa: boo
             if isa in isas
         ]
         jobs += [(SOURCES / f"{name}.cc", f"{name}.o", have) for name in COMMON]
+        if progress is not None:
+            progress(0, len(jobs))
         with ThreadPoolExecutor(_usable_cores()) as pool:
-            for done in [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]:
+            running = [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]
+            for count, done in enumerate(as_completed(running), start=1):
                 done.result()
+                if progress is not None:
+                    progress(count, len(jobs))
         linked = Path(directory, "library")
         objects = (str(Path(directory, name)) for _, name, _ in jobs)
         checked = (f"-fsanitize={sanitize}",) if sanitize else ()
@@ -166,10 +188,51 @@ def compile_alone(source: Path, target: Path, *, isa: str) -> Path:
     return target
 
 
+class Progress:
+    """Says how far a build is, a line for each tenth of it."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == 0:
+            cores = f"{count} cores" if (count := _usable_cores()) > 1 else "one core"
+            self._say(f"compiling {total} files for this CPU on {cores}; once, mostly a minute or two")
+        elif done == total or done * 10 // total > (done - 1) * 10 // total:
+            seconds = time.monotonic() - self._start
+            rest = "" if done == total else f", about {seconds / done * (total - done):.0f} s to go"
+            self._say(f"{done} of {total} compiled in {seconds:.0f} s{rest}")
+
+    def _say(self, text: str) -> None:
+        print(f"C++ kernels: {text}", flush=True)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits for other processes that build in this folder."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, where nothing is built
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems lock no folders: both build then, as each would alone
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def _usable_cores() -> int:
     """By path: this module is run before the package that it belongs to is installed."""
     cores: int = runpy.run_path(str(HERE / "cores.py"))["usable_cores"]()
     return cores
+
+
+def _install_command() -> str:
+    command: str = runpy.run_path(str(HERE / "compilers.py"))["install_command"]()
+    return command
 
 
 def _extensions() -> dict[str, tuple[str, ...]]:
@@ -191,7 +254,7 @@ def _find_compiler(extensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]
         return command
     found = [_Compiler(command=(name,), flags=()) for name in COMPILERS if _works(name)]
     if not found:
-        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)} or $CXX)")
+        raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)} or $CXX); to get one: {_install_command()}")
     return max(found, key=lambda compiler: sum(map(compiler.accepts, extensions.values()))).command
 
 
@@ -233,8 +296,17 @@ def main() -> None:
     parser.add_argument("--sanitize", help="address,undefined or thread")
     parser.add_argument("--every-isa", action="store_true", help="fail if the compiler lacks an instruction set")
     parser.add_argument("--output", type=Path, default=LIBRARY)
-    arguments = parser.parse_args()
-    print(build(arguments.output, sanitize=arguments.sanitize, every_isa=arguments.every_isa))
+    parser.add_argument("--optional", action="store_true", help="without a compiler say what that costs, and go on")
+    given = parser.parse_args()
+    try:
+        built = build(given.output, sanitize=given.sanitize, every_isa=given.every_isa, progress=Progress())
+    except BuildError as error:
+        if not given.optional:
+            sys.exit(f"C++ kernels: {error}")
+        given.output.unlink(missing_ok=True)  # an older one would be taken for one of these sources
+        print(f"C++ kernels: left out, so that everything runs several times slower on the CPU: {error}", flush=True)
+        return
+    print(f"C++ kernels: {built}", flush=True)
 
 
 if __name__ == "__main__":

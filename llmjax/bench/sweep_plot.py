@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from llmjax.bench.axes import axis_label, set_ticks
 from llmjax.bench.options import options_of
 from llmjax.bench.parameters import path_name
 from llmjax.bench.pyplot import check_pyplot, pyplot, save
@@ -48,7 +49,7 @@ class PlotOptions:
     bin_by: Sequence[str] = setting((), "round variables down to multiples: request_throughput%1")
     scale_x: str = setting("linear", "scale to the right", choices=SCALES)
     scale_y: str = setting("linear", "scale upwards", choices=SCALES)
-    fig_name: str = setting("FIGURE", "what names of the files begin with")
+    fig_name: str = setting("", "what names of the files begin with (default: what is drawn)")
     dry_run: bool = setting(False, "name the figures, and draw none")
 
     def __post_init__(self) -> None:
@@ -64,6 +65,21 @@ class PlotOptions:
     @property
     def bins(self) -> list[Bins]:
         return [Bins.of(text) for text in self.bin_by]
+
+    @property
+    def title(self) -> str:
+        """Of all figures: what is drawn over what."""
+        return f"{axis_label(self.var_y)} over {axis_label(self.var_x)}"
+
+    @property
+    def name(self) -> str:
+        """What names of the files begin with: figures of other variables do not overwrite each other."""
+        if self.fig_name:
+            return self.fig_name
+        groups = {"curve": self.curve_by, "row": self.row_by, "col": self.col_by}
+        by = [f"{kind}={','.join(names)}" for kind, names in groups.items() if names]
+        scales = [scale for scale in (self.scale_x, self.scale_y) if scale != "linear"]
+        return "-".join([self.var_y, "over", self.var_x, *by, *self.filter_by, *self.bin_by, *scales])
 
     @property
     def variables(self) -> list[str]:
@@ -87,6 +103,7 @@ class Figure:
     """One picture: panels by row and column, and the curves of each by name."""
 
     name: str
+    title: str
     rows: list[Group]
     columns: list[Group]
     panels: dict[tuple[Group, Group], dict[str, list[Point]]]
@@ -113,8 +130,11 @@ def _figure(group: Group, rows: Sequence[Row], options: PlotOptions) -> Figure:
         at = place[: len(options.row_by)], place[len(options.row_by) :]
         curves = grouped(found, options.curve_by)
         panels[at] = {label(name): points(some, x=options.var_x, y=options.var_y) for name, some in curves.items()}
-    name = "-".join([options.fig_name, *(f"{key}={value}" for key, value in group)])
-    return Figure(name, list(dict.fromkeys(a for a, _ in panels)), list(dict.fromkeys(b for _, b in panels)), panels)
+    name = "-".join([options.name, *(f"{key}={value}" for key, value in group)])
+    title = "\n".join(filter(None, [options.title, label(group)]))
+    return Figure(
+        name, title, list(dict.fromkeys(a for a, _ in panels)), list(dict.fromkeys(b for _, b in panels)), panels
+    )
 
 
 def points(rows: Sequence[Row], *, x: str, y: str) -> list[Point]:
@@ -179,6 +199,8 @@ def draw(figure: Figure, options: PlotOptions, path: Path) -> None:
         sharex=True,
         sharey=True,
     )
+    picture.suptitle(figure.title, fontsize=11)
+    drawn = [point for curves in figure.panels.values() for found in curves.values() for point in found]
     names = list(dict.fromkeys(name for curves in figure.panels.values() for name in curves))
     for (row, column), curves in figure.panels.items():
         ax = axes[figure.rows.index(row), figure.columns.index(column)]
@@ -190,8 +212,10 @@ def draw(figure: Figure, options: PlotOptions, path: Path) -> None:
             ax.fill_between(x, least, greatest, color=color, alpha=0.2, linewidth=0)
         _scale(ax.set_xscale, options.scale_x)
         _scale(ax.set_yscale, options.scale_y)
-        ax.set_xlabel(options.var_x)
-        ax.set_ylabel(options.var_y)
+        set_ticks(ax.xaxis, [point.x for point in drawn])
+        set_ticks(ax.yaxis, [point.y for point in drawn])
+        ax.set_xlabel(axis_label(options.var_x))
+        ax.set_ylabel(axis_label(options.var_y))
         ax.grid(alpha=0.3)
         if names != [""]:
             ax.legend(fontsize=8)

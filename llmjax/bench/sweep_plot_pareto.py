@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmjax.bench.options import options_of
+from llmjax.bench.parameters import path_name
 from llmjax.bench.pyplot import check_pyplot, pyplot, save
 from llmjax.bench.sweep_rows import Row, number_of, read_rows
 from llmjax.cli.parser import Parser, add_settings
@@ -16,6 +17,7 @@ from llmjax.errors import ConfigError
 from llmjax.settings import settings_of
 
 COMMAND = "llmjax bench sweep plot_pareto"
+USERS = "max_concurrency"  # the variable with their number, if no other is named
 # Whose product is the number of devices, and their short names.
 SIZES = (("tensor_parallel_size", "tp"), ("pipeline_parallel_size", "pp"), ("data_parallel_size", "dp"))
 
@@ -25,7 +27,7 @@ class ParetoOptions:
     """Where the counts are; names follow vLLM's."""
 
     user_count_var: str = setting(
-        "max_concurrency",
+        USERS,
         "variable with the number of users (where it is missing: most requests at once)",
         section="plot",
     )
@@ -102,7 +104,9 @@ def main(argv: list[str]) -> int:
         check_pyplot(COMMAND)
     rows = read_rows(folder)
     found = speeds(rows, options)
-    best, path = frontier(found), folder / "pareto" / "PARETO.png"
+    # Users and devices counted in another way are another figure.
+    counts = [name for name in (options.user_count_var, options.gpu_count_var) if name not in (None, USERS)]
+    best, path = frontier(found), folder / "pareto" / f"{path_name('-'.join(['PARETO', *counts]))}.png"
     if not options.dry_run:
         draw(found, best, path)
     print(f"{path}: {len(best)} of {len(rows)} runs are at the front")
@@ -118,8 +122,11 @@ def draw(found: Sequence[Speed], best: Sequence[Speed], path: Path) -> None:
     picture, ax = pyplot().subplots(layout="constrained")
     ax.scatter([s.per_user for s in found], [s.per_device for s in found], color="0.5", alpha=0.6, label="all runs")
     ax.plot([s.per_user for s in best], [s.per_device for s in best], marker="o", label="Pareto front")
-    ax.set_xlabel("output tokens/s for a user")
-    ax.set_ylabel("output tokens/s of a device")
+    ax.set_title("What a user gets, and what a device makes", fontsize=11)
+    ax.set_xlabel("output throughput for a user (tokens/s)")
+    ax.set_ylabel("output throughput of a device (tokens/s)")
+    ax.set_xlim(left=0)
+    ax.set_ylim(bottom=0)
     ax.grid(alpha=0.3)
     ax.legend()
     save(picture, path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import ExitStack
 from types import TracebackType
 
 from rich.console import Console
@@ -19,17 +21,20 @@ class MarkdownStream:
         self._console = console
         self._live = Live(console=console, refresh_per_second=12, vertical_overflow="ellipsis", transient=True)
         self._pending = ""
+        self._restored = ExitStack()
 
     def __enter__(self) -> MarkdownStream:
+        _hide_keys(self._restored)
         self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
-        if self._pending.strip():
-            self._console.print(Markdown(self._pending))
+        with self._restored:
+            self._live.stop()
+            if self._pending.strip():
+                self._console.print(Markdown(self._pending))
 
     def write(self, text: str) -> None:
         """Adds text to the end."""
@@ -41,6 +46,31 @@ class MarkdownStream:
             self._console.print()
             self._pending = self._pending[finished:]
         self._live.update(Markdown(self._pending))
+
+
+def _hide_keys(restored: ExitStack) -> None:
+    """Has the terminal not show what is typed.
+
+    A ``^C``, or a question typed ahead, moves the cursor, and the line that is redrawn would stand there twice. The
+    next prompt shows what was typed ahead.
+
+    Args:
+        restored: gets what puts the terminal back.
+    """
+    try:
+        import termios
+    except ImportError:  # Windows
+        return
+    terminal = 0
+    try:
+        if os.tcgetpgrp(terminal) != os.getpgrp():  # in the background it would be stopped for this
+            return
+        before = termios.tcgetattr(terminal)
+    except OSError:  # standard input is not a terminal, or not the one of this process
+        return
+    hidden = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(terminal, termios.TCSANOW, hidden)
+    restored.callback(termios.tcsetattr, terminal, termios.TCSANOW, before)
 
 
 def finished_length(text: str) -> int:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from llmjax.bench.sweep_plot import PlotOptions, Point, figures
+from llmjax.bench.axes import axis_label
+from llmjax.bench.parameters import path_name
+from llmjax.bench.sweep_plot import PlotOptions, Point, draw, figures
 from llmjax.bench.sweep_plot_pareto import ParetoOptions, Speed, frontier, speeds
 from llmjax.bench.sweep_rows import Bins, Condition, read_rows
 from llmjax.cli import main
@@ -42,7 +44,9 @@ def test_runs_are_read_with_infinite_numbers(folder: Path) -> None:
 def test_curves_are_means_of_what_has_one_x() -> None:
     options = PlotOptions(curve_by=["max_num_seqs"], fig_by=["dtype"], bin_by=["request_throughput%1"])
     one, other = figures(ROWS, options)
-    assert (one.name, other.name) == ("FIGURE-dtype=float32", "FIGURE-dtype=bfloat16")
+    drawn = "p99_e2el_ms-over-request_throughput-curve=max_num_seqs-request_throughput%1"
+    assert (one.name, other.name) == (f"{drawn}-dtype=float32", f"{drawn}-dtype=bfloat16")
+    assert one.title == "p99 end-to-end latency (ms) over request throughput (requests/s)\ndtype=float32"
     assert one.rows == one.columns == [()]
     assert one.panels == {
         ((), ()): {
@@ -143,15 +147,72 @@ def test_without_matplotlib_it_says_so(
 
 def test_figures_are_named_or_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["bench", "sweep", "plot", str(folder), "--fig-by", "dtype", "--col-by", "max_num_seqs", "--fig-dir", "f"]
-    paths = [folder / "f" / f"FIGURE-dtype={dtype}.png" for dtype in ("bfloat16", "float32")]
+    drawn = "p99_e2el_ms-over-request_throughput-col=max_num_seqs"
+    paths = [folder / "f" / f"{path_name(f'{drawn}-dtype={dtype}')}.png" for dtype in ("bfloat16", "float32")]
     assert main([*line, "--dry-run"]) == 0
     assert capsys.readouterr().out == "".join(f"{path}: 1 x 2\n" for path in paths)
     assert not any(path.exists() for path in paths)
     pytest.importorskip("matplotlib")
-    assert main([*line, "--scale-x", "sqrt", "--scale-y", "log"]) == 0
+    assert main([*line, "--scale-x", "sqrt", "--scale-y", "log", "--fig-name", "FIGURE"]) == 0
+    paths = [folder / "f" / f"FIGURE-dtype={dtype}.png" for dtype in ("bfloat16", "float32")]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths)
     assert main(["bench", "sweep", "plot", str(folder / "e"), "--var-x", "dtype", "--row-by", "dtype"]) == 0
-    assert (folder / "e" / "FIGURE.png").exists()
+    assert (folder / "e" / "p99_e2el_ms-over-dtype-row=dtype.png").exists()
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--var-x", "max_num_seqs"],
+        ["--var-y", "max_num_seqs"],
+        ["--curve-by", "dtype"],
+        ["--row-by", "dtype"],
+        ["--col-by", "dtype"],
+        ["--filter-by", "max_num_seqs<2"],
+        ["--bin-by", "request_throughput%1"],
+        ["--scale-x", "log"],
+    ],
+)
+def test_figures_of_other_things_have_other_names(
+    folder: Path, flags: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["bench", "sweep", "plot", str(folder), "--dry-run"]
+    assert main(line) == main([*line, *flags]) == 0
+    one, other = capsys.readouterr().out.splitlines()
+    assert one.partition(": ")[0] != other.partition(": ")[0]
+
+
+def test_a_picture_has_a_title_units_and_whole_ticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[Any] = []
+    monkeypatch.setattr("llmjax.bench.sweep_plot.save", lambda picture, path: drawn.append(picture))
+    rows = [{"max_concurrency": n, "mean_ttft_ms": 10.5 * n, "dtype": "bf16"} for n in (1, 2, 4, 8)]
+    for scale, ticks in (("linear", None), ("log", [1, 2, 4, 8])):
+        options = PlotOptions(var_x="max-concurrency", var_y="mean_ttft_ms", scale_x=scale, fig_by=["dtype"])
+        (figure,) = figures(rows, options)
+        draw(figure, options, tmp_path / "x.png")
+        (ax,) = drawn[-1].axes
+        title = "mean time to first token (ms) over max concurrency\ndtype=bf16"
+        assert drawn[-1].get_suptitle() == title
+        assert (ax.get_xlabel(), ax.get_ylabel()) == ("max concurrency", "mean time to first token (ms)")
+        assert all(float(tick).is_integer() for tick in ax.get_xticks())
+        assert ticks is None or [text.get_text() for text in ax.get_xticklabels()] == [str(tick) for tick in ticks]
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("p99_e2el_ms", "p99 end-to-end latency (ms)"),
+        ("median_tpot_ms", "median time per output token (ms)"),
+        ("request-rate", "request rate (requests/s)"),
+        ("total_token_throughput", "total token throughput (tokens/s)"),
+        ("host_ms_per_step", "host ms per step"),
+        ("kv_cache_memory_bytes", "kv cache memory (bytes)"),
+        ("dtype", "dtype"),
+    ],
+)
+def test_axes_say_units(name: str, label: str) -> None:
+    assert axis_label(name) == label
 
 
 RUNS: list[dict[str, Any]] = [
@@ -184,3 +245,5 @@ def test_the_front_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     pytest.importorskip("matplotlib")
     assert main(["bench", "sweep", "plot_pareto", str(tmp_path)]) == 0
     assert path.read_bytes().startswith(b"\x89PNG")
+    assert main(["bench", "sweep", "plot_pareto", str(tmp_path), "--user-count-var", "users", "--dry-run"]) == 0
+    assert str(path) not in capsys.readouterr().out.splitlines()[-1]
