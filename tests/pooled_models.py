@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 
-GOLDEN = Path(__file__).parent / "engine" / "golden" / "pooling"
+from tests.checkpoints import POOLED
+
 SPECIAL = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2}
 VOCAB = 96
 
@@ -21,7 +22,7 @@ def write_with_tokenizer(name: str, folder: Path, *, ends: bool) -> Path:
         ends: [CLS] stands before a text, [SEP] behind each; else texts are as they are.
     """
     copy = folder / name
-    shutil.copytree(GOLDEN / name, copy)
+    shutil.copytree(POOLED / name, copy)
     tokenizer = Tokenizer(models.WordLevel({**SPECIAL, **{f"w{i}": i for i in range(3, VOCAB)}}, unk_token="[PAD]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL])
@@ -56,7 +57,7 @@ def split_prompt(tokens: np.ndarray) -> tuple[str, str, str]:
 
 
 def golden(name: str) -> dict[str, np.ndarray]:
-    return dict(np.load(GOLDEN / name / "golden.npz"))
+    return dict(np.load(POOLED / name / "golden.npz"))
 
 
 def words(tokens: np.ndarray) -> str:

@@ -20,9 +20,10 @@ from llmjax.engine.loop import ThreadEngine
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
+from tests.checkpoints import GOLDEN
 from tests.waiting import until_async
 
-GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
 LONG_CONTEXT = 4096
 DELTA = RequestOutputKind.DELTA
@@ -32,7 +33,7 @@ DELTA = RequestOutputKind.DELTA
 def config(compile_cache_dir: str) -> EngineConfig:
     """Four slots and few pages."""
     return EngineConfig(
-        model=str(GOLDEN),
+        model=str(LLAMA),
         tokenizer=str(CHARACTERS),
         dtype="float32",
         page_size=4,

@@ -16,6 +16,7 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.conversion import Progress
 from llmjax.errors import ConfigError
 from llmjax.tokenizer import load_tokenizer
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parent
 
@@ -23,7 +24,7 @@ TESTS = Path(__file__).parent
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    shutil.copytree(TESTS / "models" / "golden" / "llama", folder)
+    shutil.copytree(GOLDEN / "llama", folder)
     for path in (TESTS / "engine" / "golden" / "characters").iterdir():
         shutil.copyfile(path, folder / path.name)
     return folder

@@ -20,8 +20,9 @@ from llmjax.engine.generation_config import check_generation_config, generation_
 from llmjax.engine.process import ProcessEngine
 from llmjax.engine.waited import WaitedEngine
 from llmjax.errors import CheckpointError, ConfigError, EngineDead, InvalidRequest, PromptTooLong
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parent / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 
@@ -42,7 +43,7 @@ def settings(compile_cache_dir: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def llm(settings: dict[str, Any]) -> Iterator[LLM]:
-    llm = LLM(str(GOLDEN), **settings)
+    llm = LLM(str(LLAMA), **settings)
     yield llm
     assert llm.kv_stats().used == 0
     llm.close()
@@ -217,7 +218,7 @@ def test_generate_from_several_threads_keeps_one_model(
 
     def call() -> None:
         together.wait()
-        (output,) = llmjax.generate("Hello", model=str(GOLDEN), **settings, temperature=0, max_tokens=4)
+        (output,) = llmjax.generate("Hello", model=str(LLAMA), **settings, temperature=0, max_tokens=4)
         found.append(output.outputs[0].token_ids)
 
     threads = [threading.Thread(target=call) for _ in range(2)]
@@ -281,7 +282,7 @@ def test_a_second_ctrl_c_does_not_wait(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_tokenizer(settings: dict[str, Any], llm: LLM) -> None:
-    ids_only = LLM(str(GOLDEN), **{**settings, "tokenizer": None, "skip_tokenizer_init": True})
+    ids_only = LLM(str(LLAMA), **{**settings, "tokenizer": None, "skip_tokenizer_init": True})
     try:
         assert ids_only.get_tokenizer() is None
         (output,) = ids_only.generate([5, 6, 7], GREEDY, use_tqdm=False)
@@ -299,21 +300,21 @@ def test_without_a_tokenizer(settings: dict[str, Any], llm: LLM) -> None:
 def test_generate_keeps_the_model_for_the_next_call(settings: dict[str, Any], llm: LLM) -> None:
     options = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
     llmjax.llm._kept.close()
-    (first,) = llmjax.generate("Hello", model=str(GOLDEN), **settings, **options)
+    (first,) = llmjax.generate("Hello", model=str(LLAMA), **settings, **options)
     assert first.outputs[0].token_ids == said(llm, "Hello")[0]
     kept = llmjax.llm._kept._llm
-    (again,) = llmjax.generate(["Hello"], model=str(GOLDEN), **settings, temperature=1, seed=3, max_tokens=2)
+    (again,) = llmjax.generate(["Hello"], model=str(LLAMA), **settings, temperature=1, seed=3, max_tokens=2)
     assert llmjax.llm._kept._llm is kept is not None
     assert len(again.outputs[0].token_ids) == 2
     with pytest.raises(InvalidRequest, match="temprature") as caught:
-        llmjax.generate("Hello", model=str(GOLDEN), temprature=1)
+        llmjax.generate("Hello", model=str(LLAMA), temprature=1)
     assert caught.value.field == "temprature"
     llmjax.llm._kept.close()
 
 
 def test_a_step_that_fails_is_the_last_one(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has taken with it, nobody knows: requests are refused, and ``generate`` loads the model again."""
-    options = {"model": str(GOLDEN), "temperature": 0, "max_tokens": 8, "ignore_eos": True, **settings}
+    options = {"model": str(LLAMA), "temperature": 0, "max_tokens": 8, "ignore_eos": True, **settings}
     llmjax.llm._kept.close()
     (first,) = llmjax.generate("Hello", **options)
     failed = llmjax.llm._kept._llm
@@ -338,7 +339,7 @@ def test_a_step_that_fails_is_the_last_one(settings: dict[str, Any], monkeypatch
 def test_generate_lets_go_of_a_model_before_it_loads_the_next(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"model": str(GOLDEN), "max_tokens": 1, **settings}
+    options = {"model": str(LLAMA), "max_tokens": 1, **settings}
     llmjax.generate("Hello", **options)
     assert llmjax.llm._kept._llm is not None
     engine = weakref.ref(llmjax.llm._kept._llm.engine)
@@ -360,17 +361,17 @@ def test_generate_lets_go_of_a_model_before_it_loads_the_next(
 
 def test_bad_settings_and_models(tmp_path: Path, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="page_sise"):
-        LLM(str(GOLDEN), page_sise=4)
+        LLM(str(LLAMA), page_sise=4)
     with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes"):
-        LLM(str(GOLDEN), **{**settings, "kv_cache_memory_bytes": 1})
+        LLM(str(LLAMA), **{**settings, "kv_cache_memory_bytes": 1})
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         LLM(str(tmp_path), **settings)
     with pytest.raises(ConfigError, match="device_ids"):
-        LLM(str(GOLDEN), **{**settings, "device_ids": "first"})
+        LLM(str(LLAMA), **{**settings, "device_ids": "first"})
     with pytest.raises(ConfigError, match="device_ids"):
-        LLM(str(GOLDEN), **{**settings, "device_ids": "-1"})
+        LLM(str(LLAMA), **{**settings, "device_ids": "-1"})
     with pytest.raises(ConfigError, match="'tpu' is not available"):
-        LLM(str(GOLDEN), **{**settings, "device": "tpu"})
+        LLM(str(LLAMA), **{**settings, "device": "tpu"})
 
 
 def test_prompts_share_cached_prefixes_only_with_those_of_the_same_salt(llm: LLM) -> None:
@@ -464,7 +465,7 @@ def test_a_folder_is_known_by_its_name_and_not_by_its_path(llm: LLM) -> None:
 
 
 def test_made_from_a_configuration(settings: dict[str, Any], llm: LLM) -> None:
-    made = LLM.from_config(EngineConfig(model=str(GOLDEN), **settings, served_model_name="tiny"))
+    made = LLM.from_config(EngineConfig(model=str(LLAMA), **settings, served_model_name="tiny"))
     try:
         assert made.model_name == "tiny"
         assert made.max_model_len == 64
@@ -474,7 +475,7 @@ def test_made_from_a_configuration(settings: dict[str, Any], llm: LLM) -> None:
 
 
 def test_an_engine_in_a_process_of_its_own(llm: LLM, settings: dict[str, Any]) -> None:
-    apart = LLM(str(GOLDEN), **settings, engine_process="process")
+    apart = LLM(str(LLAMA), **settings, engine_process="process")
     try:
         assert isinstance(apart.client, WaitedEngine)
         prompts = ["Hello", "Good day", "Hell"]

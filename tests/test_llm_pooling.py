@@ -12,7 +12,8 @@ import pytest
 from llmjax import LLM, AsyncLLM, PoolingParams, TextPair
 from llmjax.async_llm import LONG_TEXT
 from llmjax.errors import InvalidRequest
-from tests.pooled_models import GOLDEN, RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
+from tests.checkpoints import GOLDEN
+from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 
 
 def start(name: str, folder: Path, cache: str, *, ends: bool, **settings: Any) -> LLM:
@@ -263,7 +264,7 @@ def test_labels(tmp_path: Path, compile_cache_dir: str) -> None:
 
 def test_a_model_that_generates_makes_vectors_if_it_is_told_to(compile_cache_dir: str) -> None:
     settings = {"skip_tokenizer_init": True, "dtype": "float32", "compilation_cache_dir": compile_cache_dir}
-    folder = str(GOLDEN.parents[2] / "models" / "golden" / "llama")
+    folder = str(GOLDEN / "llama")
     llm = LLM(folder, task="embed", max_num_seqs=2, compile_threads=1, **settings)  # type: ignore[arg-type]
     (output,) = llm.embed([[3, 4, 5]], use_tqdm=False)
     assert abs(np.linalg.norm(output.outputs.embedding) - 1) < 1e-5

@@ -20,10 +20,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoints import GOLDEN
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-GOLDEN, CHARACTERS = ROOT / "tests" / "models" / "golden" / "llama", ROOT / "tests" / "engine" / "golden" / "characters"
+LLAMA, CHARACTERS = GOLDEN / "llama", ROOT / "tests" / "engine" / "golden" / "characters"
 NEIGHBORS = ("transformers", "kernels")
 KINDS = ("wheel", "sdist", "editable")
 NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
@@ -139,7 +141,7 @@ def installed(
     pip(*options, *neighbors, environment=path)
     folder = path.parent / "project"
     for name, content in USER_FILES.items():
-        settings = json.dumps([str(GOLDEN), str(CHARACTERS), compile_cache_dir])
+        settings = json.dumps([str(LLAMA), str(CHARACTERS), compile_cache_dir])
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content.replace("SETTINGS", settings))
     yield Environment(kind, path, source, folder)
@@ -181,7 +183,7 @@ def test_commands(installed: Environment, compile_cache_dir: str) -> None:
     version = (ROOT / "llmjax" / "version.py").read_text().split('"')[1]
     assert version in installed.run("llmjax", "--version")
     assert "--config" in installed.run("llmjax", "serve", "--help")
-    line = f"--model {GOLDEN} --tokenizer {CHARACTERS} --dtype float32 --max-num-seqs 2 --max-num-batched-tokens 16"
+    line = f"--model {LLAMA} --tokenizer {CHARACTERS} --dtype float32 --max-num-seqs 2 --max-num-batched-tokens 16"
     line += " --page-size 4 --kv-cache-memory-bytes 1MiB --temperature 0 --max-tokens 5 --ignore-eos"
     line += f" --compilation-cache-dir {compile_cache_dir}"  # where the test above has left these programs
     assert installed.run("llmjax", "generate", "Hello", *line.split()).strip()

@@ -10,10 +10,11 @@ import pytest
 from benchmarks.kv_quality import Agreement, common_prefix, continuations, cut_prompts, main, same_next_tokens
 from llmjax import LLM
 from llmjax.errors import ConfigError
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
 TEXT = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())["text"]
-MODEL = TESTS / "models" / "golden" / "llama"
+MODEL = GOLDEN / "llama"
 
 
 def test_prompts_are_spread_over_the_text() -> None:

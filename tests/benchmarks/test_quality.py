@@ -15,9 +15,10 @@ from llmjax.kernels.cpu.library import library
 from llmjax.models import model_config
 from llmjax.quantization.plan import QuantizationPlan
 from llmjax.settings import make_config
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
-GOLDEN = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())
+RESULTS = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())
 
 
 def test_a_row_is_a_scheme_and_settings() -> None:
@@ -51,7 +52,7 @@ def test_a_row_that_differs_too_much_is_named() -> None:
 
 def test_every_row_can_be_run() -> None:
     assert ROWS[0] == REFERENCE
-    model = model_config(json.loads((TESTS / "models" / "golden" / "llama" / "config.json").read_text()))
+    model = model_config(json.loads((GOLDEN / "llama" / "config.json").read_text()))
     for row in ROWS:
         settings = make_config(EngineConfig, row_settings(row), source=row)
         QuantizationPlan.of(settings.quantization, {}, model)
@@ -85,9 +86,9 @@ def test_scores_are_kept_and_the_reference_is_hugging_faces(
     tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = tmp_path / "text.txt"
-    text.write_text(GOLDEN["text"], encoding="utf-8")
-    expected = GOLDEN["perplexity"]["llama"][0]
-    flags = [str(TESTS / "models/golden/llama"), "--text", str(text), "--context", str(expected["context"])]
+    text.write_text(RESULTS["text"], encoding="utf-8")
+    expected = RESULTS["perplexity"]["llama"][0]
+    flags = [str(GOLDEN / "llama"), "--text", str(text), "--context", str(expected["context"])]
     flags += ["--results", str(tmp_path / "r.json"), "--settings", f"tokenizer={TESTS / 'engine/golden/characters'}"]
     flags += ["page_size=4", f"compilation_cache_dir={compile_cache_dir}"]
     assert main([*flags, "--rows", REFERENCE]) == 0

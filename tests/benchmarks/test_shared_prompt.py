@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.shared_prompt import Figure, SharedPromptOptions, Times, main
 from llmjax.errors import ConfigError
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
 
@@ -27,7 +28,7 @@ def test_the_ratio_is_that_of_medians() -> None:
 
 @pytest.mark.slow
 def test_both_arrangements(tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = [str(TESTS / "models/golden/llama"), "--tokenizer", str(TESTS / "engine/golden/characters")]
+    model = [str(GOLDEN / "llama"), "--tokenizer", str(TESTS / "engine/golden/characters")]
     flags = "--streams 2 --common 32 --own 8 --new-tokens 3 --rounds 2 --dtype float32 --kv-cache-memory-bytes 4MiB"
     files = ["--output-json", str(tmp_path / "shared.json"), "--compilation-cache-dir", compile_cache_dir]
     files += ["--max-num-batched-tokens", "16"]

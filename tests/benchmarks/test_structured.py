@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.structured import StructuredOptions, main
 from llmjax.errors import ConfigError
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
 
@@ -24,7 +25,7 @@ def test_wrong_options_are_refused() -> None:
 
 @pytest.mark.slow
 def test_forms_beside_none(tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
-    model = [str(TESTS / "models/golden/llama"), "--tokenizer", str(TESTS / "engine/golden/characters")]
+    model = [str(GOLDEN / "llama"), "--tokenizer", str(TESTS / "engine/golden/characters")]
     flags = "--streams 2 --rounds 2 --tokens 6 --max-num-batched-tokens 16 --dtype float32"
     files = ["--output-json", str(tmp_path / "forms.json"), "--compilation-cache-dir", compile_cache_dir]
     assert main(["--model", *model, *flags.split(), "--forms", "any text", *files]) == 0

@@ -16,8 +16,9 @@ from llmjax.checkpoint.checkpoint import EMBEDDING, HEAD
 from llmjax.checkpoint.inspection import inspect_model
 from llmjax.errors import CheckpointError
 from llmjax.quantization.gguf_export import export_gguf
+from tests.checkpoints import GOLDEN
 
-LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 F32 = np.dtype(np.float32)
 WEIGHTS = {f"w{i}": np.full((2, 3), i, np.float32) for i in range(4)}
 

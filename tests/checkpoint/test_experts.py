@@ -27,8 +27,8 @@ from llmjax.quantization.plan import QuantizationPlan, SavePlan
 from llmjax.quantization.rounding import round_to_nearest, rows_in_situ
 from llmjax.quantization.schemes import scheme_named
 from llmjax.weights.packing import pack, put
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 F32 = np.dtype(np.float32)
 FAMILIES = ("mixtral", "qwen2-moe", "qwen3-moe")
 EXPERTS = "model.layers.0.mlp.experts"

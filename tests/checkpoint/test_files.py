@@ -11,8 +11,9 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.files import map_file
 from llmjax.checkpoint.resolve import resolve
 from llmjax.errors import CheckpointError
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 
 
 def test_bytes_of_a_file(tmp_path: Path) -> None:
@@ -40,7 +41,7 @@ def test_a_model_that_is_a_pipe_or_device(name: str, tmp_path: Path) -> None:
 def test_pipes_among_the_files_of_a_model(name: str, tmp_path: Path) -> None:
     for part in ("config.json", "model.safetensors"):
         if part != name:
-            (tmp_path / part).symlink_to(GOLDEN / part)
+            (tmp_path / part).symlink_to(LLAMA / part)
     os.mkfifo(tmp_path / name)
     with pytest.raises(CheckpointError, match=name):
         open_checkpoint(resolve(tmp_path))

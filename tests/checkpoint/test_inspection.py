@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 from llmjax.checkpoint.gguf.names import FILE_TYPES
 from llmjax.checkpoint.inspection import StoredType, inspect_model
 from llmjax.errors import CheckpointError
-
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+from tests.checkpoints import GOLDEN
 
 
 def write_gguf(path: Path, architecture: str, *, split: int = 0, **keys: Any) -> None:

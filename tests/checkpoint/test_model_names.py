@@ -14,8 +14,8 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.errors import CheckpointError
 from llmjax.models.names import Names
 from llmjax.weights.packing import RowStack
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 F32 = np.dtype(np.float32)
 
 

@@ -14,8 +14,8 @@ from llmjax.checkpoint.checkpoint import open_checkpoint
 from llmjax.checkpoint.overrides import check_reached, overridden
 from llmjax.errors import CheckpointError
 from llmjax.models.errors import UnsupportedModel
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 LLAMA = GOLDEN / "llama"
 FOLDERS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 FLAT = {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}

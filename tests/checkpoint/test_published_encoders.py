@@ -15,9 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.errors import CheckpointError
+from tests.checkpoints import POOLED
 
 F32 = np.dtype(np.float32)
-GOLDEN = Path(__file__).parents[1] / "engine" / "golden" / "pooling"
 
 NOMIC = {
     "architectures": ["NomicBertModel"],
@@ -72,7 +72,7 @@ def write(
     name: str, folder: Path, *, config: Mapping[str, Any], qkv: tuple[str, ...], names: Mapping[str, str]
 ) -> Path:
     """A golden model under other names, with queries, keys and values in one matrix."""
-    tensors = load_file(GOLDEN / name / "model.safetensors")
+    tensors = load_file(POOLED / name / "model.safetensors")
     for first in [key for key in tensors if f".{qkv[0]}." in key]:
         parts = [tensors.pop(first.replace(qkv[0], part)) for part in qkv]
         tensors[first.replace(qkv[0], "qkv")] = np.concatenate(parts)
@@ -88,7 +88,7 @@ def write(
 
 
 def same(name: str, folder: Path) -> None:
-    expected, found = open_checkpoint(GOLDEN / name), open_checkpoint(folder)
+    expected, found = open_checkpoint(POOLED / name), open_checkpoint(folder)
     models = [replace(one.model_config(), dtype=None, pooler=None) for one in (expected, found)]
     assert models[0] == models[1]
     assert found.tensors.keys() == expected.tensors.keys()
@@ -117,7 +117,7 @@ def test_what_nomic_bert_s_code_could_do_besides_is_refused(tmp_path: Path, key:
 
 
 def test_jina_reranker(tmp_path: Path) -> None:
-    config = json.loads((GOLDEN / "xlm-roberta-labels" / "config.json").read_text())
+    config = json.loads((POOLED / "xlm-roberta-labels" / "config.json").read_text())
     folder = write(
         "xlm-roberta-labels", tmp_path / "jina", config=config, qkv=("query", "key", "value"), names=JINA_NAMES
     )

@@ -13,8 +13,9 @@ import pytest
 from llmjax.checkpoint import open_checkpoint
 from llmjax.engine.token_labels import with_token_labels
 from llmjax.errors import CheckpointError
+from tests.checkpoints import GOLDEN, POOLED
 
-LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 F32 = np.dtype(np.float32)
 LABELS = "head.0.dense.weight"
 
@@ -99,14 +100,14 @@ def test_labels_that_are_nowhere(keys: dict[str, Any], message: str) -> None:
         open_checkpoint(LLAMA, overrides=overrides, runner="pooling").model_config()
 
 
-POOLED = Path(__file__).parents[1] / "engine" / "golden" / "pooling" / "llama-mean"
+LLAMA_MEAN = POOLED / "llama-mean"
 MATRIX = "2_Dense/config.json"
 
 
 def with_modules(folder: Path, order: list[str], file: str = "", keys: dict[str, Any] | None = None) -> Path:
     """A model of embeddings whose modules stand in another order, with other keys in one of their files."""
     copy = folder / "model"
-    shutil.copytree(POOLED, copy)
+    shutil.copytree(LLAMA_MEAN, copy)
     known = {module["type"].rpartition(".")[2]: module for module in json.loads((copy / "modules.json").read_text())}
     other = {"type": "sentence_transformers.models.LayerNorm", "path": "3_LayerNorm"}
     (copy / "modules.json").write_text(json.dumps([known.get(name, other) for name in order]))

@@ -12,8 +12,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from llmjax.cli import main
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
-        shutil.copy(GOLDEN / name, folder)
+        shutil.copy(LLAMA / name, folder)
     vocab = {chr(i): i - 32 for i in range(32, 127)} | {"<unk>": 95}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmjax.cli import main
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
 TEMPLATE = "{# [bold] #}\n{% for m in messages %}\n{{ m['content'] }}\n{% endfor %}\n{{ '!' }}"
@@ -19,7 +20,7 @@ TEMPLATE = "{# [bold] #}\n{% for m in messages %}\n{{ m['content'] }}\n{% endfor
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The random Gemma of the golden logits with a tokenizer and a template."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    shutil.copytree(TESTS / "models" / "golden" / "gemma3", folder)
+    shutil.copytree(GOLDEN / "gemma3", folder)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TESTS / "engine" / "golden" / "characters" / file, folder)
     settings = json.loads((folder / "tokenizer_config.json").read_text()) | {"chat_template": TEMPLATE}
@@ -81,7 +82,7 @@ def test_the_report_for_people(model: Path, capsys: pytest.CaptureFixture[str]) 
 def test_the_chat_template_alone(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(model), "--chat-template"]) == 0
     assert capsys.readouterr().out == TEMPLATE + "\n"
-    assert main(["inspect", str(TESTS / "models/golden/llama"), "--chat-template"]) == 1
+    assert main(["inspect", str(GOLDEN / "llama"), "--chat-template"]) == 1
     assert "no tokenizer found" in capsys.readouterr().err
 
 

@@ -8,27 +8,28 @@ from pathlib import Path
 import pytest
 
 from llmjax.cli import main
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
-GOLDEN = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())
+RESULTS = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("texts") / "text [1].txt"
-    path.write_text(GOLDEN["text"], encoding="utf-8")
+    path.write_text(RESULTS["text"], encoding="utf-8")
     return str(path)
 
 
 @pytest.fixture(scope="module")
 def engine(compile_cache_dir: str) -> list[str]:
-    line = f"--model {TESTS / 'models/golden/llama'} --tokenizer {TESTS / 'engine/golden/characters'} --page-size 4"
+    line = f"--model {GOLDEN / 'llama'} --tokenizer {TESTS / 'engine/golden/characters'} --page-size 4"
     line += f" --max-num-batched-tokens 16 --kv-cache-memory-bytes 1MiB --compilation-cache-dir {compile_cache_dir}"
     return [*line.split(), "--dtype", "float32"]
 
 
 def test_the_report_names_windows_and_figure(text: str, engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    expected = GOLDEN["perplexity"]["llama"][0]
+    expected = RESULTS["perplexity"]["llama"][0]
     assert main(["eval", "perplexity", "--text", text, "--context", "32", *engine]) == 0
     out = capsys.readouterr().out
     assert f"{text}: 251 tokens" in out
@@ -37,7 +38,7 @@ def test_the_report_names_windows_and_figure(text: str, engine: list[str], capsy
     assert f"{expected['perplexity']:.2f}"[:6] in out
     assert f"± {expected['standard_error']:.2f}"[:6] in out
 
-    expected = GOLDEN["perplexity"]["llama"][1]
+    expected = RESULTS["perplexity"]["llama"][1]
     assert main(["eval", "perplexity", "--text", text, "--context", "48", "--stride", "20", "--json", *engine]) == 0
     fields = json.loads(capsys.readouterr().out)
     assert fields["perplexity"] == pytest.approx(expected["perplexity"], rel=1e-5)

@@ -12,6 +12,7 @@ import pytest
 from llmjax.checkpoint import open_checkpoint
 from llmjax.cli import main
 from llmjax.tokenizer import load_tokenizer
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
 TEXT = json.loads((TESTS / "evaluation" / "golden" / "perplexity.json").read_text())["text"]
@@ -21,7 +22,7 @@ F32 = np.dtype(np.float32)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "tiny"
-    shutil.copytree(TESTS / "models" / "golden" / "llama", folder)
+    shutil.copytree(GOLDEN / "llama", folder)
     for path in (TESTS / "engine" / "golden" / "characters").iterdir():
         shutil.copyfile(path, folder / path.name)
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from llmjax.config import EngineConfig
@@ -11,8 +10,8 @@ from llmjax.engine.model import load_model
 from llmjax.engine.programs import StepCompiler
 from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import select_platform
+from tests.checkpoints import GOLDEN
 
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 TOP = 2  # alternatives that are reported
 
 
@@ -24,7 +23,7 @@ def compiler_of(name: str, *, slots: int = 4, decode_steps: int = 1, **settings:
         settings: of the engine, that differ from these.
     """
     config = EngineConfig(
-        model=str(CHECKPOINTS / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}
+        model=str(GOLDEN / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}
     )
     platform = select_platform(config)
     model = load_model(config, platform)

@@ -17,8 +17,8 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.engine import offload
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models.layers.state import make_stacks
+from tests.checkpoints import GOLDEN
 
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 CONTEXT = 64  # of the golden checkpoints
 SOON = {"xla_backend_optimization_level": 0}  # compiled sooner; engines' own programs are optimized
@@ -87,7 +87,7 @@ class Plain:
 @pytest.fixture(scope="session")
 def plain() -> Callable[[str], Plain]:
     """``plain(family)`` runs a golden checkpoint without the engine."""
-    return cache(lambda name: Plain(CHECKPOINTS / name))
+    return cache(lambda name: Plain(GOLDEN / name))
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +113,7 @@ def _engines(compile_cache_dir: str) -> Iterator[Callable[..., LLM]]:
         }
         key = (name, repr(sorted(options.items())))
         if key not in made:
-            made[key] = LLM(str(CHECKPOINTS / name), **options)
+            made[key] = LLM(str(GOLDEN / name), **options)
         return made[key]
 
     yield get

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from llmjax import LLM, SamplingParams, StructuredOutputsParams
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
 FORCED = StructuredOutputsParams(regex="[a-z]{4}(this|that) one [0-9]{5}")
@@ -26,7 +27,7 @@ PARAMS = [
 def generated(devices: int, **settings: Any) -> list[Any]:
     """Texts and tokens of all."""
     llm = LLM(
-        str(TESTS / "models" / "golden" / "llama"),
+        str(GOLDEN / "llama"),
         tokenizer=str(TESTS / "engine" / "golden" / "characters"),
         dtype="float32",
         activations="float",

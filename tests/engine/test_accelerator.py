@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,8 +14,9 @@ from llmjax.config import EngineConfig
 from llmjax.engine.build import DECODE_STEPS
 from llmjax.machine_share import MachineShare
 from llmjax.platforms import Platform, select_platform
+from tests.checkpoints import GOLDEN
 
-LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 MEMORY = 120_000
 
 

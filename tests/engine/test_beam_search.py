@@ -15,10 +15,11 @@ from llmjax import LLM, BeamSearchParams
 from llmjax.engine.beam_search import BeamSearch
 from llmjax.errors import GenerationFailed, InvalidRequest
 from llmjax.outputs import Logprob
+from tests.checkpoints import GOLDEN
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 VOCAB, EOS = 96, 2
 
@@ -48,7 +49,7 @@ def plain_search(
 
 @cache
 def weights() -> dict[str, npt.NDArray[np.float64]]:
-    found = load_file(GOLDEN / "model.safetensors")
+    found = load_file(LLAMA / "model.safetensors")
     return {name: np.asarray(array, np.float32).astype(np.float64) for name, array in found.items()}
 
 
@@ -92,7 +93,7 @@ def llama(tokens: Tokens) -> npt.NDArray[np.float64]:
 @pytest.fixture(scope="module")
 def llm(compile_cache_dir: str) -> Iterator[LLM]:
     llm = LLM(
-        str(GOLDEN),
+        str(LLAMA),
         tokenizer=str(CHARACTERS),
         dtype="float32",
         page_size=4,

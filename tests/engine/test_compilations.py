@@ -16,8 +16,9 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine.slots import SlotEditor
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 
 NUM_REQUESTS = 500
 
@@ -65,7 +66,7 @@ def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
 
     monkeypatch.setattr(SlotEditor, "program", watched)
     llm = LLM(
-        str(GOLDEN),
+        str(LLAMA),
         dtype="float32",
         page_size=4,
         max_num_seqs=4,
@@ -128,7 +129,7 @@ def test_a_second_start_traces_lowers_and_compiles_nothing(tmp_path: Path) -> No
     """Of the step, of what sets up slots, or of the state; nor does it import what only tracing needs."""
 
     def start() -> dict[str, Any]:
-        command = [sys.executable, "-c", START, str(GOLDEN), str(tmp_path)]
+        command = [sys.executable, "-c", START, str(LLAMA), str(tmp_path)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return found

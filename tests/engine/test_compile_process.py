@@ -26,9 +26,10 @@ from llmjax.engine.compile_process import CompileProcess
 from llmjax.engine.program_cache import ProgramCache, ProgramSpec
 from llmjax.engine.rows import write_pages
 from llmjax.errors import CompileError
+from tests.checkpoints import GOLDEN
 from tests.waiting import until_ended
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 LONG = 300  # seconds that a process may take on a machine that is busy
 
 
@@ -179,7 +180,7 @@ print(json.dumps({
 
 
 def engine(folder: Path, how: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", ENGINE, str(GOLDEN), str(folder), how]
+    command = [sys.executable, "-c", ENGINE, str(LLAMA), str(folder), how]
     return subprocess.run(command, capture_output=True, text=True, timeout=LONG)
 
 

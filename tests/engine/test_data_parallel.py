@@ -20,12 +20,13 @@ from llmjax.engine.restarts import RestartPolicy, Restarts
 from llmjax.errors import CheckpointError, ConfigError, EngineDead
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
+from tests.checkpoints import GOLDEN
 from tests.engine.test_process import Recorder, alive, collect
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 PAGE = 64
@@ -36,7 +37,7 @@ TOKEN_BYTES = 384  # of keys and values
 @pytest.fixture(scope="module")
 def config(compile_cache_dir: str) -> EngineConfig:
     return EngineConfig(
-        model=str(GOLDEN),
+        model=str(LLAMA),
         skip_tokenizer_init=True,
         dtype="float32",
         hf_overrides={"max_position_embeddings": LONG_CONTEXT},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,10 @@ import pytest
 
 from llmjax import LLM
 from llmjax.errors import ConfigError
+from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import found_on_devices
 from tests.levels import at_levels
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 WHOLE = {"enable_expert_parallel": True}
 OF_ONE_LAYER = {"hf_overrides": {"num_hidden_layers": 1}}
 CASES: dict[str, dict[str, Any]] = {

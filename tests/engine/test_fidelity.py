@@ -17,9 +17,10 @@ from llmjax import LLM, SamplingParams
 from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows, text_tokens
 from llmjax.kernels.cpu import library as cpu_library
 from llmjax.kernels.qtensor import QTensor
+from tests.checkpoints import GOLDEN
 from tests.kernels.instruction_sets import INSTRUCTION_SETS, USABLE
 
-CHECKPOINT = Path(__file__).parents[1] / "models" / "golden" / "llama"
+CHECKPOINT = GOLDEN / "llama"
 TEXT = Path(__file__).parent / "golden" / "shakespeare.txt"  # Encyclopaedia Britannica, 1911: in the public domain
 PROMPT = np.random.default_rng(5).integers(3, 96, 41).tolist()
 PORTABLE = "none"

@@ -7,7 +7,6 @@ sequences lose their pages on the way.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +14,9 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine import memory
+from tests.checkpoints import GOLDEN
 from tests.levels import at_levels
 
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 TOLERANCE = 2e-4
 KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 tokens
     "llama": 28 * 1536,
@@ -56,7 +55,7 @@ def engine(request: Any, compile_cache_dir: str) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "STATE_SHARE", STATE_SHARE)
         llm = LLM(
-            str(CHECKPOINTS / name),
+            str(GOLDEN / name),
             skip_tokenizer_init=True,
             dtype="float32",
             page_size=4,
@@ -76,7 +75,7 @@ def engine(request: Any, compile_cache_dir: str) -> Iterator[Served]:
 
 def golden(name: str) -> tuple[list[int], np.ndarray]:
     """The long prompt and log_softmax of Hugging Face's logits after each of its tokens."""
-    with np.load(CHECKPOINTS / name / "golden.npz") as archive:
+    with np.load(GOLDEN / name / "golden.npz") as archive:
         logits = archive["long/logits"].astype(np.float64)
         logits -= logits.max(-1, keepdims=True)
         return archive["long/tokens"].tolist(), logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from llmjax.sampling.params import SamplingParams
-
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+from tests.checkpoints import GOLDEN
 
 
 def generated(llm: Any, prompt: list[int], count: int) -> list[int]:

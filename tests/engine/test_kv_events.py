@@ -28,11 +28,12 @@ from llmjax.engine.page_pool import PageKey
 from llmjax.errors import ConfigError
 from llmjax.kv_events import KVEventsConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens
+from tests.checkpoints import GOLDEN
 from tests.engine.test_scheduler import SimulatedEngine, check_results, run, shapes, workloads
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 ALL = AllTokens()
 
 
@@ -305,7 +306,7 @@ def test_an_engine_tells_of_its_pages(context: Any, endpoints: tuple[str, str], 
     endpoint, replay = endpoints
     options: dict[str, Any] = {"enable_kv_cache_events": True, "endpoint": endpoint, "replay_endpoint": replay}
     llm = LLM(
-        str(GOLDEN),
+        str(LLAMA),
         skip_tokenizer_init=True,
         dtype="float32",
         page_size=4,

@@ -20,10 +20,11 @@ from llmjax.engine.programs import StepCompiler
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.errors import CompileError
 from llmjax.sampling.structured import StructuredOutputsParams
+from tests.checkpoints import GOLDEN
 
 BUCKETS = make_buckets(max_num_seqs=4, max_num_batched_tokens=64)
 LARGEST = Bucket(tokens=64, rows=4, decode=False)
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 SECONDS = 60.0
 
@@ -118,7 +119,7 @@ def held(compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tu
 
     monkeypatch.setattr(StepCompiler, "compile_masked", waiting)
     llm = LLM(
-        str(GOLDEN),
+        str(LLAMA),
         dtype="float32",
         page_size=4,
         max_num_seqs=4,

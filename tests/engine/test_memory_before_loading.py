@@ -21,8 +21,7 @@ from llmjax.engine.memory import KV_TYPES, KVFootprint, kv_footprint, weight_byt
 from llmjax.engine.model import load_model
 from llmjax.platforms import select_platform
 from llmjax.weights.packing import RowStack, pack
-
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+from tests.checkpoints import GOLDEN
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

@@ -15,8 +15,8 @@ from llmjax.engine import model
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 LLAMA = GOLDEN / "llama"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,9 @@ from safetensors.numpy import load_file, save_file
 from llmjax import LLM, SamplingParams
 from llmjax.errors import GenerationFailed
 from llmjax.outputs import RequestOutput
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 BROKEN = 50  # the token whose embedding is not finite
 GOOD = [[20, 33, 47, 15, 90], [61, 8, 77], [40, 41, 42, 43, 44, 45, 46]]
 GREEDY = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
@@ -26,8 +26,8 @@ def llm(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str
 ) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("broken")
-    shutil.copy(GOLDEN / "config.json", folder)
-    tensors = load_file(GOLDEN / "model.safetensors")
+    shutil.copy(LLAMA / "config.json", folder)
+    tensors = load_file(LLAMA / "model.safetensors")
     tensors["model.embed_tokens.weight"][BROKEN, 3] = request.param
     save_file(tensors, folder / "model.safetensors")
     made = LLM(

@@ -35,6 +35,7 @@ from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 from llmjax.platforms import select_platform
+from tests.checkpoints import GOLDEN
 from tests.engine.compilers import compiler_of
 from tests.engine.test_scheduler import (
     Arrival,
@@ -53,7 +54,6 @@ from tests.levels import at_levels
 
 pytestmark = pytest.mark.usefixtures("patience")
 
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 ALL, STATE = AllTokens(), LastState()
 
 SMALL = Shape(
@@ -399,7 +399,7 @@ def llm_of(name: str, folder: Path, cache: str, **options: Any) -> LLM:
         "kv_offloading_size": 0.25,
         "kv_offloading_dir": str(folder),
     }
-    return LLM(str(CHECKPOINTS / name), **(settings | options))
+    return LLM(str(GOLDEN / name), **(settings | options))
 
 
 def evict_all(llm: LLM) -> None:
@@ -497,7 +497,7 @@ def test_damaged_files_are_computed_again(tmp_path: Path, compile_cache_dir: str
 
 
 def test_identities_name_all_that_decides_what_pages_hold(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(CHECKPOINTS / "llama", tmp_path / "llama"))
+    folder = Path(shutil.copytree(GOLDEN / "llama", tmp_path / "llama"))
 
     def identity(**settings: Any) -> str:
         model = {"model": str(folder), "dtype": "float32", "page_size": 4, "kv_cache_memory_bytes": 2**18}

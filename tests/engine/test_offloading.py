@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,9 +19,9 @@ from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import SplitStack
 from llmjax.models import Experts
 from llmjax.platforms import select_platform
+from tests.checkpoints import GOLDEN
 
 EXPERTS = 8  # of a layer of qwen3-moe
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 
 
 @pytest.mark.slow
@@ -38,7 +37,7 @@ def test_same_tokens(engine_of: Callable[..., LLM], plain: Callable[[str], Any])
 
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_stacks_are_divided_as_they_are_read(quantization: str | None) -> None:
-    config = EngineConfig(model=str(CHECKPOINTS / "qwen3-moe"), dtype="float32", quantization=quantization)
+    config = EngineConfig(model=str(GOLDEN / "qwen3-moe"), dtype="float32", quantization=quantization)
     platform = select_platform(config)
     whole = load_model(config, platform)
     split = load_model(config.replace(num_experts_offload_per_rank=3), platform)
@@ -81,7 +80,7 @@ def test_on_a_card(cuda_device: jax.Device) -> None:
 
     def tokens(**options: Any) -> list[list[int]]:
         llm = LLM(
-            str(CHECKPOINTS / "qwen3-moe"),
+            str(GOLDEN / "qwen3-moe"),
             device="cuda",
             dtype="float32",
             skip_tokenizer_init=True,

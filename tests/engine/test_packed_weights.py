@@ -28,9 +28,10 @@ from llmjax.quantization.rounding import rows_in_situ
 from llmjax.quantization.schemes import scheme_named
 from llmjax.weights.memory import HUGE_PAGE
 from llmjax.weights.packing import Empty, RowSource, RowStack, pack
+from tests.checkpoints import GOLDEN
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 TILE = 16
 KEYS = ["ab" * 32, "cd" * 32, "ef" * 32]
 LIMIT = 1 << 30
@@ -40,7 +41,7 @@ WAIT = 120.0
 
 @cache
 def source(name: str) -> RowSource | RowStack:
-    tensor = open_checkpoint(GOLDEN).tensors[f"model.layers.0.mlp.{name}_proj.weight"]
+    tensor = open_checkpoint(LLAMA).tensors[f"model.layers.0.mlp.{name}_proj.weight"]
     return rows_in_situ(tensor, scheme_named("int8"))
 
 
@@ -102,7 +103,7 @@ def test_what_is_larger_and_smaller_than_a_huge_page_is_found_again(tmp_path: Pa
 
 def test_nothing_is_written_where_nothing_is_kept(tmp_path: Path) -> None:
     platform, config = select_platform(EngineConfig(device="cpu")), EngineConfig(packed_weights_bytes=0)
-    weights = PackedWeights.of(tmp_path, config, open_checkpoint(GOLDEN), platform, files=())
+    weights = PackedWeights.of(tmp_path, config, open_checkpoint(LLAMA), platform, files=())
     weights.words("up", source("up"), tile=TILE)
     weights.keep()
     assert files(tmp_path) == []
@@ -263,7 +264,7 @@ def test_what_a_killed_process_leaves_goes_in_the_end(tmp_path: Path) -> None:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    return Path(shutil.copytree(GOLDEN, tmp_path / "model"))
+    return Path(shutil.copytree(LLAMA, tmp_path / "model"))
 
 
 def loaded(model: Path, cache_dir: Path, **settings: object) -> LoadedModel:
@@ -329,8 +330,8 @@ def test_files_that_change_while_they_are_read_are_not_kept(
 
 
 def test_memory_that_mapped_weights_will_take_is_not_for_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = EngineConfig(model=str(GOLDEN), device="cpu", max_num_seqs=256)
-    platform, model = select_platform(config), open_checkpoint(GOLDEN).model_config()
+    config = EngineConfig(model=str(LLAMA), device="cpu", max_num_seqs=256)
+    platform, model = select_platform(config), open_checkpoint(LLAMA).model_config()
     layout = KVLayout.of(jax.numpy.dtype("float32"), page_size=4)
     monkeypatch.setattr(Platform, "free_memory", lambda self: 1 << 22)
     whole = plan_kv(config, model, platform, layout=layout).num_bytes

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -27,11 +26,11 @@ from llmjax.engine.page_transfer import PageGiver, PageTaker, bind
 from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.kv_transfer import KVTransfer, KVTransferConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
+from tests.checkpoints import GOLDEN
 from tests.engine.test_scheduler import Arrival, Shape, SimulatedEngine, alone, prompt_of, request, run
 
 pytestmark = pytest.mark.usefixtures("patience")
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 ALL, STATE = AllTokens(), LastState()
 SHAPE = Shape(
     page_size=4,

@@ -22,12 +22,12 @@ from llmjax.engine.group import Follower, Leader, free_port
 from llmjax.engine.group_wire import RunStep, Taken
 from llmjax.errors import ConfigError, EngineDead
 from llmjax.kv_transfer import KVTransfer
+from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
 from tests.engine.test_page_transfer import Relay
 from tests.levels import at_levels
 
 TESTS = Path(__file__).parents[1]
-GOLDEN = TESTS / "models" / "golden"
 CONTEXT = 128
 LONG = replace(GREEDY, max_tokens=64)
 LONG_ENOUGH = replace(GREEDY, max_tokens=40)

@@ -16,13 +16,12 @@ from jax._src.lib.mlir import ir
 from benchmarks.random_model import MoEShape, Shape, write_random_model
 from llmjax import quantize
 from llmjax.kernels.devices import take_donations
+from tests.checkpoints import GOLDEN, POOLED
 from tests.engine.compilers import compiler_of
 from tests.engine.test_pooling import ENCODERS
 from tests.levels import at_levels
 from tests.stand_in_plugin import build, library, needs_stand_in, registered, run
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
-POOLING = Path(__file__).parent / "golden" / "pooling"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 BYTES = ("i1", "i8", "ui8", "f8E4M3FN", "f8E5M2")
 
@@ -115,15 +114,15 @@ def test_answers_in_a_form(tmp_path: Path) -> None:
     assert others == [cpu, cpu]
 
 
-POOLED = ("qwen3-embedding", *ENCODERS)
-POOLED_TOGETHER = [" ".join(POOLED[i::4]) for i in range(4)]
+VECTORS = ("qwen3-embedding", *ENCODERS)
+VECTORS_TOGETHER = [" ".join(VECTORS[i::4]) for i in range(4)]
 
 
 @needs_stand_in
-@pytest.mark.parametrize("names", at_levels(POOLED_TOGETHER, slow=POOLED_TOGETHER[:1]))
+@pytest.mark.parametrize("names", at_levels(VECTORS_TOGETHER, slow=VECTORS_TOGETHER[:1]))
 def test_vectors(names: str, tmp_path: Path) -> None:
     runs = [{"device": device, "devices": 1} for device in ("cpu", "gcu")]
-    cases = [{"model": str(POOLING / name), "texts": [[1, 5, 9, 2, 7], [3, 2]], "runs": runs} for name in names.split()]
+    cases = [{"model": str(POOLED / name), "texts": [[1, 5, 9, 2, 7], [3, 2]], "runs": runs} for name in names.split()]
     made = run("tests.engine.on_plugin", *cases, environment=registered(tmp_path, library(), devices=1))
     for cpu, gcu in made:
         for expected, found in zip(cpu, gcu, strict=True):

@@ -14,10 +14,10 @@ from safetensors.numpy import save_file
 from llmjax import LLM, PoolingParams, SamplingParams
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import InvalidRequest
+from tests.checkpoints import POOLED
 from tests.levels import at_levels
 
 F32 = np.dtype(np.float32)
-GOLDEN = Path(__file__).parent / "golden" / "pooling"
 DECODERS = ["qwen3-embedding", "llama-mean", "qwen2-labels", "gpt2-labels", "qwen3-reranker"]
 ENCODERS = [
     "bert",
@@ -79,7 +79,7 @@ class Served(NamedTuple):
 def start(name: str, cache: str, **settings: Any) -> Served:
     """Two pages' room for chunks of decoders; encoders get what a text needs."""
     llm = LLM(
-        str(GOLDEN / name),
+        str(POOLED / name),
         **{
             "skip_tokenizer_init": True,
             "dtype": "float32",
@@ -93,7 +93,7 @@ def start(name: str, cache: str, **settings: Any) -> Served:
             **settings,
         },
     )
-    archive = GOLDEN / name / "golden.npz"
+    archive = POOLED / name / "golden.npz"
     return Served(name, llm, dict(np.load(archive)) if archive.exists() else {})
 
 
@@ -169,7 +169,7 @@ def test_a_text_may_be_as_long_as_the_model_but_no_longer(served: Served) -> Non
 @pytest.mark.slow
 def test_reward_models(tmp_path: Path, compile_cache_dir: str) -> None:
     """The last token's hidden state goes through two matrices, as Qwen's reward models have them."""
-    folder = GOLDEN / "qwen3-embedding"
+    folder = POOLED / "qwen3-embedding"
     config = json.loads((folder / "config.json").read_text())
     tensors = {f"model.{name}": tensor.read(F32) for name, tensor in stored_tensors(folder).items()}
     rng = np.random.default_rng(0)

@@ -33,11 +33,12 @@ from llmjax.errors import CheckpointError, EngineDead, TokenizerError
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 from llmjax.tokenizer import Tokenizer
+from tests.checkpoints import GOLDEN
 from tests.waiting import until_async, until_ended
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 LONG_CONTEXT = 4096
 FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
@@ -46,7 +47,7 @@ FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output
 @pytest.fixture(scope="module")
 def config(compile_cache_dir: str) -> EngineConfig:
     return EngineConfig(
-        model=str(GOLDEN),
+        model=str(LLAMA),
         tokenizer=str(CHARACTERS),
         dtype="float32",
         hf_overrides={"max_position_embeddings": LONG_CONTEXT},
@@ -368,7 +369,7 @@ def test_the_tokenizer_is_read_while_the_process_loads_the_model(
 
     def read(config: EngineConfig, model_path: str, *, gguf: GGUFFile | None) -> Tokenizer | None:
         order.append("read")
-        assert (model_path, gguf) == (str(GOLDEN), None)
+        assert (model_path, gguf) == (str(LLAMA), None)
         return tokenizer_of(config, model_path, gguf=gguf)
 
     monkeypatch.setattr("llmjax.engine.setup.tokenizer_of", read)
@@ -376,7 +377,7 @@ def test_the_tokenizer_is_read_while_the_process_loads_the_model(
     llm = AsyncLLM.from_config(config, engine)
     engine.close()
     assert order == ["read", "wait"]
-    assert llm.tokenizer is not None and llm.info.model_path == str(GOLDEN)
+    assert llm.tokenizer is not None and llm.info.model_path == str(LLAMA)
 
 
 def test_without_a_tokenizer_nobody_waits_for_the_model(config: EngineConfig, tmp_path: Path) -> None:

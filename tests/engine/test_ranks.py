@@ -23,6 +23,7 @@ from llmjax.engine.build import build_engine
 from llmjax.engine.group import free_port
 from llmjax.errors import ConfigError
 from llmjax.kv_transfer import KVTransfer
+from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import GREEDY, OPTIONS, PROMPTS
 from tests.engine.test_page_transfer import Relay
 from tests.levels import at_levels
@@ -121,7 +122,6 @@ def test_two_processes_of_two_devices(model: str, expected: dict[str, Any]) -> N
         assert "MPICH or Intel MPI has started this as rank 1 of 2; rank 0 is at 127.0.0.1" in said
 
 
-GOLDEN = ROOT / "tests" / "models" / "golden"
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "experts of q4_k": ("experts", {"quantization": "q4k"}),
     "gptq, two keys, int8 cache": ("gptq", {"quantization": "stored", "kv_cache_dtype": "int8"}),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from llmjax import LLM, RequestOutput, SamplingParams
+from tests.checkpoints import GOLDEN
 
-LLAMA = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 ORIGINAL = 24  # tokens, where both scalings change
 TOLERANCE = 2e-4
 

@@ -14,8 +14,9 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.errors import Asleep, CheckpointError, InvalidRequest
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 PROMPT = list(range(3, 30))
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=0)
 
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sleeping") / "llama"
     folder.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (folder / name).write_bytes((GOLDEN / name).read_bytes())
+        (folder / name).write_bytes((LLAMA / name).read_bytes())
     return folder
 
 

@@ -12,11 +12,11 @@ import pytest
 from benchmarks.random_model import MoEShape, Shape, write_random_model
 from llmjax import LLM, quantize
 from llmjax.errors import ConfigError
+from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import found_on_devices
 from tests.levels import at_levels
 
-GOLDENS = Path(__file__).parents[1] / "models" / "golden"
-GOLDEN = GOLDENS / "llama"
+LLAMA = GOLDEN / "llama"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 
 
@@ -47,7 +47,7 @@ def made(folder: Path, model: str) -> Path:
         write_random_model(folder / "three", Shape(576, 512, 1, 9, 3, 515), max_position_embeddings=64)
         quantize(str(folder / "three"), folder / model, scheme="q4_k_m", **options)
     else:
-        return GOLDENS / model
+        return GOLDEN / model
     return folder / model
 
 
@@ -93,7 +93,7 @@ def test_a_step_copies_no_pages(found: Found) -> None:
 
 def refused(**settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        LLM(str(GOLDEN), skip_tokenizer_init=True, **settings)
+        LLM(str(LLAMA), skip_tokenizer_init=True, **settings)
     message = str(caught.value)
     assert "\n" not in message
     return message

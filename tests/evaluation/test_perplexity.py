@@ -16,16 +16,17 @@ from llmjax import LLM
 from llmjax.errors import ConfigError
 from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows, text_tokens
 from llmjax.sampling.params import SamplingParams
+from tests.checkpoints import GOLDEN
 
 TESTS = Path(__file__).parents[1]
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "perplexity.json").read_text())
+RESULTS = json.loads((Path(__file__).parent / "golden" / "perplexity.json").read_text())
 CHARACTERS = TESTS / "engine" / "golden" / "characters"
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])
 def llm(request: pytest.FixtureRequest, compile_cache_dir: str) -> Iterator[LLM]:
     llm = LLM(
-        str(TESTS / "models" / "golden" / request.param),
+        str(GOLDEN / request.param),
         tokenizer=str(CHARACTERS),
         dtype="float32",
         page_size=4,
@@ -43,9 +44,9 @@ def llm(request: pytest.FixtureRequest, compile_cache_dir: str) -> Iterator[LLM]
 
 def test_perplexities_equal_hugging_faces(llm: LLM) -> None:
     assert llm.tokenizer is not None
-    ids, bos = text_tokens(llm.tokenizer, GOLDEN["text"])
-    assert (len(ids), bos) == (len(GOLDEN["text"]), 1)
-    for expected in GOLDEN["perplexity"][llm.model_name]:
+    ids, bos = text_tokens(llm.tokenizer, RESULTS["text"])
+    assert (len(ids), bos) == (len(RESULTS["text"]), 1)
+    for expected in RESULTS["perplexity"][llm.model_name]:
         windows = Windowing(context=expected["context"], stride=expected["stride"]).cut(ids, bos=bos)
         result = Perplexity()
         for logprobs in score_windows(llm.client, windows):

@@ -10,22 +10,22 @@ import pytest
 
 from benchmarks.random_model import SHAPES, write_random_model
 from llmjax import LLM, SamplingParams
+from tests.checkpoints import GOLDEN
 
 pytestmark = pytest.mark.cuda
 
-CHECKPOINTS = Path(__file__).parents[1] / "models" / "golden"
 DEVICE = "cuda"
 
 
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("name", ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"])
 def test_golden_log_probabilities(name: str, page_size: int, cuda_device: jax.Device) -> None:
-    with np.load(CHECKPOINTS / name / "golden.npz") as archive:
+    with np.load(GOLDEN / name / "golden.npz") as archive:
         tokens, logits = archive["long/tokens"].tolist(), archive["long/logits"].astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
     expected = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     llm = LLM(
-        str(CHECKPOINTS / name),
+        str(GOLDEN / name),
         device=DEVICE,
         skip_tokenizer_init=True,
         dtype="float32",

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,8 +18,8 @@ from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models import ModelConfig, abstract_model, merge, model_config
 from llmjax.models.layers.state import LastTokens, make_stacks
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 PAGE = 4  # tokens a page: small, so that every prompt spans many
 # What models say is compared, not what XLA makes of it, which tests of engines do; so a family takes half as long.
 SOON = {"xla_backend_optimization_level": 0}

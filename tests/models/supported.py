@@ -13,14 +13,13 @@ from pathlib import Path
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_encoders, test_families
+from tests.checkpoints import GOLDEN, POOLED
 from tests.engine import test_pooling
-from tests.engine.test_plugin import POOLED as PLUGGED_ENCODERS
+from tests.engine.test_plugin import VECTORS as PLUGGED_ENCODERS
 from tests.models import test_cuda, test_golden, test_plugin, test_quantized, test_sharding
 from tests.quantization import test_families as test_quantization
 
 ROOT = Path(__file__).parents[2]
-GOLDEN = Path(__file__).parent / "golden"
-POOLED = ROOT / "tests" / "engine" / "golden" / "pooling"
 
 # The best-known checkpoint of each architecture, as the hub names it.
 BEST_KNOWN: Mapping[str, str] = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from llmjax.models import Attention, ModelConfig, abstract_model, model_config
 from llmjax.models.layers.state import make_stacks
 from llmjax.models.registry import FAMILIES
 from llmjax.sampling.state import make_sampler_state
+from tests.checkpoints import GOLDEN, POOLED
 from tests.described_card import H100, lower_for
 from tests.levels import at_levels
 from tests.models.test_published import CHECKPOINTS, config_of
@@ -36,8 +36,6 @@ SLOW = (
     *("bigscience/bloom-560m", "deepseek-ai/DeepSeek-V3.2", "Qwen/Qwen3-Next-80B-A3B-Instruct", "LiquidAI/LFM2-1.2B"),
     *("tiiuae/Falcon-H1-0.5B-Instruct", "google/gemma-3n-E2B-it", "BAAI/bge-small-en-v1.5"),
 )
-GOLDEN = Path(__file__).parent / "golden"
-POOLED = Path(__file__).parents[1] / "engine" / "golden" / "pooling"
 # Whose 80 layers decay at rates of their own, so that each is traced by itself, which takes minutes.
 LONG = ("MiniMaxAI/MiniMax-Text-01", "MiniMaxAI/MiniMax-M1-40k")
 

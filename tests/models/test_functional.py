@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,8 +15,8 @@ import pytest
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import ModelConfig, abstract_model, init_random, merge, model_config
 from llmjax.models.layers.state import make_stacks
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 CONFIG = model_config(
     {
         "model_type": "gemma3_text",

@@ -48,8 +48,8 @@ from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.rope_lengths import LongFrequencies
 from llmjax.models.layers.state import AllTokens, LastState, LatentKV
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parent / "golden"
 SMALL: dict[str, Any] = {
     "hidden_size": 64,
     "intermediate_size": 96,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from llmjax.kernels.cpu.library import library
 from llmjax.models import model_config
+from tests.checkpoints import GOLDEN
 from tests.models.test_functional import lower
 
-GOLDEN = Path(__file__).parent / "golden"
 # All kinds of mixers and of feed-forward parts that are computed in steps; and what experts a router chooses from.
 KINDS = {
     "deepseek-v3": 8,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.conftest import GOLDEN
+from tests.checkpoints import GOLDEN
 from tests.models.test_quantized import CHECKPOINTS as ONE_OF_EACH
 from tests.stand_in_plugin import build, needs_stand_in, output_of, registered
 

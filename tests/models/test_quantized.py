@@ -12,9 +12,10 @@ from llmjax.config import EngineConfig
 from llmjax.engine.model import load_model
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
+from tests.checkpoints import GOLDEN
 from tests.levels import at_levels
 from tests.models import test_golden
-from tests.models.conftest import GOLDEN, Stepper
+from tests.models.conftest import Stepper
 
 SCHEME = "int8"
 FAST = ("llama", "gemma3n")

@@ -14,9 +14,10 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from llmjax.kernels.sharding import Axes, Sharding, ShardingRules, parts, sharded
 from llmjax.models import abstract_model, model_config
+from tests.checkpoints import GOLDEN
 from tests.models.test_quantized import CHECKPOINTS as ONE_OF_EACH
 
-GOLDEN = Path(__file__).parent / "golden"
+ROOT = Path(__file__).parents[2]
 # Kinds of layers, and on each device: columns of the first attention's o, key/value heads of its pages.
 CHECKPOINTS = {
     "llama-bias": (1, 16, 1),  # biases behind summed products
@@ -64,7 +65,7 @@ THREE = {
 def on_devices(count: int, *folders: Path) -> dict[str, Any]:
     """What the module prints, by the names of the folders."""
     command = [sys.executable, "-m", "tests.models.on_devices", "cpu", str(count), *map(str, folders)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=GOLDEN.parents[2], timeout=500)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return {Path(name).name: found for name, found in json.loads(done.stdout).items()}
 

@@ -7,9 +7,9 @@ import json
 from llmjax.config_file import load_configs
 from llmjax.models.registry import FAMILIES, model_config, tensor_names
 from llmjax.sampling.params import SamplingParams
+from tests.checkpoints import GOLDEN
 from tests.models.supported import (
     BEST_KNOWN,
-    GOLDEN,
     LEFT_OUT,
     ROOT,
     compared_checkpoints,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,8 +13,8 @@ from llmjax.errors import ConfigError
 from llmjax.models import Attention, Experts, Layer, ModelConfig, abstract_model, model_config
 from llmjax.parallel.division import Division
 from llmjax.parallel.shares import NOTHING
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
 BY_CHANNEL = ("mamba", "falcon-mamba", "jamba", "lfm2", "kimi-linear", "minimax")
 OVER_ALL_HEADS = ("olmo2", "olmo3", "olmoe", "minimax-m2", "bitnet")

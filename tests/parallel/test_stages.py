@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from llmjax.checkpoint import open_checkpoint
 from llmjax.errors import ConfigError
 from llmjax.models import ModelConfig
 from llmjax.parallel.stages import Stage, layers_of
-
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+from tests.checkpoints import GOLDEN
 
 
 def config_of(name: str) -> ModelConfig:

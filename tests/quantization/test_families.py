@@ -13,7 +13,7 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.quantization.folder_export import export_folder
 from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.rounding import round_to_nearest
-from tests.models.conftest import GOLDEN
+from tests.checkpoints import GOLDEN
 from tests.models.test_quantized import CHECKPOINTS
 
 

@@ -21,10 +21,10 @@ from llmjax.models import RopeConfig, model_config
 from llmjax.quantization.gguf_export import Report, export_gguf
 from llmjax.quantization.mixes import Choice
 from llmjax.weights.ggml.reference import quantize
+from tests.checkpoints import GOLDEN
 
 pytestmark = pytest.mark.once  # files are written and read by NumPy
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
 F32 = np.dtype(np.float32)
 

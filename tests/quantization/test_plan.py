@@ -20,6 +20,7 @@ from llmjax.quantization.schemes import SCHEMES, scheme_named
 from llmjax.weights.ggml import reference
 from llmjax.weights.ggml.types import GGML_TYPES, dequantize
 from llmjax.weights.packing import RowSource, pack, put
+from tests.checkpoints import GOLDEN
 
 MODEL = model_config(
     {
@@ -30,7 +31,6 @@ MODEL = model_config(
         "tie_word_embeddings": True,
     }
 )
-GOLDEN = Path(__file__).parents[1] / "models" / "golden"
 BLOCKS = {block.name.lower(): block for block in GGML_TYPES.values()}
 
 

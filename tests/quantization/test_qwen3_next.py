@@ -28,8 +28,9 @@ from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models.layers.state import make_stacks
 from llmjax.platforms import select_platform
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "qwen3-next"
+QWEN3_NEXT = GOLDEN / "qwen3-next"
 F32 = np.dtype(np.float32)
 BLOCK = 16
 TOKENS = 20
@@ -40,7 +41,7 @@ PLAIN = ("conv1d", "mlp.gate.", "shared_expert_gate", "norm", "A_log", "dt_bias"
 @pytest.fixture(scope="module")
 def logits() -> Callable[[Any], np.ndarray]:
     """f32 [tokens, V] of a model's weights, over pages of 4 tokens."""
-    config = open_checkpoint(GOLDEN).model_config()
+    config = open_checkpoint(QWEN3_NEXT).model_config()
     graph, _ = models.abstract_model(config, dtype=F32, activation_dtype=F32)
     count = TOKENS // 4
     batch = RaggedBatch(
@@ -84,7 +85,7 @@ def check(model: LoadedModel, logits: Callable[[Any], np.ndarray], *, atol: floa
     plain = {
         name: weight.dequantize() if isinstance(weight, QTensor) else weight for name, weight in model.params.items()
     }
-    for name, tensor in open_checkpoint(GOLDEN).tensors.items():
+    for name, tensor in open_checkpoint(QWEN3_NEXT).tensors.items():
         np.testing.assert_allclose(plain[name], tensor.read(F32), rtol=0, atol=atol if name in kept else 0)
     expected = logits(plain)
     assert np.isfinite(expected).all() and expected.std() > 1e-2
@@ -102,7 +103,9 @@ def check(model: LoadedModel, logits: Callable[[Any], np.ndarray], *, atol: floa
 )
 def test_files(tmp_path: Path, logits: Callable[[Any], np.ndarray], scheme: str, form: str, atol: float) -> None:
     group_size = None if scheme in ("fp8", "int8") else 0
-    quantize(str(GOLDEN), tmp_path / "out", scheme=scheme, format=form, group_size=group_size, skip_tokenizer_init=True)
+    quantize(
+        str(QWEN3_NEXT), tmp_path / "out", scheme=scheme, format=form, group_size=group_size, skip_tokenizer_init=True
+    )
     assert open_checkpoint(tmp_path / "out").quantization == form
     check(loaded(tmp_path / "out"), logits, atol=atol)
 
@@ -110,7 +113,7 @@ def test_files(tmp_path: Path, logits: Callable[[Any], np.ndarray], scheme: str,
 @SLOW
 def test_blocks_of_float8(tmp_path: Path, logits: Callable[[Any], np.ndarray]) -> None:
     """As Qwen publishes them: a scale for each block of a matrix, experts one by one."""
-    source, stored = open_checkpoint(GOLDEN), {}
+    source, stored = open_checkpoint(QWEN3_NEXT), {}
     for name, tensor in with_separate_experts(source.tensors, mixtral=False).items():
         values = tensor.read(F32)
         if values.ndim != 2 or "embed_tokens" in name or "lm_head" in name or any(part in name for part in PLAIN):
@@ -143,4 +146,4 @@ def test_blocks_of_float8(tmp_path: Path, logits: Callable[[Any], np.ndarray]) -
     ],
 )
 def test_at_load(logits: Callable[[Any], np.ndarray], quantization: str, products: set[str], atol: float) -> None:
-    check(loaded(GOLDEN, quantization), logits, atol=atol, products=products)
+    check(loaded(QWEN3_NEXT, quantization), logits, atol=atol, products=products)

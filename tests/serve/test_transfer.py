@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.engine import offload
+from tests.checkpoints import GOLDEN
 from tests.serve.conftest import Running
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
 
-GOLDEN = Path(__file__).parents[1] / "models" / "golden" / "llama"
+LLAMA = GOLDEN / "llama"
 PROMPT = [1, 5, 9, 2, 7, 3, 8, 4, 6, 11, 1, 5, 9, 2, 7, 3, 8, 4]
 BODY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "return_token_ids": True}
 # What vllm-router and llm-d's sidecar send to the first server.
@@ -45,7 +45,7 @@ def servers(compile_cache_dir: str, start_server: Callable[..., Any]) -> Iterato
             ports.append(free.getsockname()[1])
     for role, port in zip(("kv_producer", "kv_consumer"), ports, strict=True):
         config = EngineConfig(
-            model=str(GOLDEN),
+            model=str(LLAMA),
             skip_tokenizer_init=True,
             dtype="float32",
             page_size=4,

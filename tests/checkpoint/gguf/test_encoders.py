@@ -21,8 +21,8 @@ from llmjax.checkpoint.gguf.names import EXPERT_TENSORS, GLOBAL_TENSORS, HEAD_NO
 from llmjax.errors import CheckpointError
 from tests.checkpoint.gguf.test_families import comparable, like_llama
 from tests.checkpoint.gguf.test_model import write
+from tests.checkpoints import POOLED
 
-POOLED = Path(__file__).parents[2] / "engine" / "golden" / "pooling"
 F32 = np.dtype(np.float32)
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4
 Config = Mapping[str, Any]

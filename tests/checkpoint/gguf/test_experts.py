@@ -15,8 +15,8 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.experts import ExpertStack, with_separate_experts
 from llmjax.errors import CheckpointError
 from llmjax.quantization.gguf_export import export_gguf
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[2] / "models" / "golden"
 F32 = np.dtype(np.float32)
 ARCHITECTURES = {
     "mixtral": ("llama", gguf.MODEL_ARCH.LLAMA),

@@ -21,9 +21,9 @@ from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig
 from tests.checkpoint.gguf.test_model import write
+from tests.checkpoints import GOLDEN
 from tests.models.conftest import Stepper
 
-GOLDEN = Path(__file__).parents[2] / "models" / "golden"
 F32 = np.dtype(np.float32)
 Config = Mapping[str, Any]
 

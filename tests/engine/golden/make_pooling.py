@@ -2,27 +2,30 @@
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 
-    python tests/engine/golden/make_pooling.py [name ...]
+    python -m tests.engine.golden.make_pooling [name ...]
 
-A folder a checkpoint, in Hugging Face layout, with sentence-transformers' files where the real ones have them, and
-``golden.npz``: ``<case>/tokens`` [n], ``<case>/types`` [n] and ``<case>/vector`` f32, the embedding after pooling,
-matrices and normalization, or the logits of the labels (of a model that generates: of token 9 less that of token 7).
+An archive a checkpoint, ``<name>.zip``, of a folder in Hugging Face layout, with sentence-transformers' files where the
+real ones have them, and ``golden.npz``: ``<case>/tokens`` [n], ``<case>/types`` [n] and ``<case>/vector`` f32, the
+embedding after pooling, matrices and normalization, or the logits of the labels (of a model that generates: of token 9
+less that of token 7).
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import nomic_moe
 import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
 from safetensors.torch import save_file
 from transformers.core_model_loading import revert_weight_conversion  # type: ignore[import-not-found,unused-ignore]
+
+from tests.checkpoints import pack
+from tests.engine.golden import nomic_moe
 
 HERE = Path(__file__).parent / "pooling"
 VOCAB = 96
@@ -137,14 +140,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     for name in sys.argv[1:] or CHECKPOINTS:
-        make(name)
+        with TemporaryDirectory() as folder:
+            make(name, Path(folder))
+            pack(Path(folder), HERE / f"{name}.zip")
 
 
-def make(name: str) -> None:
+def make(name: str, folder: Path) -> None:
     class_name, keys, kind, dense = CHECKPOINTS[name]
-    folder = HERE / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
     cls = getattr(transformers, class_name)
     config = cls.config_class(**{**keys, "architectures": [class_name]})
     config._attn_implementation = "eager"

@@ -2,7 +2,7 @@
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 
-    python tests/evaluation/golden/make_perplexity.py
+    python -m tests.evaluation.golden.make_perplexity
 
 Tokens are characters (``tests/engine/golden/characters``), BOS is token 1. The figures follow the two conventions in
 their own authors' way: the loop of Hugging Face's "Perplexity of fixed-length models", weighted by the tokens that are
@@ -20,8 +20,9 @@ import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
 from safetensors.torch import load_file
 
+from tests.checkpoints import GOLDEN
+
 HERE = Path(__file__).parent
-CHECKPOINTS = HERE.parents[1] / "models" / "golden"
 VOCABULARY = json.loads((HERE.parents[1] / "engine" / "golden" / "characters" / "tokenizer.json").read_text())
 BOS = 1
 TEXT = (
@@ -32,13 +33,13 @@ TEXT = (
 
 
 def load(name: str) -> torch.nn.Module:
-    config = json.loads((CHECKPOINTS / name / "config.json").read_text())
+    config = json.loads((GOLDEN / name / "config.json").read_text())
     cls = getattr(transformers, config.pop("architectures")[0])
     made = cls.config_class(**config)
     made._attn_implementation = "eager"
     model = cls(made).eval().float()
     missing, unexpected = model.load_state_dict(
-        {key: value.float() for key, value in load_file(CHECKPOINTS / name / "model.safetensors").items()}, strict=False
+        {key: value.float() for key, value in load_file(GOLDEN / name / "model.safetensors").items()}, strict=False
     )
     assert set(missing) <= {"lm_head.weight"}, missing
     assert not unexpected, unexpected

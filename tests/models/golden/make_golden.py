@@ -2,29 +2,33 @@
 
 Needs ``torch`` (CPU), ``transformers`` and ``safetensors``, none of which the tests need:
 
-    python tests/models/golden/make_golden.py [--greedy] [name ...]
+    python -m tests.models.golden.make_golden [--greedy] [name ...]
 
-A folder a checkpoint, in Hugging Face layout: ``config.json`` in the style of Transformers 4, ``config-v5.json`` as
-Transformers 5 rewrites it, ``model.safetensors`` (bf16 values, which f32 holds exactly) and ``golden.npz``. The
-archive holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and ``<case>/logits`` f32 [m, V], the logits at the
-positions ``at``. Case ``rope-x`` runs under the keys of ``rope-x.json`` on top of config.json; every other case runs
-under config.json alone. ``greedy.npy`` is a token and its greedy continuation by 64, i32 [65]; with --greedy only that
-is written, of the weights that are there.
+An archive a checkpoint, ``<name>.zip``, of a folder in Hugging Face layout: ``config.json`` in the style of
+Transformers 4, ``config-v5.json`` as Transformers 5 rewrites it, ``model.safetensors`` (bf16 values, which f32 holds
+exactly) and ``golden.npz``. The last holds, per case, ``<case>/tokens`` [n], ``<case>/at`` [m] and ``<case>/logits``
+f32 [m, V], the logits at the positions ``at``. Case ``rope-x`` runs under the keys of ``rope-x.json`` on top of
+config.json; every other case runs under config.json alone. ``greedy.npy`` is a token and its greedy continuation by
+64, i32 [65]; with --greedy only that is written anew, of the weights that are there.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
-from republished import REPUBLISHED
 from safetensors.torch import load_file, save_file
 from transformers.core_model_loading import revert_weight_conversion  # type: ignore[import-not-found,unused-ignore]
+
+from tests.checkpoints import GOLDEN, pack
+from tests.models.golden.republished import REPUBLISHED
 
 HERE = Path(__file__).parent
 VOCAB = 96
@@ -1203,15 +1207,15 @@ def stored(name: str, architecture: str, config: dict, seed: int) -> torch.nn.Mo
     if again is None:
         model = build(architecture, config)
         cls, how = type(model), model.config._attn_implementation
-        model = cls.from_pretrained(HERE / name, dtype=torch.float32, attn_implementation=how).eval()
+        model = cls.from_pretrained(GOLDEN / name, dtype=torch.float32, attn_implementation=how).eval()
     else:  # no class of transformers reads these files
         model = build(architecture, config)
         again.adapt(model, config)
         randomize(model, seed)
         if again.fused is None:  # the seed is a place among all checkpoints, which may have changed
-            files = load_file(HERE / name / "model.safetensors")
+            files = load_file(GOLDEN / name / "model.safetensors")
             model.load_state_dict({own: files[again.name_of(own)] for own in model.state_dict()})
-    with np.load(HERE / name / "golden.npz") as archive:
+    with np.load(GOLDEN / name / "golden.npz") as archive:
         tokens, at, expected = (archive[f"long/{part}"] for part in ("tokens", "at", "logits"))
     if np.abs(logits_of(model, tokens, at) - expected).max() > SAME:
         raise ValueError(f"{name}: other logits than those in golden.npz")
@@ -1220,60 +1224,71 @@ def stored(name: str, architecture: str, config: dict, seed: int) -> torch.nn.Mo
 
 def main() -> None:
     names = [name for name in sys.argv[1:] if name != "--greedy"]
+    for seed, (name, (architecture, differences)) in enumerate(CHECKPOINTS.items()):
+        if names and name not in names:
+            continue
+        config = {"architectures": [architecture], **SIZES, **differences}
+        own = {key for key, value in differences.items() if value is None and key in SIZES}
+        config = {key: value for key, value in config.items() if key not in own}
+        config["model_type"] = getattr(transformers, architecture).config_class.model_type
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary)
+            if "--greedy" in sys.argv:
+                model = stored(name, architecture, config, seed)
+                shutil.copytree(GOLDEN / name, folder, dirs_exist_ok=True)
+            else:
+                model = drawn(name, architecture, config, seed, folder)
+                write_cases(name, architecture, config, model, folder)
+            np.save(folder / "greedy.npy", greedy(model))
+            pack(folder, HERE / f"{name}.zip")
+
+
+def drawn(name: str, architecture: str, config: dict, seed: int, folder: Path) -> torch.nn.Module:
+    """A model with random weights; its configuration and weights are written."""
+    again = REPUBLISHED.get(name)
+    written = config if again is None else again.config(config)
+    (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
+    model = build(architecture, config)
+    if again is None:
+        model.config.architectures = [architecture]
+        (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
+    else:
+        again.adapt(model, config)
+    randomize(model, seed)
+    tied = model.config.tie_word_embeddings
+    state = {
+        k: v.to(torch.bfloat16).contiguous()
+        for k, v in published(model, name).items()
+        if not (tied and k == "lm_head.weight") and not k.endswith(CONSTANTS)
+    }
+    state = state if again is None else again.tensors(state, config)
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+def write_cases(name: str, architecture: str, config: dict, model: torch.nn.Module, folder: Path) -> None:
+    """The prompts, and what the model makes of them."""
     rng = np.random.default_rng(2)
     prompts = {
         "long": rng.integers(0, VOCAB, LONG, dtype=np.int32),
         "short": rng.integers(0, VOCAB, SHORT, dtype=np.int32),
     }
-    for seed, (name, (architecture, differences)) in enumerate(CHECKPOINTS.items()):
-        if names and name not in names:
-            continue
-        folder = HERE / name
-        folder.mkdir(exist_ok=True)
-        config = {"architectures": [architecture], **SIZES, **differences}
-        own = {key for key, value in differences.items() if value is None and key in SIZES}
-        config = {key: value for key, value in config.items() if key not in own}
-        config["model_type"] = getattr(transformers, architecture).config_class.model_type
-        if "--greedy" in sys.argv:
-            np.save(folder / "greedy.npy", greedy(stored(name, architecture, config, seed)))
-            continue
-        again = REPUBLISHED.get(name)
-        written = config if again is None else again.config(config)
-        (folder / "config.json").write_text(json.dumps(written, indent=2) + "\n")
-        model = build(architecture, config)
-        if again is None:
-            model.config.architectures = [architecture]
-            (folder / "config-v5.json").write_text(model.config.to_json_string() + "\n")
-        else:
-            again.adapt(model, config)
-        randomize(model, seed)
-        tied = model.config.tie_word_embeddings
-        state = {
-            k: v.to(torch.bfloat16).contiguous()
-            for k, v in published(model, name).items()
-            if not (tied and k == "lm_head.weight") and not k.endswith(CONSTANTS)
-        }
-        state = state if again is None else again.tensors(state, config)
-        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "model.safetensors").chmod(0o644)
+    cases: dict[str, np.ndarray] = {}
 
-        cases: dict[str, np.ndarray] = {}
+    def record(case: str, under: torch.nn.Module, tokens: np.ndarray, step: int) -> None:
+        at = np.arange(len(tokens) - 1, -1, -step)[::-1].copy()
+        logits = logits_of(under, tokens, at, GROWN.get(case))
+        cases.update({f"{case}/tokens": tokens, f"{case}/at": at, f"{case}/logits": logits})
 
-        def record(case: str, under: torch.nn.Module, tokens: np.ndarray, step: int, cases: dict = cases) -> None:
-            at = np.arange(len(tokens) - 1, -1, -step)[::-1].copy()
-            logits = logits_of(under, tokens, at, GROWN.get(case))
-            cases |= {f"{case}/tokens": tokens, f"{case}/at": at, f"{case}/logits": logits}
-
-        for prompt, tokens in prompts.items():
-            record(prompt, model, tokens, 1)
-        for case, keys in ROPES.get(name, {}).items():
-            (folder / f"{case}.json").write_text(json.dumps(keys, indent=2) + "\n")
-            scaled = build(architecture, {**config, **keys})
-            scaled.load_state_dict(model.state_dict())
-            record(case, scaled, prompts["short" if case.endswith("-short") else "long"], 3)
-        np.save(folder / "greedy.npy", greedy(model))
-        np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
-        print(name, sum(p.numel() for p in model.parameters()), float(np.abs(cases["long/logits"]).max()))
+    for prompt, tokens in prompts.items():
+        record(prompt, model, tokens, 1)
+    for case, keys in ROPES.get(name, {}).items():
+        (folder / f"{case}.json").write_text(json.dumps(keys, indent=2) + "\n")
+        scaled = build(architecture, {**config, **keys})
+        scaled.load_state_dict(model.state_dict())
+        record(case, scaled, prompts["short" if case.endswith("-short") else "long"], 3)
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
+    print(name, sum(p.numel() for p in model.parameters()), float(np.abs(cases["long/logits"]).max()))
 
 
 if __name__ == "__main__":

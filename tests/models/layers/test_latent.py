@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +11,8 @@ import numpy as np
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import abstract_model, init_random, merge, model_config
 from llmjax.models.layers.state import make_stacks
+from tests.checkpoints import GOLDEN
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 TOKENS = 24
 
 

@@ -32,9 +32,9 @@ from llmjax.quantization.plan import SavePlan
 from llmjax.quantization.report import Difference
 from llmjax.quantization.rounding import round_to_nearest
 from llmjax.quantization.settings import CalibrationSettings
+from tests.checkpoints import GOLDEN
 from tests.levels import at_levels
 
-GOLDEN = Path(__file__).parents[2] / "models" / "golden"
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
 F32 = np.dtype(np.float32)
 SEQUENCES = np.random.default_rng(0).integers(3, 96, (6, 24)).tolist()
