@@ -29,7 +29,8 @@ from llmjax.errors import ConfigError
 from llmjax.models.decoder import Hidden
 from llmjax.models.layers.state import AllTokens, PagedKV, make_stacks
 from llmjax.speculative import SpeculativeConfig
-from tests.engine.conftest import CHARACTERS, CHECKPOINTS
+from tests.checkpoints import GOLDEN
+from tests.engine.conftest import CHARACTERS
 from tests.engine.test_speculation import (
     PROMPTS,
     VOCAB,
@@ -42,7 +43,7 @@ from tests.engine.test_speculation import (
 
 
 def drafts_by(family: str) -> dict[str, Any]:
-    return {"model": str(CHECKPOINTS / family), "num_speculative_tokens": 3}
+    return {"model": str(GOLDEN / family), "num_speculative_tokens": 3}
 
 
 @pytest.fixture
@@ -217,9 +218,9 @@ def test_acceptance_is_learned_from_what_was_verified() -> None:
 
 def checkpoint(folder: Path, *, vocab_size: int = 96, swap: tuple[str, str] | None = None) -> str:
     """A folder with the configuration of a golden checkpoint and a tokenizer, but no weights."""
-    config = json.loads((CHECKPOINTS / "llama" / "config.json").read_text())
+    config = json.loads((GOLDEN / "llama" / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": vocab_size}))
-    (folder / "model.safetensors").symlink_to(CHECKPOINTS / "llama" / "model.safetensors")
+    (folder / "model.safetensors").symlink_to(GOLDEN / "llama" / "model.safetensors")
     for file in CHARACTERS.iterdir():
         shutil.copy(file, folder)
     if swap is not None:
@@ -239,9 +240,9 @@ def test_vocabularies_that_differ_are_refused(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         draft = checkpoint(tmp_path / name, **changes)
         options = {"tokenizer": str(CHARACTERS)} if text else {"skip_tokenizer_init": True}
-        with pytest.raises(ConfigError, match=f"draft model {draft} and the model {CHECKPOINTS / 'llama'} .*{message}"):
+        with pytest.raises(ConfigError, match=f"draft model {draft} and the model {GOLDEN / 'llama'} .*{message}"):
             LLM(
-                str(CHECKPOINTS / "llama"),
+                str(GOLDEN / "llama"),
                 dtype="float32",
                 speculative_config={"model": draft, "num_speculative_tokens": 2},
                 **options,
@@ -269,8 +270,8 @@ def test_where_a_draft_model_cannot_run_is_said_before_anything_is_loaded(
 def test_a_recurrent_draft_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="recurrent layers"):
         LLM(
-            str(CHECKPOINTS / "llama"),
+            str(GOLDEN / "llama"),
             skip_tokenizer_init=True,
             dtype="float32",
-            speculative_config={"model": str(CHECKPOINTS / "mamba2"), "num_speculative_tokens": 2},
+            speculative_config={"model": str(GOLDEN / "mamba2"), "num_speculative_tokens": 2},
         )

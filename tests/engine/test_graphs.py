@@ -29,7 +29,8 @@ from llmjax.models.layers.state import AllTokens
 from llmjax.platforms import Platform, use_compilation_cache
 from llmjax.sampling.sampler import SamplingBatch
 from llmjax.sampling.settings import Feature
-from tests.engine.compilers import CHECKPOINTS, compiler_of
+from tests.checkpoints import GOLDEN
+from tests.engine.compilers import compiler_of
 
 OTHER = {"xla_llvm_disable_expensive_passes": "True"}
 
@@ -285,7 +286,7 @@ def test_graphs_bring_the_same_tokens_on_a_card(
 
     def tokens(graphs: str) -> list[list[int]]:
         llm = LLM(
-            str(CHECKPOINTS / name),
+            str(GOLDEN / name),
             device="cuda",
             cuda_graphs=graphs,
             skip_tokenizer_init=True,

@@ -235,10 +235,10 @@ def test_more_rows_than_allowed_are_decoded_plainly(engines: Engines) -> None:
 
 
 def test_recurrent_models_are_refused() -> None:
-    from tests.engine.conftest import CHECKPOINTS
+    from tests.checkpoints import GOLDEN
 
     with pytest.raises(ConfigError, match="speculative_config: the model has recurrent layers"):
-        LLM(str(CHECKPOINTS / "mamba2"), skip_tokenizer_init=True, dtype="float32", speculative_config=NGRAM)
+        LLM(str(GOLDEN / "mamba2"), skip_tokenizer_init=True, dtype="float32", speculative_config=NGRAM)
 
 
 # --- the head alone ---------------------------------------------------------------------------------------------------
