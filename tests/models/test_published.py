@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +110,22 @@ def not_needed(config: Mapping[str, Any]) -> set[str]:
     return found
 
 
-def parameters(model: ModelConfig) -> int:
+def declared(model: ModelConfig) -> dict[str, int]:
+    """How many numbers each parameter has."""
     _, shapes = abstract_model(model, dtype=jnp.dtype(jnp.bfloat16), activation_dtype=jnp.dtype(jnp.bfloat16))
-    return sum(math.prod(like.shape) for like in shapes.values())
+    return {name: math.prod(like.shape) for name, like in shapes.items()}
+
+
+def parameters(model: ModelConfig) -> int:
+    """How many numbers all parameters have; of equal layers one is declared."""
+    if model.per_layer is not None:  # embeddings have a part for each layer
+        return sum(declared(model).values())
+    alike = Counter(model.layers)
+    times = {f"model.layers.{i}": count for i, count in enumerate(alike.values())}
+    return sum(
+        size * times.get(".".join(name.split(".")[:3]), 1)
+        for name, size in declared(replace(model, layers=tuple(alike))).items()
+    )
 
 
 def config_of(name: str) -> dict[str, Any]:
