@@ -117,6 +117,13 @@ def logits() -> Logits:
     return Logits()
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Programs are compiled for one family; with the other, which adds norms of heads, by slow tests."""
+    parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    if parameters.get("family") == "qwen3" and "check_logits" in item.fixturenames:
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(params=["llama", "qwen3"])
 def family(request: pytest.FixtureRequest) -> str:
     return request.param

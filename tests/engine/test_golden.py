@@ -34,8 +34,9 @@ KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 t
 STATE_SHARE = 0.92  # of the memory of hybrids, for few pages and more states than a prompt has pages
 # In the bucket that is compiled first, which compiles sooner, or in all of them.
 EVERY_BUCKET = ", all buckets"
-FAST = [f"llama{EVERY_BUCKET}", f"gemma3{EVERY_BUCKET}", "qwen3-next"]
-MORE = [f"qwen3-next{EVERY_BUCKET}", *(name for name in KV_BYTES if name not in ("llama", "gemma3", "qwen3-next"))]
+FAST = [f"llama{EVERY_BUCKET}", "qwen2", "qwen3-next"]  # all tokens; all and windows; all and states
+MORE = [f"{name}{EVERY_BUCKET}" for name in ("gemma3", "qwen3-next")]
+MORE += [name for name in KV_BYTES if name not in ("llama", "gemma3", "qwen2", "qwen3-next")]
 
 
 class Served(NamedTuple):
@@ -47,7 +48,8 @@ class Served(NamedTuple):
 
 
 @pytest.fixture(
-    scope="module", params=at_levels([*FAST, *MORE], fast=FAST, slow=("qwen3-moe", "deepseek-v2", "mamba2"))
+    scope="module",
+    params=at_levels([*FAST, *MORE], fast=FAST, slow=(f"gemma3{EVERY_BUCKET}", "qwen3-moe", "deepseek-v2", "mamba2")),
 )
 def engine(request: Any, compile_cache_dir: str) -> Iterator[Served]:
     all_buckets = request.param.endswith(EVERY_BUCKET)

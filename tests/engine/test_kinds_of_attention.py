@@ -17,7 +17,9 @@ def generated(llm: Any, prompt: list[int], count: int) -> list[int]:
     return list(output.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("name", ["deepseek-v32-sparse", "gemma3n", "gemma4", "llama4-long"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v32-sparse", pytest.param("gemma3n", marks=pytest.mark.slow), "gemma4", "llama4-long"]
+)
 def test_tokens_are_the_most_likely_ones(name: str, engine_of: Any) -> None:
     """Of Hugging Face's model, behind prompts in several steps and from the prefix cache; and decodes go on as prompts
     of what they have made would."""

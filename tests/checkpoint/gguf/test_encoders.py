@@ -22,6 +22,7 @@ from llmjax.errors import CheckpointError
 from tests.checkpoint.gguf.test_families import comparable, like_llama
 from tests.checkpoint.gguf.test_model import write
 from tests.checkpoints import POOLED
+from tests.levels import at_levels
 
 F32 = np.dtype(np.float32)
 MEAN, CLS, LAST, RANK = 1, 2, 3, 4
@@ -245,7 +246,10 @@ def test_vectors(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
         assert vector @ golden[f"{case}/vector"] >= 0.99999
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize(
+    "name",
+    at_levels(CLASSIFIERS, fast=("bert-reranker", "modernbert-labels"), slow=("xlm-roberta-labels", "roberta-labels")),
+)
 def test_scores_of_classifiers(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
     """As transformers has them; BERT's pooler is kept here, which llama.cpp's converter drops."""
     golden, conversion = np.load(POOLED / name / "golden.npz"), CLASSIFIERS[name]

@@ -27,6 +27,7 @@ from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 from llmjax.weights.ggml.types import GGML_TYPES
 from llmjax.weights.packing import pack
+from tests.levels import at_levels
 
 F32 = np.dtype(np.float32)
 BY_NAME = {block.name: block for block in GGML_TYPES.values()}
@@ -111,8 +112,15 @@ def model(
     )
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen3"])
-@pytest.mark.parametrize("mix", MIXES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("arch", "mix"),
+    at_levels(
+        [(arch, mix) for arch in ("llama", "qwen3") for mix in MIXES],
+        fast=[("llama", mix) for mix in MIXES],
+        slow=[("qwen3", mix) for mix in MIXES],
+    ),
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
 def test_logits_equal_those_of_dequantized_weights(
     tmp_path: Path, arch: str, mix: tuple[str, ...], logits: Any
 ) -> None:
