@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 
-from llmjax.parsing.parser import OutputParser
+from llmjax.parsing.content import ContentReading
 from llmjax.parsing.scanner import MarkerScanner
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How an answer is read of which not all text is content.
-
-    Args:
-        parser: makes one for each continuation; what it has read already stands before the continuation.
-        one_call: the answer ends with its first call.
-    """
-
-    parser: Callable[[], OutputParser]
-    one_call: bool = False
-
-    def behind(self, text: str) -> Reading:
-        """The same for what follows ``text``."""
-
-        def parser() -> OutputParser:
-            made = self.parser()
-            made.feed(text)
-            return made
-
-        return replace(self, parser=parser)
 
 
 class StopMatcher:
@@ -41,7 +17,7 @@ class StopMatcher:
         reading: None: all text is content.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool, reading: Reading | None = None) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool, reading: ContentReading | None = None) -> None:
         self._scanner = MarkerScanner(stops) if stops else None
         self._state = 0
         self._include = include
