@@ -25,6 +25,8 @@ class StopMatcher:
         self._parser = reading.parser() if reading is not None and self.active else None
         self._before = 0 if self._parser is None else self._parser.fed  # characters that the parser had read
         self._held = ""  # text that is not shown yet
+        self._new: list[str] = []  # what follows it, of which nothing is known yet
+        self._certain = 0  # characters of which it is known whether they are content
         self._shown = 0  # characters that are
         self._seen = 0  # characters that have been searched, or are not to be
         self._span = 0  # of the parser's content: where the next piece to search is
@@ -47,20 +49,30 @@ class StopMatcher:
             return text
         if self.end is not None:
             return ""
-        self._held += text
-        if self._parser is None:
-            return self._advance(self._shown + len(self._held), may_stop=may_stop)
-        self._parser.feed(text)
-        return self._advance(self._parser.certain - self._before, may_stop=may_stop)
+        self._new.append(text)
+        if self._parser is not None:
+            self._parser.feed(text)
+            if self._parser.certain - self._before <= self._certain:
+                return ""
+            self._certain = self._parser.certain - self._before
+        else:
+            self._certain += len(text)
+        self._take_new()
+        return self._advance(self._certain, may_stop=may_stop)
 
     def finish(self) -> str:
         """What was held back, at the end of the text, in which a stop string may be found yet."""
         shown = ""
         if self._parser is not None and self.end is None:
             self._parser.finish()
+            self._take_new()
             shown = self._advance(self._shown + len(self._held), may_stop=True)
         held, self._held = self._held, ""
         return shown if self.end is not None else shown + held
+
+    def _take_new(self) -> None:
+        self._held = "".join([self._held, *self._new])
+        self._new.clear()
 
     def _advance(self, certain: int, *, may_stop: bool) -> str:
         """Searches up to ``certain`` characters, and returns what may be shown."""

@@ -242,6 +242,8 @@ def test_text_behind_a_call_does_not_vanish(tools: str, text: str, arguments: st
         ("qwen3_coder", "<tool_call><function=write>\n<parameter=pa", "", "{}"),
         ("qwen3_coder", "<tool_call><function=write>\n<parameter=path>\na.t", '{"path": "a.t', '{"path": "a.t'),
         ("qwen3_coder", "<tool_call><function=write>\n<parameter=lines>\n12", '{"lines": 12', '{"lines": 12'),
+        ("qwen3_coder", "<function=write><parameter=path>\na\n</param", '{"path": "a', '{"path": "a'),
+        ("qwen3_coder", "<function=write><parameter=path>\na\n</parameter>\n</fun", '{"path": "a"', '{"path": "a"}'),
         ("qwen3_coder", "<function=write><parameter=path>\na\n</parameter>", '{"path": "a"', '{"path": "a"}'),
         (
             "kimi_k2",
