@@ -22,10 +22,10 @@ from llmjax.engine.report import ThroughputLog
 from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
 from llmjax.engine.stats import FORMS_FULL, QUEUE_FULL
-from llmjax.engine.stop import Reading
 from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
+from llmjax.parsing.content import ContentReading
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 from llmjax.sampling.structured import StructuredOutputsParams
@@ -252,7 +252,7 @@ class AsyncLLM(LoadedLLM):
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         written: int = 0,
-        reading: Reading | None = None,
+        reading: ContentReading | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request; closing the generator or cancelling its task aborts it.

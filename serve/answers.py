@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from llmjax.config import ServerConfig
-from llmjax.engine.stop import Reading
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import Parsers, check_reasoning_parser, check_tool_parser
+from llmjax.parsing.content import ContentReading
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Message, Reasoning
 from llmjax.parsing.grammar import Grammar, Role
 from llmjax.parsing.parser import OutputParser
@@ -88,12 +88,14 @@ class AnswerFormat:
         """The prompt has opened it."""
         return self.grammar is not None and self.grammar.states[self.grammar.initial].role is Role.REASONING
 
-    def reading(self) -> Reading | None:
+    def reading(self) -> ContentReading | None:
         """Which text is content, and where the answer ends; None: all is."""
         if (grammar := self.grammar) is None:
             return None
         tools = ToolSchemas(self.tools)
-        return Reading(parser=lambda: OutputParser(grammar, tools), one_call=bool(self.tools) and not self.parallel)
+        return ContentReading(
+            parser=lambda: OutputParser(grammar, tools), one_call=bool(self.tools) and not self.parallel
+        )
 
     def reader(self) -> AnswerReader:
         return AnswerReader(self)

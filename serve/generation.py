@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from llmjax.engine.stop import Reading
 from llmjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from llmjax.parsing.content import ContentReading
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 from llmjax.serve.context import RequestRecord, engine_id
 from llmjax.serve.errors import ApiError, ClientDisconnected
@@ -45,7 +45,7 @@ class Job:
     keep: int | None = None
     searches: Sequence[BeamSearchParams] = ()
     written: int = 0
-    reading: Reading | None = None
+    reading: ContentReading | None = None
     client: str = ""
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
 from llmjax.engine.stats import StatLogger
-from llmjax.engine.stop import Reading
 from llmjax.outputs import PoolingRequestOutput, RequestOutput
+from llmjax.parsing.content import ContentReading
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 
@@ -74,7 +74,7 @@ class Engine(Protocol):
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         written: int = 0,
-        reading: Reading | None = None,
+        reading: ContentReading | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]: ...
 

@@ -17,7 +17,7 @@ from llmjax.engine.info import EngineInfo
 from llmjax.engine.pairs import PairPrompts, TextPair
 from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes, Vectors
 from llmjax.engine.stats import RequestStats
-from llmjax.engine.stop import Reading, StopMatcher
+from llmjax.engine.stop import StopMatcher
 from llmjax.engine.vectors import PooledTokens, finished, pooled_request, task_of
 from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError, PromptTooLong
 from llmjax.outputs import (
@@ -30,6 +30,7 @@ from llmjax.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
+from llmjax.parsing.content import ContentReading
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from llmjax.sampling.settings import request_sampling
@@ -216,7 +217,7 @@ class Frontend:
         shown: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
         written: int = 0,
-        reading: Reading | None = None,
+        reading: ContentReading | None = None,
     ) -> EngineRequest:
         """Checks a request and remembers it.
 
@@ -592,7 +593,7 @@ class Frontend:
         return tuple(dict.fromkeys(found))
 
     def _continuation(
-        self, index: int, request: EngineRequest, shown: frozenset[int], reading: Reading | None
+        self, index: int, request: EngineRequest, shown: frozenset[int], reading: ContentReading | None
     ) -> _Continuation:
         params = request.params
         detokenizer = None

@@ -2,34 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 
-from llmjax.parsing.parser import OutputParser
+from llmjax.parsing.content import ContentReading
 from llmjax.parsing.scanner import MarkerScanner
-
-
-@dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How an answer is read of which not all text is content.
-
-    Args:
-        parser: makes one for each continuation; what it has read already stands before the continuation.
-        one_call: the answer ends with its first call.
-    """
-
-    parser: Callable[[], OutputParser]
-    one_call: bool = False
-
-    def behind(self, text: str) -> Reading:
-        """The same for what follows ``text``."""
-
-        def parser() -> OutputParser:
-            made = self.parser()
-            made.feed(text)
-            return made
-
-        return replace(self, parser=parser)
 
 
 class StopMatcher:
@@ -41,7 +17,7 @@ class StopMatcher:
         reading: None: all text is content.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool, reading: Reading | None = None) -> None:
+    def __init__(self, stops: Sequence[str], *, include: bool, reading: ContentReading | None = None) -> None:
         self._scanner = MarkerScanner(stops) if stops else None
         self._state = 0
         self._include = include
@@ -49,6 +25,8 @@ class StopMatcher:
         self._parser = reading.parser() if reading is not None and self.active else None
         self._before = 0 if self._parser is None else self._parser.fed  # characters that the parser had read
         self._held = ""  # text that is not shown yet
+        self._new: list[str] = []  # what follows it, of which nothing is known yet
+        self._certain = 0  # characters of which it is known whether they are content
         self._shown = 0  # characters that are
         self._seen = 0  # characters that have been searched, or are not to be
         self._span = 0  # of the parser's content: where the next piece to search is
@@ -71,20 +49,30 @@ class StopMatcher:
             return text
         if self.end is not None:
             return ""
-        self._held += text
-        if self._parser is None:
-            return self._advance(self._shown + len(self._held), may_stop=may_stop)
-        self._parser.feed(text)
-        return self._advance(self._parser.certain - self._before, may_stop=may_stop)
+        self._new.append(text)
+        if self._parser is not None:
+            self._parser.feed(text)
+            if self._parser.certain - self._before <= self._certain:
+                return ""
+            self._certain = self._parser.certain - self._before
+        else:
+            self._certain += len(text)
+        self._take_new()
+        return self._advance(self._certain, may_stop=may_stop)
 
     def finish(self) -> str:
         """What was held back, at the end of the text, in which a stop string may be found yet."""
         shown = ""
         if self._parser is not None and self.end is None:
             self._parser.finish()
+            self._take_new()
             shown = self._advance(self._shown + len(self._held), may_stop=True)
         held, self._held = self._held, ""
         return shown if self.end is not None else shown + held
+
+    def _take_new(self) -> None:
+        self._held = "".join([self._held, *self._new])
+        self._new.clear()
 
     def _advance(self, certain: int, *, may_stop: bool) -> str:
         """Searches up to ``certain`` characters, and returns what may be shown."""

@@ -313,7 +313,7 @@ class Calls:
                     self.argue(text if plain else json.dumps(text, ensure_ascii=False))
 
     def _quoted(self, source: Source, quotes: str) -> Reading[None]:
-        search = Search(source, scanner_of((quotes,)))
+        search = Search(source, scanner_of((quotes,)), within=True)
         self.argue('"')
         while True:
             self.argue(escaped(search.step()))

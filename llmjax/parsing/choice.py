@@ -48,6 +48,7 @@ _TOOL_SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("lfm2", ("List of tools: [",)),
     ("internlm", ("<|action_start|>",)),
     ("apertus", ("<|tools_prefix|>",)),
+    ("gigachat35", ("｜GCML｜",)),
     ("gigachat3", ("function call", "<|role_sep|>")),
     ("gigachat3", ("<|function_call|>",)),
     ("cohere", ("<|START_ACTION|>",)),

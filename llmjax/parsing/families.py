@@ -62,9 +62,9 @@ def _xml(
     )
 
 
-def _dsml(section: str, *, space: str = "") -> Grammar:
+def _dsml(section: str, *, space: str = "", name: str = "DSML") -> Grammar:
     """DeepSeek's elements, whose parameters say whether they are strings; ``space`` stands before their names."""
-    opening, closing = f"<｜DSML｜{space}", f"</｜DSML｜{space}"
+    opening, closing = f"<｜{name}｜{space}", f"</｜{name}｜{space}"
     return _xml(
         section=(f"{opening}{section}>", f"{closing}{section}>"),
         call=(f'{opening}invoke name="', '">', f"{closing}invoke>"),
@@ -396,6 +396,7 @@ TOOLS: dict[str, Grammar] = {
             "next": State(role=Role.BETWEEN, edges={**_GIGACHAT_CALLS, "<|message_sep|>": "next"}, silent=True),
         }
     ),
+    "gigachat35": _dsml("tool_calls", name="GCML"),
     "command_r": Grammar(
         states={
             **_content({"Action:": "fence"}),
@@ -452,7 +453,7 @@ TOOLS: dict[str, Grammar] = {
     ),
 }
 
-# What of a family's text is no content even where there are no calls.
+# What a family writes around content even where there are no calls; it is left out.
 FRAMES: dict[str, Grammar] = {
     "functionary_v3": Grammar(
         states={"content": CONTENT, "recipient": State(role=Role.START, edges={"all\n": "content"})},

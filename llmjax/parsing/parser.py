@@ -19,6 +19,7 @@ from llmjax.parsing.thoughts import Thoughts
 _PUNCTUATION = "]}),;`"
 _NAME = re.compile(r"\s*[^\s<>\"{}\[\]()]*\s*")
 _KEY = re.compile(r"[^\n<>]*\n?")
+_WITHIN = frozenset({Role.VALUE, Role.ELEMENTS, Role.PARAMETERS})  # a call, whose markers may be cut
 _STRING = frozenset({"string"})
 
 
@@ -173,7 +174,7 @@ class OutputParser:
 
     def _search(self, state: State, sink: Callable[[str], None]) -> Reading[str | None]:
         """Gives ``sink`` the text before a marker, which is left unread; None: the text has ended."""
-        search = Search(self._source, scanner_of(state.markers))
+        search = Search(self._source, scanner_of(state.markers), within=state.role in _WITHIN)
         while True:
             if text := search.step():
                 sink(text)

@@ -119,9 +119,11 @@ class Search:
 
     Args:
         scanner: of the markers.
+        within: of a call: where the text ends with the beginning of a marker, that is not given out.
     """
 
-    def __init__(self, source: Source, scanner: MarkerScanner) -> None:
+    def __init__(self, source: Source, scanner: MarkerScanner, *, within: bool = False) -> None:
+        self._within = within
         self._source = source
         self._scanner = scanner
         self._state = 0
@@ -135,6 +137,6 @@ class Search:
         self._state, self.marker = scan.state, scan.marker
         if scan.marker is not None:
             return source.take(scan.end - len(scan.marker))
-        held = 0 if source.closed else self._scanner.held(scan.state)
+        held = 0 if source.closed and not self._within else self._scanner.held(scan.state)
         self._seen = held
         return source.take(scan.end - held)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from llmjax.parsing.events import Content, Event
 
-if TYPE_CHECKING:
-    from llmjax.parsing.parser import OutputParser
+
+class CallReader(Protocol):
+    """What `OutputParser` is here."""
+
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self, *, whole: bool = False) -> list[Event]: ...
 
 
 class Thoughts:
@@ -19,7 +24,7 @@ class Thoughts:
         parser: None: there are no calls.
     """
 
-    def __init__(self, parser: OutputParser | None) -> None:
+    def __init__(self, parser: CallReader | None) -> None:
         self._parser = parser
         self._held: list[str] = []  # text of which it is not known yet
         self._events: list[Event] = []  # from the first call on

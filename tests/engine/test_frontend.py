@@ -14,10 +14,10 @@ from llmjax.config import EngineConfig
 from llmjax.engine.frontend import Frontend, Processed
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.request import EngineOutput, SequenceTimes
-from llmjax.engine.stop import Reading
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput, Logprob, RequestOutput
 from llmjax.parsing.choice import Parsers
+from llmjax.parsing.content import ContentReading
 from llmjax.parsing.parser import OutputParser
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.tokenizer import Tokenizer, load_tokenizer
@@ -199,9 +199,9 @@ def test_tokens_end_with_the_one_that_ends_the_text(size: int) -> None:
     assert grammar is not None
     call = '<tool_call>{"name": "f", "arguments": {"a": "Q:"}}'
     texts = [  # of an answer, up to its end; what follows; where it ends
-        ("ab", "cd", Reading(parser=lambda: OutputParser(grammar))),
-        (call, "</tool_call>", Reading(parser=lambda: OutputParser(grammar), one_call=True)),
-        ("<think>Q:</think>A Q:", " B", Reading(parser=lambda: OutputParser(grammar))),
+        ("ab", "cd", ContentReading(parser=lambda: OutputParser(grammar))),
+        (call, "</tool_call>", ContentReading(parser=lambda: OutputParser(grammar), one_call=True)),
+        ("<think>Q:</think>A Q:", " B", ContentReading(parser=lambda: OutputParser(grammar))),
     ]
     for text, rest, reading in texts:
         frontend = make()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from llmjax.engine.stop import Reading, StopMatcher
+from llmjax.engine.stop import StopMatcher
 from llmjax.parsing.choice import Parsers
+from llmjax.parsing.content import ContentReading
 from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.schemas import ToolSchemas
 
@@ -73,10 +74,10 @@ THINKS = Parsers(tools="hermes", reasoning="think")
 PING = '<tool_call>\n{"name": "ping", "arguments": {"a": "Q:"}}\n</tool_call>'
 
 
-def reading(*, one_call: bool = False, prompt: str = "") -> Reading:
+def reading(*, one_call: bool = False, prompt: str = "") -> ContentReading:
     grammar = THINKS.grammar(with_tools=True, prompt=prompt)
     assert grammar is not None
-    return Reading(parser=lambda: OutputParser(grammar, ToolSchemas()), one_call=one_call)
+    return ContentReading(parser=lambda: OutputParser(grammar, ToolSchemas()), one_call=one_call)
 
 
 def watched(

@@ -367,6 +367,13 @@ CASES = [
         calls=ONE,
     ),
     Case(
+        tools="gigachat35",
+        text='<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n<｜GCML｜parameter name="city" string="true">'
+        'Köln "Süd"\n</｜GCML｜parameter>\n<｜GCML｜parameter name="days" string="false">3</｜GCML｜parameter>\n'
+        "</｜GCML｜invoke>\n</｜GCML｜tool_calls>",
+        calls=ONE,
+    ),
+    Case(
         tools="minimax_m3",
         reasoning="minimax_m3",
         prompt="<mm:think>",

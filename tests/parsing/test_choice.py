@@ -43,6 +43,7 @@ TEMPLATES = [
     ("{{ tools }}<|START_ACTION|><|END_THINKING|><|START_TEXT|>", "cohere", "cohere"),
     ("{{ tools }}function call <|role_sep|> <|message_sep|>", "gigachat3", None),
     ("{{ tools }}<|function_call|>", "gigachat3", None),
+    ("{{ tools }}function call <|role_sep|> <｜GCML｜tool_calls> </think>", "gigachat35", "think"),
     ('{{ tools }}Action: ```json [{ "tool_name": title, "parameters": {} }]```', "command_r", None),
     ("{{ tools }}>>>all <|start_header_id|> <function=", "functionary_v3", None),
     ("{{ tools }}<function=example>{}</function><|python_tag|>", "functionary", None),

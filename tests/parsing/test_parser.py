@@ -192,6 +192,9 @@ ADVERSARIAL = {
     "headers": ("harmony", "<|channel|>analysis<|message|>a<|end|><|start|>assistant"),
     "punctuation": ("kimi_k2", "<|tool_calls_section_begin|>)))"),
     "unmarked": ("llama3_json", '{"name": "now"};'),
+    "elements": ("minimax_m3", ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="now">]<]minimax[>[<a>'),
+    "brackets": ("minimax_m3", "]<]minimax[>[<tool_call>]]]]]]]"),
+    "lines": ("command_r", "Action: \n"),
 }
 
 

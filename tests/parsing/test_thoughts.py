@@ -67,6 +67,7 @@ PING = {
     "functiongemma": "<start_function_call>call:ping{}<end_function_call>",
     "gemma4": "<|tool_call>call:ping{}<tool_call|>",
     "deepseek_v41": '<｜DSML｜ calls><｜DSML｜ invoke name="ping"></｜DSML｜ invoke></｜DSML｜ calls>',
+    "gigachat35": '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="ping">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
     "hy_v3": "<tool_calls><tool_call>ping<tool_sep></tool_call></tool_calls>",
     "k2_horizon": "<ifm|tool_calls><ifm|tool_call>ping</ifm|tool_call></ifm|tool_calls>",
     "dots": '<dots_function_call>\n<invoke name="ping">\n</invoke>\n</dots_function_call>',
@@ -241,6 +242,8 @@ def test_text_behind_a_call_does_not_vanish(tools: str, text: str, arguments: st
         ("qwen3_coder", "<tool_call><function=write>\n<parameter=pa", "", "{}"),
         ("qwen3_coder", "<tool_call><function=write>\n<parameter=path>\na.t", '{"path": "a.t', '{"path": "a.t'),
         ("qwen3_coder", "<tool_call><function=write>\n<parameter=lines>\n12", '{"lines": 12', '{"lines": 12'),
+        ("qwen3_coder", "<function=write><parameter=path>\na\n</param", '{"path": "a', '{"path": "a'),
+        ("qwen3_coder", "<function=write><parameter=path>\na\n</parameter>\n</fun", '{"path": "a"', '{"path": "a"}'),
         ("qwen3_coder", "<function=write><parameter=path>\na\n</parameter>", '{"path": "a"', '{"path": "a"}'),
         (
             "kimi_k2",

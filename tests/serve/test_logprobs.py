@@ -133,8 +133,3 @@ def test_the_space_that_a_word_begins_with_does_not_show_at_the_start(tmp_path: 
     assert ids == [0, 2, 3, 2]
     assert prompt_offsets(tokenizer, ids, "the hen the") == [0, 0, 3, 7]
     assert TextOffsets(tokenizer.detokenizer(prompt_ids=ids), start=11).of([3, 2]) == [11, 15]
-
-
-def test_a_stop_strings_tokens_have_no_entries() -> None:
-    content = chat_logprobs([0, 1, 1], [{0: Logprob(-1.0)}], names=NAMES, top=0)["content"]
-    assert [entry["token"] for entry in content] == ["a"]

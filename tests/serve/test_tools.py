@@ -408,16 +408,22 @@ def test_a_cut_answer_has_what_there_is(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("script", "stop"), [("two calls", "Ulm"), ("llama", "slo"), ("coder", "days")])
-def test_a_stop_string_within_a_call_leaves_none_to_run(http: httpx.Client, script: str, stop: str) -> None:
+def test_a_stop_string_within_a_call_is_part_of_it(http: httpx.Client, script: str, stop: str) -> None:
     (choice,) = answer(http, script, stop=stop)["choices"]
-    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("tool_calls", None)
+    assert calls_of(choice["message"]) == EXPECTED[script]["calls"]
+    chunks = [chunk["choices"][0] for chunk in deltas(http, script, stop=stop)]
+    assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("tool_calls", None)
+
+
+def test_a_stop_token_within_a_call_leaves_none_to_run(http: httpx.Client) -> None:
+    ids = http.post("/tokenize", json={"prompt": SCRIPTS["llama"], "add_special_tokens": False}).json()["tokens"]
+    token = next(token for token in reversed(ids[:-2]) if ids.count(token) == 1)
+    (choice,) = answer(http, "llama", stop_token_ids=[token])["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", token)
     (call,) = choice["message"]["tool_calls"]
     with pytest.raises(json.JSONDecodeError):
         json.loads(call["function"]["arguments"])
-    chunks = [chunk["choices"][0] for chunk in deltas(http, script, stop=stop)]
-    assert (chunks[-1]["finish_reason"], chunks[-1]["stop_reason"]) == ("stop", stop)
-    (whole,) = answer(http, script, stop="never said")["choices"]
-    assert whole["finish_reason"] == "tool_calls"
 
 
 def test_a_call_that_the_model_does_not_complete_is_for_the_client_to_answer(http: httpx.Client) -> None:
