@@ -16,7 +16,7 @@ ORDER = (
     ("kernels",),
     ("models",),
     ("errors", "version", "system", "collector", "characters", "text_file", "progress", "frames", "limited_process"),
-    ("speculative", "kv_events", "kv_transfer"),
+    ("speculative", "kv_events", "kv_transfer", "turns"),
     ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "machine_share", "cpu_affinity", "launcher", "platforms"),
     ("weights",),

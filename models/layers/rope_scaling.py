@@ -86,8 +86,6 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
         for key in new.keys() & old.keys() - {"type"}:
             if new[key] != old[key]:
                 raise fields.error("rope_scaling", f"contradicts rope_parameters in {key}")
-        if None not in (own := fields.values.get(theta), within := new.get("rope_theta")) and own != within:
-            raise fields.error(theta, f"contradicts rope_parameters, where it is {within}")
         merged, name = old | new, f"{fields.name}: {'rope_scaling' if old else 'rope_parameters'}"
         if fields.get("original_max_position_embeddings") is not None:
             merged["original_max_position_embeddings"] = fields.get("original_max_position_embeddings")
@@ -98,6 +96,13 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
         "rope_dimension_count": fields.get("rope_dimension_count"),
     }
     return Fields({key: value for key, value in merged.items() if value is not None}, defaults, name)
+
+
+def check_base(fields: Fields) -> None:
+    """Raises ``UnsupportedModel`` if a config.json says ``rope_theta`` twice, and not the same."""
+    own, within = fields.get("rope_theta"), fields.mapping("rope_parameters").get("rope_theta")
+    if own is not None and within is not None and own != within:
+        raise fields.error("rope_theta", f"contradicts rope_parameters, where it is {within}")
 
 
 def of_whole_heads(parameters: Fields) -> Fields:

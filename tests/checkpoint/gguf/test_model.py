@@ -144,8 +144,8 @@ def test_values_of_any_type_are_read_or_refused(path: Path, value: Any) -> None:
 
 def test_overrides_replace_keys_of_the_config(path: Path) -> None:
     llama(path)
-    config = open_checkpoint(path, overrides={"rope_theta": 1.0, "new": [1]}).config
-    assert (config["rope_theta"], config["new"], config["vocab_size"]) == (1.0, [1], VOCAB)
+    config = open_checkpoint(path, overrides={"rope_theta": 1.0, "attention_bias": False}).config
+    assert (config["rope_theta"], config["attention_bias"], config["vocab_size"]) == (1.0, False, VOCAB)
 
 
 @pytest.mark.parametrize("quantize", [None, gguf.GGMLQuantizationType.Q8_0])
