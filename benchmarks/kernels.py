@@ -29,7 +29,7 @@ from benchmarks.machine import this_machine
 from llmjax.kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portable
 from llmjax.kernels.cpu import attention as cpu_attention
 from llmjax.kernels.cpu import linear as cpu_linear
-from llmjax.kernels.cpu.library import Library, describe, library
+from llmjax.kernels.cpu.library import Library, describe, forced_isa, library
 from llmjax.kernels.cpu.matrices import METHODS
 from llmjax.kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
 from llmjax.kernels.qtensor import CPU_TILE, QTensor
@@ -194,14 +194,23 @@ def attention_run(shape: AttentionShape, attend: Callable[..., Any]) -> Callable
     return step
 
 
+def with_isa(isa: str, run: Callable[[], object]) -> Callable[[], object]:
+    """A call whose C++ kernels take an instruction set."""
+
+    def forced() -> object:
+        with forced_isa(isa):
+            return jax.block_until_ready(run())
+
+    return forced
+
+
 def attention_rows(native: Library | None, isas: Sequence[str], repeat: int, only: str) -> Iterator[Row]:
     for shape in ATTENTION:
         if only not in f"attention {shape.name}":
             continue
         ways = {"XLA": Way(attention_run(shape, portable_attend), best_set(native), "bf16")}
         for isa in isas if native else ():
-            attend = functools.partial(cpu_attention.attend, library=native, isa=isa)
-            ways[f"C++ {isa}"] = Way(attention_run(shape, attend), isa, "bf16")
+            ways[f"C++ {isa}"] = Way(with_isa(isa, attention_run(shape, cpu_attention.attend)), isa, "bf16")
         layout = KVLayout.of(jnp.dtype(shape.cache), page_size=PAGE_SIZE)
         page = layout.page_bytes(num_kv_heads=shape.kv_heads, head_dim=shape.head_dim)
         kept = (shape.requests * (shape.length - shape.common) + shape.common) * page // PAGE_SIZE
@@ -224,9 +233,9 @@ def plain_ways(
     """Products with matrices of bf16."""
     by_xla = linear_by_padding if x.shape[0] < CPU_MIN_ROWS else linear_by_xla
     ways = {"XLA": Way(product_run(x, weights, by_xla), best_set(native), "bf16")}
+    native_run = product_run(x, weights, cpu_linear.linear)
     for isa in isas if native else ():
-        apply = functools.partial(cpu_linear.linear, library=native, isa=isa)
-        ways[f"C++ {isa}"] = Way(product_run(x, weights, apply), isa, None)
+        ways[f"C++ {isa}"] = Way(with_isa(isa, native_run), isa, None)
     return ways
 
 
@@ -245,17 +254,21 @@ def quantized_weight(scheme: str, size_out: int, size_in: int, seed: int) -> QTe
 
 
 def quantized_ways(
-    x: jax.Array, weights: Sequence[QTensor], native: Library, isas: Sequence[str], methods: Sequence[str]
+    x: jax.Array, weights: Sequence[QTensor], isas: Sequence[str], methods: Sequence[str]
 ) -> dict[str, Way]:
     """Products by each method that takes the codes and that an instruction set has."""
     ways = {}
+    runs = {
+        name: product_run(x, weights, functools.partial(cpu_linear.linear, method=None if name == FASTEST else name))
+        for name in methods
+    }
     for isa in isas:
         for name in methods:
             method = None if name == FASTEST else name
-            run = product_run(x, weights, functools.partial(cpu_linear.linear, library=native, isa=isa, method=method))
+            run = with_isa(isa, runs[name])
             try:
                 run()
-            except jax.errors.JaxRuntimeError as error:
+            except (jax.errors.JaxRuntimeError, ValueError) as error:
                 if "the method does not take" not in str(error):
                     raise
                 continue
@@ -296,7 +309,7 @@ def product_rows(native: Library | None, isas: Sequence[str], arguments: argpars
                 if form == PLAIN or native is None:
                     ways = plain_ways(x, weights, native, isas)
                 else:
-                    ways = quantized_ways(x, weights, native, isas, arguments.method)
+                    ways = quantized_ways(x, weights, isas, arguments.method)
                 repeat = max(3, arguments.repeat // max(1, rows // 16))
                 size, flops = stored_bytes(weights[0]), 2 * rows * size_in * size_out
                 yield from in_turns(operation, ways, repeat, layers=len(weights), bytes_read=size, flops=flops)

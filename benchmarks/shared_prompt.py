@@ -36,7 +36,7 @@ from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.cpu import attention as cpu_attention
-from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.library import Library, forced_isa, library
 from llmjax.llm import LLM
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
@@ -127,32 +127,33 @@ def main(argv: list[str]) -> int:
 
 def attention(native: Library, options: SharedPromptOptions) -> list[Figure]:
     """Every type of page and instruction set."""
-    return [_attention(native, cache, isa, options) for cache in PAGES for isa in native.usable]
+    return [_attention(cache, isa, options) for cache in PAGES for isa in native.usable]
 
 
-def _attention(native: Library, cache: str, isa: str, options: SharedPromptOptions) -> Figure:
+def _attention(cache: str, isa: str, options: SharedPromptOptions) -> Figure:
     alone = AttentionShape("", options.streams, options.length, 1, 9, 3, 64, cache)
-    runs = [_layers(native, shape, isa) for shape in (alone, replace(alone, common=options.common))]
-    for run in runs:
-        run()
+    runs = [_layers(shape) for shape in (alone, replace(alone, common=options.common))]
     times = [Times(wall=[], cpu=[]) for _ in runs]
-    for _ in range(options.rounds):
-        for run, its in zip(runs, times, strict=True):
-            cpu, wall = time.process_time(), time.perf_counter()
+    with forced_isa(isa):
+        for run in runs:
             run()
-            its.wall.append((time.perf_counter() - wall) / LAYERS)
-            its.cpu.append((time.process_time() - cpu) / LAYERS)
+        for _ in range(options.rounds):
+            for run, its in zip(runs, times, strict=True):
+                cpu, wall = time.process_time(), time.perf_counter()
+                run()
+                its.wall.append((time.perf_counter() - wall) / LAYERS)
+                its.cpu.append((time.process_time() - cpu) / LAYERS)
     return Figure(case=f"{cache}, {isa}", own=times[0], common=times[1])
 
 
-def _layers(native: Library, shape: AttentionShape, isa: str) -> Callable[[], object]:
+def _layers(shape: AttentionShape) -> Callable[[], object]:
     """Runs the attention of some layers, one after another."""
     q, k, pages, batch = attention_input(shape)
 
     def all_layers(q: jax.Array, pages: list[Any]) -> Any:
         kept = []
         for layer in pages:
-            q, layer = cpu_attention.attend(q, k, k, layer, batch, library=native, isa=isa, scale=shape.head_dim**-0.5)
+            q, layer = cpu_attention.attend(q, k, k, layer, batch, scale=shape.head_dim**-0.5)
             kept.append(layer)
         return q, kept
 

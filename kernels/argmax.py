@@ -27,12 +27,6 @@ def argmax_by_reductions(x: jax.Array) -> jax.Array:
     return jnp.where(first < x.shape[-1], first, 0)
 
 
-def _native(x: jax.Array) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.argmax(x, native=native)
-
-
 def _native_refuses(x: jax.Array) -> str | None:
     return None if library() is not None else "not built"
 
@@ -40,7 +34,7 @@ def _native_refuses(x: jax.Array) -> str | None:
 ARGMAX = Operation(
     "argmax",
     (
-        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("C++", cpu.argmax, platform="cpu", refuses=_native_refuses),
         Implementation("XLA", argmax_by_reductions),
     ),
 )

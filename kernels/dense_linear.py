@@ -68,9 +68,7 @@ def _padded_refuses(x: jax.Array, weight: jax.Array, *_: jax.Array | None) -> st
 
 
 def _native(x: jax.Array, weight: jax.Array, bias: jax.Array | None, used: jax.Array | None = None) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.linear(x, weight, bias, used=used, library=native)
+    return cpu.linear(x, weight, bias, used=used)
 
 
 def _native_refuses(x: jax.Array, weight: jax.Array, *_: jax.Array | None) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 from llmjax.kernels.activations import gated
 from llmjax.kernels.blocks import ExpertWeights
 from llmjax.kernels.cpu import experts as cpu
-from llmjax.kernels.cpu.library import library
 from llmjax.kernels.linear import linear
 from llmjax.kernels.loops import for_loop
 from llmjax.kernels.registry import Implementation, Operation, later
@@ -122,17 +120,11 @@ def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
     return one
 
 
-def _native(*arguments: Any, **options: Any) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.experts(*arguments, native=native, **options)
-
-
 # Positional: x, chosen, shares, weights. Static: activation.
 EXPERTS = Operation(
     "experts",
     (
-        Implementation("C++", _native, platform="cpu", refuses=cpu.refuses),
+        Implementation("C++", cpu.experts, platform="cpu", refuses=cpu.refuses),
         Implementation("Pallas", later(CUDA, "experts"), platform="cuda", refuses=later(CUDA, "refuses")),
         Implementation("XLA, by blocks", experts_by_blocks),
     ),

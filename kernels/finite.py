@@ -25,12 +25,6 @@ def finite_by_reduction(x: jax.Array) -> jax.Array:
     return jnp.all(jnp.isfinite(x), axis=1)
 
 
-def _native(x: jax.Array) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.finite_rows(x, native=native)
-
-
 def _native_refuses(x: jax.Array) -> str | None:
     return None if library() is not None else "not built"
 
@@ -38,7 +32,7 @@ def _native_refuses(x: jax.Array) -> str | None:
 FINITE = Operation(
     "finite",
     (
-        Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("C++", cpu.finite_rows, platform="cpu", refuses=_native_refuses),
         Implementation("XLA", finite_by_reduction),
     ),
 )

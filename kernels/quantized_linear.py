@@ -63,9 +63,7 @@ def linear_by_dequantizing(
 
 
 def _native(x: jax.Array, weight: QTensor, bias: jax.Array | None, used: jax.Array | None = None) -> jax.Array:
-    native = library()
-    assert native is not None
-    return cpu.linear(x, weight, bias, used=used, library=native)
+    return cpu.linear(x, weight, bias, used=used)
 
 
 def _native_refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:

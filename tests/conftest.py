@@ -39,6 +39,15 @@ MAPPINGS = Path("/proc/self/maps")
 MOST_MAPPINGS = 20_000
 
 
+@pytest.fixture
+def isa(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The instruction set that the C++ kernels take during a test, see tests/kernels/instruction_sets.py."""
+    from llmjax.kernels.cpu.library import forced_isa
+
+    with forced_isa(request.param):
+        yield request.param
+
+
 @pytest.fixture(autouse=True, scope="module")
 def few_mappings() -> None:
     """Drops the programs that earlier modules left in JAX's caches before there are too many."""

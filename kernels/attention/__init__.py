@@ -69,9 +69,7 @@ def _native(
     slopes: None = None,
     **rules: Any,
 ) -> tuple[jax.Array, KVPages]:
-    native = library()
-    assert native is not None
-    return cpu.attend(q, k, v, pages, batch, sinks, library=native, **rules)
+    return cpu.attend(q, k, v, pages, batch, sinks, **rules)
 
 
 def _native_refuses(

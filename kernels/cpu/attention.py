@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
-from llmjax.kernels.cpu.library import Library
 
 CACHE_TYPES = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3fn": 4, "float8_e5m2": 5}
 MIN_HEAD_DIVISOR = 8  # what the narrowest of AVX's vectors hold; the baseline takes any multiple of 4
@@ -37,18 +36,12 @@ def attend(
     batch: RaggedBatch,
     sinks: jax.Array | None = None,
     *,
-    library: Library,
     scale: float,
     window: int | None = None,
     causal: bool = True,
     softcap: float | None = None,
-    isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
-    """``llmjax.kernels.attention.attend`` by the library; a page or place out of range is an error, not a stray write.
-
-    Args:
-        isa: an instruction set of the library; None: the best that the machine has.
-    """
+    """``llmjax.kernels.attention.attend`` by the library. A page or place out of range is an error."""
     data = pages.data
     call = jax.ffi.ffi_call(
         "llmjax_attention",
@@ -56,7 +49,7 @@ def attend(
         input_output_aliases={3: 1},
     )
     rules = attributes(pages, batch, scale=scale, window=window, causal=causal, softcap=softcap)
-    rules |= {"value_dim": np.int32(pages.layout.value_dim or 0), "isa": np.int32(library.index(isa))}
+    rules |= {"value_dim": np.int32(pages.layout.value_dim or 0)}
     v = jnp.zeros(0, q.dtype) if v is None else v.astype(q.dtype)
     out, data = call(q, k.astype(q.dtype), v, *buffers(pages, batch, sinks), **rules)
     return out, pages.with_data(data)

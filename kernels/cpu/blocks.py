@@ -79,7 +79,6 @@ def mlp(
     *,
     activation: str,
     residual: bool = True,
-    isa: str | None = None,
 ) -> jax.Array:
     """The feed-forward half of a layer; the activation is computed in f32.
 
@@ -88,13 +87,10 @@ def mlp(
         batch: whose tokens they are: padding behind them comes out as zeros, and takes no time; None: there is none.
         activation: a key of ACTIVATION_NUMBERS.
         residual: False: only the product of ``down``, without bias, ``after`` and x.
-        isa: one of the library's instruction sets; None: the best that the machine has.
 
     Returns:
         f32 [T, D].
     """
-    native = library()
-    assert native is not None
     if not residual:
         weights = replace(weights, down=Projection(weights.down.weight), after=None)
     projections = _projections(weights)
@@ -112,7 +108,6 @@ def mlp(
         activation=np.int32(ACTIVATION_NUMBERS[activation]),
         residual=residual,
         decode=batch is not None and batch.decode,
-        isa=np.int32(native.index(isa)),
     )
     return out
 
@@ -127,7 +122,6 @@ def attention_block(
     *,
     rules: AttentionRules,
     residual: bool = True,
-    isa: str | None = None,
 ) -> tuple[jax.Array, KVPages]:
     """The attention half of a layer. A page or place out of range is an error, not a stray write; padding behind the
     batch's tokens comes out as zeros, and takes no time.
@@ -138,13 +132,10 @@ def attention_block(
         pages: the layer's pages, rewritten in place when donated.
         sinks: f32 [H], see ``llmjax.kernels.attention.attend``.
         residual: False: only the product of ``o``, without bias, ``after`` and x.
-        isa: one of the library's instruction sets; None: the best that the machine has.
 
     Returns:
         f32 [T, D], and the pages with the tokens' keys and values stored.
     """
-    native = library()
-    assert native is not None
     if not residual:
         weights = replace(weights, o=Projection(weights.o.weight), after=None)
     projections = (weights.q, weights.k, weights.v, weights.o)
@@ -171,7 +162,6 @@ def attention_block(
         **cpu_attention.attributes(
             pages, batch, scale=rules.scale, window=rules.window, causal=rules.causal, softcap=rules.softcap
         ),
-        isa=np.int32(native.index(isa)),
     )
     return out, pages.with_data(data)
 

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import os
 import platform
+import re
 import runpy
 import shlex
 import shutil
@@ -47,22 +48,26 @@ ARM: dict[str, tuple[str, ...]] = {
     "dotprod": ("-march=armv8.2-a+dotprod+fp16",),
     "i8mm": ("-march=armv8.2-a+dotprod+fp16+i8mm+bf16",),
 }
-COMMON = (
-    "attention",
-    "blocks",
-    "experts",
-    "linear",
-    "packing",
-    "products",
-    "recurrent",
-    "sampling",
-    "shared_sum",
-    "zeros",
-    "isa",
-)  # compiled once
-SEARCHED = ("generic", "avx2")  # for which quantizers and their searches are compiled
-SEARCH_FLAGS = ("-ffp-contract=off",)  # their results are those of ggml's quantizers, bit for bit
-QUANTIZED_ONLY = ("avxvnni", "avx512vnni", "avx512bf16", "dotprod", "i8mm")  # of no use to other kernels
+GENERIC = "generic"  # what every processor of a kind has: SSE2, or NEON
+
+# Sources of `src/by_isa`, and the instruction sets that they gain from; others take what the next narrower one has.
+# The longest come first, so that no core waits for one at the end.
+BY_ISA = {
+    "int8_vectors": (GENERIC, "avx2", "avxvnni", "avx512vnni", "dotprod", "i8mm"),
+    "attention": (GENERIC, "avx2", "avx512", "amx"),
+    "bf16_tiles": ("amx",),
+    "int8_tiles": ("amx",),
+    "float_vectors": (GENERIC, "avx2", "avx512"),
+    "rows": (GENERIC, "avx2", "avx512"),
+    "float_panels": (GENERIC, "avx2", "avx512"),
+    "linear": (GENERIC, "avx2", "avx512", "amx"),
+    "int16_panels": ("avx2", "avxvnni", "avx512vnni"),
+    "bf16_panels": ("avx512bf16",),
+    "quantizers": (GENERIC, "avx2"),
+    "searches": (GENERIC, "avx2"),
+}
+EXACT = ("searches", "quantizers")  # whose results are those of ggml's quantizers, bit for bit
+COMMON = ("units/layers", "units/states", "packing", "methods", "isa")  # compiled once
 
 
 class BuildError(Exception):
@@ -82,21 +87,58 @@ class _Compiler:
             return subprocess.run(probe, capture_output=True, check=False).returncode == 0
 
     def compile(self, source: Path, target: Path, flags: tuple[str, ...]) -> None:
-        self.run(*self.flags, *flags, "-isystem", str(HEADERS), "-c", str(source), "-o", str(target))
+        self.run(*self.flags, *flags, "-isystem", str(HEADERS), f"-I{SOURCES}", "-c", str(source), "-o", str(target))
 
-    def digest(self, isas: dict[str, tuple[str, ...]], link: tuple[str, ...]) -> str:
-        """Of all that decides what the library holds."""
+    def digest(self) -> str:
+        """Of what compiles the library and of what, whichever instruction sets for."""
         version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
-        found = hashlib.sha256(repr((self.command, version, self.flags, link, isas)).encode())
-        for folder in (SOURCES, FFI_HEADERS):
-            for path in sorted(folder.iterdir()):
+        found = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, BY_ISA)).encode())
+        for folder in (SOURCES, SOURCES / "by_isa", SOURCES / "units", FFI_HEADERS):
+            for path in sorted(path for path in folder.iterdir() if path.is_file()):
                 found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
         return found.hexdigest()
 
+    def native_sets(self, extensions: Mapping[str, tuple[str, ...]]) -> set[str]:
+        """The instruction sets that this machine uses; all, where what is compiled does not run here."""
+        with tempfile.TemporaryDirectory() as directory:
+            program = Path(directory, "processor")
+            self.run(*self.flags, str(SOURCES / "processor.cc"), "-o", str(program))
+            try:
+                done = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=60)
+            except OSError:
+                return set(extensions)
+            return set(done.stdout.split()) if done.returncode == 0 else set(extensions)
+
     def run(self, *arguments: str) -> None:
-        result = subprocess.run([*self.command, *arguments], capture_output=True, text=True, check=False)
+        command = [*_compiler_cache(), *self.command, *arguments]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            raise BuildError(f"{shlex.join([*self.command, *arguments])}\n{result.stderr.strip()}")
+            raise BuildError(f"{shlex.join(command)}\n{result.stderr.strip()}")
+
+
+@dataclass(frozen=True)
+class _Contents:
+    """What a library holds, as it says itself."""
+
+    digest: str
+    sets: frozenset[str]  # instruction sets that nothing is missing of
+    without: tuple[str, ...]  # those that were wanted and the compiler does not know
+    portable: bool
+
+    def text(self) -> str:
+        """What `library.py` and `serves` read."""
+        kind = "portable" if self.portable else "local"
+        without = f" without {' '.join(self.without)}" if self.without else ""
+        return f"{self.digest} {kind} with {' '.join(sorted(self.sets))}{without}"
+
+    def served_by(self, library: Path) -> bool:
+        """Whether a file is of the same sources and holds as much."""
+        if not library.exists():
+            return False
+        found = re.search(self.digest.encode() + rb" (portable|local) with ([a-z0-9 ]+)", library.read_bytes())
+        if found is None or (self.portable and found[1] != b"portable"):
+            return False
+        return self.sets <= set(found[2].decode().partition(" without ")[0].split())
 
 
 def build(
@@ -106,15 +148,16 @@ def build(
     every_isa: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Compiles and links the library, unless the file is what would come out of it.
+    """Compiles and links the library, unless the file holds what would come out of it.
 
     A second build of the same file waits for the first, and finds what it has made.
 
     Args:
         target: the file to write.
         sanitize: what to give to ``-fsanitize=`` ("address,undefined" or "thread"); slow, for tests.
-        every_isa: the library is for other machines too, so it is an error if the compiler lacks an instruction set;
-            else the library goes without it and says so where this machine has it.
+        every_isa: the library is for other machines too: every instruction set of this kind of processor, and an error
+            if the compiler lacks one. Else it has those that this machine's processor uses, goes without one that the
+            compiler lacks, and says so.
         progress: is told how many files are compiled, and of how many: of none first; not called if nothing is.
 
     Raises:
@@ -127,51 +170,63 @@ def build(
 def _build(target: Path, sanitize: str | None, every_isa: bool, progress: Callable[[int, int], None] | None) -> Path:
     extensions = _extensions()
     compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(sanitize))
-    left_out = [isa for isa, flags in extensions.items() if not compiler.accepts(flags)]
+    wanted = {isa: extensions[isa] for isa in extensions if every_isa or isa in compiler.native_sets(extensions)}
+    left_out = tuple(isa for isa, flags in wanted.items() if not compiler.accepts(flags))
     if left_out and every_isa:
         raise BuildError(
             f"{shlex.join(compiler.command)} does not know {', '.join(left_out)}: for x86, GCC 11 or clang 12 is needed"
         )
-    isas: dict[str, tuple[str, ...]] = {"generic": ()}
-    isas |= {isa: flags for isa, flags in extensions.items() if isa not in left_out}
-    link = _link_flags(portable=every_isa)
-    digest = compiler.digest(isas, link)
-    if target.exists() and digest.encode() in target.read_bytes():
+    isas: dict[str, tuple[str, ...]] = {GENERIC: ()}
+    isas |= {isa: flags for isa, flags in wanted.items() if isa not in left_out}
+    contents = _Contents(compiler.digest(), frozenset(isas), left_out, portable=every_isa)
+    if contents.served_by(target):
         return target
-    without = f" without {' '.join(left_out)}" if left_out else ""  # which `library.py` reads
-    have = (*(f"-DLLMJAX_HAVE_{isa.upper()}" for isa in isas), f'-DLLMJAX_DIGEST="{digest}{without}"')
     with tempfile.TemporaryDirectory() as directory:
-        jobs = [
-            (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*flags, f"-DLLMJAX_ISA={isa}"))
-            for name in ("kernels", "quantized_kernels")
-            for isa, flags in isas.items()
-            if name == "quantized_kernels" or isa not in QUANTIZED_ONLY
-        ]
-        jobs += [
-            (SOURCES / f"{name}.cc", f"{name}_{isa}.o", (*isas[isa], *SEARCH_FLAGS, f"-DLLMJAX_ISA={isa}"))
-            for name in ("searches", "quantizers")
-            for isa in SEARCHED
-            if isa in isas
-        ]
-        jobs += [(SOURCES / f"{name}.cc", f"{name}.o", have) for name in COMMON]
+        jobs = _jobs(isas, contents)
         if progress is not None:
             progress(0, len(jobs))
         with ThreadPoolExecutor(_usable_cores()) as pool:
-            running = [pool.submit(compiler.compile, a, Path(directory, b), c) for a, b, c in jobs]
+            running = [pool.submit(compiler.compile, job.source, Path(directory, job.name), job.flags) for job in jobs]
             for count, done in enumerate(as_completed(running), start=1):
                 done.result()
                 if progress is not None:
                     progress(count, len(jobs))
         linked = Path(directory, "library")
-        objects = (str(Path(directory, name)) for _, name, _ in jobs)
+        objects = (str(Path(directory, job.name)) for job in jobs)
         checked = (f"-fsanitize={sanitize}",) if sanitize else ()
         exports = _exports(Path(directory)) if every_isa else ()
-        compiler.run("-shared", *checked, *objects, "-o", str(linked), *link, *exports)
+        compiler.run("-shared", *checked, *objects, "-o", str(linked), *_link_flags(portable=every_isa), *exports)
         # A new file and not new contents: a process may have the old one mapped.
         staged = target.with_name(f".{target.name}.{os.getpid()}")
         shutil.copy(linked, staged)
         staged.replace(target)
     return target
+
+
+@dataclass(frozen=True)
+class _Job:
+    source: Path
+    name: str  # of the object
+    flags: tuple[str, ...]
+
+
+def _jobs(isas: Mapping[str, tuple[str, ...]], contents: _Contents) -> list[_Job]:
+    """What to compile, long ones first."""
+    jobs, compiled = [], []
+    for name, sets in BY_ISA.items():
+        for isa in (isa for isa in sets if isa in isas):
+            compiled.append(f"f({name},{isa})")
+            exact = ("-ffp-contract=off",) if name in EXACT else ()
+            flags = (*isas[isa], *exact, f"-DLLMJAX_ISA={isa}")
+            jobs.append(_Job(SOURCES / "by_isa" / f"{name}.cc", f"{name}_{isa}.o", flags))
+    have = (
+        f"-DLLMJAX_COMPILED(f)={' '.join(compiled)}",
+        f"-DLLMJAX_SETS(f)={' '.join(f'f({isa})' for isa in isas)}",
+        f'-DLLMJAX_DIGEST="{contents.text()}"',
+    )
+    for name in COMMON:
+        jobs.append(_Job(SOURCES / f"{name}.cc", f"{Path(name).name}.o", have if name == "isa" else ()))
+    return sorted(jobs, key=lambda job: job.name not in ("layers.o", "states.o"))
 
 
 def compile_alone(source: Path, target: Path, *, isa: str) -> Path:
@@ -180,12 +235,17 @@ def compile_alone(source: Path, target: Path, *, isa: str) -> Path:
     Raises:
         BuildError: with what the compiler said, or that it does not know the instruction set.
     """
-    extensions: dict[str, tuple[str, ...]] = {"generic": (), **_extensions()}
+    extensions: dict[str, tuple[str, ...]] = {GENERIC: (), **_extensions()}
     compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(None))
     if not compiler.accepts(extensions[isa]):
         raise BuildError(f"{shlex.join(compiler.command)} does not know {isa}")
     compiler.run(*compiler.flags, *extensions[isa], f"-I{SOURCES}", "-shared", str(source), "-o", str(target))
     return target
+
+
+def _compiler_cache() -> tuple[str, ...]:
+    """ccache, where it is: what was compiled once is not compiled again."""
+    return ("ccache",) if shutil.which("ccache") else ()
 
 
 class Progress:
@@ -271,7 +331,7 @@ def _flags(sanitize: str | None) -> tuple[str, ...]:
     common = ("-std=c++17", "-Wall", "-Wextra", "-Wno-maybe-uninitialized", "-Wno-psabi", "-fPIC", "-pthread")
     if sanitize:
         return (*common, "-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={sanitize}")
-    return (*common, "-O3", "-DNDEBUG", "-ffp-contract=fast", "-fvisibility=hidden")
+    return (*common, "-O2", "-DNDEBUG", "-ffp-contract=fast", "-fvisibility=hidden")
 
 
 def _link_flags(*, portable: bool) -> tuple[str, ...]:
@@ -294,7 +354,7 @@ def _exports(directory: Path) -> tuple[str, ...]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sanitize", help="address,undefined or thread")
-    parser.add_argument("--every-isa", action="store_true", help="fail if the compiler lacks an instruction set")
+    parser.add_argument("--every-isa", action="store_true", help="for other machines too: all instruction sets")
     parser.add_argument("--output", type=Path, default=LIBRARY)
     parser.add_argument("--optional", action="store_true", help="without a compiler say what that costs, and go on")
     given = parser.parse_args()

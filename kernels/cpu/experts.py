@@ -9,7 +9,7 @@ import numpy as np
 from llmjax.kernels.blocks import ExpertWeights
 from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.blocks import ACTIVATION_NUMBERS
-from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.library import library
 from llmjax.kernels.qtensor import QTensor
 
 
@@ -39,15 +39,8 @@ def experts(
     weights: ExpertWeights,
     *,
     activation: str,
-    native: Library,
-    isa: str | None = None,
 ) -> jax.Array:
-    """``llmjax.kernels.experts.experts`` by the library; an expert that does not exist is an error, not a stray read.
-
-    Args:
-        native: the library.
-        isa: one of its instruction sets; None: the best that the machine has.
-    """
+    """``llmjax.kernels.experts.experts`` by the library. An expert that does not exist is an error."""
     projections = (weights.gate, weights.up, weights.down)
     stacks = [projection.weight for projection in projections]
     count, inner, _ = weights.gate.weight.shape
@@ -65,6 +58,5 @@ def experts(
         experts=np.int32(count),
         inner=np.int32(inner),
         activation=np.int32(ACTIVATION_NUMBERS[activation]),
-        isa=np.int32(native.index(isa)),
     )
     return out

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from llmjax.kernels.cpu import matrices
-from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.qtensor import QTensor
 
 
@@ -18,9 +16,7 @@ def linears(
     weights: Sequence[jax.Array | QTensor],
     biases: Sequence[jax.Array | None],
     *,
-    library: Library,
     used: jax.Array | None = None,
-    isa: str | None = None,
     method: str | None = None,
 ) -> tuple[jax.Array, ...]:
     """``x @ weight.T + bias`` in f32 for each weight, in one call.
@@ -37,7 +33,6 @@ def linears(
             columns is the same in all.
         biases: [out] or None for each.
         used: i32 [], rows of x that are looked at, the first ones; the others come out as zeros. None: all.
-        isa: an instruction set of the library; None: the best that the machine has.
         method: one of `matrices.METHODS` for quantized weights; None: the fastest.
 
     Returns:
@@ -54,7 +49,6 @@ def linears(
         matrices.rows_in_use(used),
         *matrices.buffers(weights, biases),
         **matrices.attributes(weights, method=method),
-        isa=np.int32(library.index(isa)),
     )
     return tuple(out)
 
@@ -64,10 +58,8 @@ def linear(
     weight: jax.Array | QTensor,
     bias: jax.Array | None = None,
     *,
-    library: Library,
     used: jax.Array | None = None,
-    isa: str | None = None,
     method: str | None = None,
 ) -> jax.Array:
     """``linears`` with one weight."""
-    return linears(x, [weight], [bias], library=library, used=used, isa=isa, method=method)[0]
+    return linears(x, [weight], [bias], used=used, method=method)[0]

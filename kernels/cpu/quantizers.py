@@ -28,18 +28,15 @@ def quantizes(type_id: int) -> bool:
     return type_id in TYPES and library() is not None
 
 
-def quantize_blocks(weights: np.ndarray, blocks: np.ndarray, *, type_id: int, isa: str | None = None) -> Quantized:
+def quantize_blocks(weights: np.ndarray, blocks: np.ndarray, *, type_id: int) -> Quantized:
     """Fills blocks; other threads go on meanwhile.
 
     Args:
         weights: f32 [n, weights of a block].
         blocks: u8 [n * bytes of a block].
         type_id: GGUF's number of a type that there are kernels for.
-        isa: instruction set by name; None: the best.
     """
-    native = library()
-    assert native is not None, "the kernels are not built"
-    done = _function()(native.index(isa), type_id, np.ascontiguousarray(weights), len(weights), blocks)
+    done = _function()(type_id, np.ascontiguousarray(weights), len(weights), blocks)
     assert done, f"type {type_id} is not quantized in C++"
     return Quantized(done)
 
@@ -48,5 +45,5 @@ def quantize_blocks(weights: np.ndarray, blocks: np.ndarray, *, type_id: int, is
 def _function() -> Any:
     quantize = ctypes.CDLL(str(LIBRARY)).llmjax_quantize
     given, blocks = (ndpointer(kind, flags="C_CONTIGUOUS") for kind in (np.float32, np.uint8))
-    quantize.argtypes = [ctypes.c_int, ctypes.c_int, given, ctypes.c_size_t, blocks]
+    quantize.argtypes = [ctypes.c_int, given, ctypes.c_size_t, blocks]
     return quantize

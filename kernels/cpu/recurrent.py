@@ -36,16 +36,13 @@ def gated_delta(
     batch: RaggedBatch,
     *,
     page_size: int,
-    isa: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """``llmjax.kernels.recurrent.gated_delta.gated_delta`` by the library; with a decay of each channel, [T, H, k],
     ``channel_delta.channel_delta``.
 
-    Args:
-        isa: one of its instruction sets; None: the best that the machine has.
     """
     tokens = (q, k, v, decay, beta)
-    return _call("llmjax_recurrence", tokens, states, batch, out=v.shape, page_size=page_size, isa=isa)
+    return _call("llmjax_recurrence", tokens, states, batch, out=v.shape, page_size=page_size)
 
 
 def linear_attention(
@@ -57,11 +54,10 @@ def linear_attention(
     batch: RaggedBatch,
     *,
     page_size: int,
-    isa: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``llmjax.kernels.recurrent.linear_attention.linear_attention`` by the library; ``isa`` as for `gated_delta`."""
+    """``llmjax.kernels.recurrent.linear_attention.linear_attention`` by the library."""
     without = jnp.zeros(0, jnp.float32)  # where no token says how much of it is written
-    return gated_delta(q, k, v, decay, without, states, batch, page_size=page_size, isa=isa)
+    return gated_delta(q, k, v, decay, without, states, batch, page_size=page_size)
 
 
 def selective_scan(
@@ -74,11 +70,10 @@ def selective_scan(
     batch: RaggedBatch,
     *,
     page_size: int,
-    isa: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``llmjax.kernels.recurrent.selective_scan.selective_scan`` by the library; ``isa`` as for `gated_delta`."""
+    """``llmjax.kernels.recurrent.selective_scan.selective_scan`` by the library."""
     given = (c, b, x, steps, rates)
-    return _call("llmjax_selective_scan", given, states, batch, out=x.shape, page_size=page_size, isa=isa)
+    return _call("llmjax_selective_scan", given, states, batch, out=x.shape, page_size=page_size)
 
 
 def causal_convolution(
@@ -88,10 +83,9 @@ def causal_convolution(
     batch: RaggedBatch,
     *,
     page_size: int,
-    isa: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """``llmjax.kernels.recurrent.convolution.causal_convolution`` by the library; ``isa`` as for `gated_delta`."""
-    return _call("llmjax_convolution", (x, weight), states, batch, out=x.shape, page_size=page_size, isa=isa)
+    """``llmjax.kernels.recurrent.convolution.causal_convolution`` by the library."""
+    return _call("llmjax_convolution", (x, weight), states, batch, out=x.shape, page_size=page_size)
 
 
 def _call(
@@ -102,10 +96,7 @@ def _call(
     *,
     out: tuple[int, ...],
     page_size: int,
-    isa: str | None,
 ) -> tuple[jax.Array, jax.Array]:
-    native = library()
-    assert native is not None
     call = jax.ffi.ffi_call(
         target,
         (jax.ShapeDtypeStruct(out, jnp.float32), jax.ShapeDtypeStruct(states.shape, states.dtype)),
@@ -118,6 +109,5 @@ def _call(
         *rows,
         page_size=np.int32(page_size),
         decode=batch.decode,
-        isa=np.int32(native.index(isa)),
     )
     return read, after

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-
-from llmjax.kernels.cpu.library import Library
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,25 +44,17 @@ def no_edits(rows: int, vocab_size: int) -> Edits:
     )
 
 
-def argmax(x: jax.Array, *, native: Library, isa: str | None = None) -> jax.Array:
-    """``llmjax.kernels.argmax.argmax`` by the library.
-
-    Args:
-        isa: one of its instruction sets; None: the best that the machine has.
-    """
+def argmax(x: jax.Array) -> jax.Array:
+    """``llmjax.kernels.argmax.argmax`` by the library."""
     call = jax.ffi.ffi_call("llmjax_argmax", jax.ShapeDtypeStruct(x.shape[:1], jnp.int32))
-    out: jax.Array = call(x, isa=np.int32(native.index(isa)))
+    out: jax.Array = call(x)
     return out
 
 
-def finite_rows(x: jax.Array, *, native: Library, isa: str | None = None) -> jax.Array:
-    """``llmjax.kernels.finite.finite_rows`` by the library.
-
-    Args:
-        isa: one of its instruction sets; None: the best that the machine has.
-    """
+def finite_rows(x: jax.Array) -> jax.Array:
+    """``llmjax.kernels.finite.finite_rows`` by the library."""
     call = jax.ffi.ffi_call("llmjax_finite", jax.ShapeDtypeStruct(x.shape[:1], jnp.bool_))
-    out: jax.Array = call(x, isa=np.int32(native.index(isa)))
+    out: jax.Array = call(x)
     return out
 
 
@@ -79,15 +68,12 @@ def sample(
     *,
     samples: jax.Array | None = None,
     edits: Edits | None = None,
-    native: Library,
-    isa: str | None = None,
 ) -> jax.Array:
     """``llmjax.sampling.draw.draw`` by the library, of logits that are edited row by row.
 
     Args:
         samples: bool [R], rows that do; the others give token 0. None: all.
         edits: None: there are none.
-        isa: one of its instruction sets; None: the best that the machine has.
     """
     call = jax.ffi.ffi_call("llmjax_sample", jax.ShapeDtypeStruct(x.shape[:1], jnp.int32))
     e = no_edits(*x.shape) if edits is None else edits
@@ -110,6 +96,5 @@ def sample(
         e.ban_token,
         e.output_count,
         e.prompt_seen,
-        isa=np.int32(native.index(isa)),
     )
     return out

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from llmjax.kernels.cpu.library import AGAIN, LIBRARY, library
+from llmjax.kernels.cpu.library import LIBRARY, library
 
 FOLDER = Path("/dev/shm")
 PREFIX = "llmjax-"
@@ -105,11 +105,7 @@ def _native() -> ctypes.CDLL:
     if library() is None:
         raise NotShared("the C++ kernels are not built")
     handle = ctypes.CDLL(str(LIBRARY))
-    try:
-        target = handle.llmjax_shared_sum
-    except AttributeError as error:
-        raise NotShared(f"the C++ kernels are of an older version; {AGAIN}") from error
-    jax.ffi.register_ffi_target("llmjax_shared_sum", jax.ffi.pycapsule(target), platform="cpu")
+    jax.ffi.register_ffi_target("llmjax_shared_sum", jax.ffi.pycapsule(handle.llmjax_shared_sum), platform="cpu")
     handle.llmjax_shared_bytes.restype = ctypes.c_size_t
     handle.llmjax_shared_bytes.argtypes = [ctypes.c_uint32, ctypes.c_uint32, ctypes.c_size_t]
     handle.llmjax_shared_open.restype = ctypes.c_bool

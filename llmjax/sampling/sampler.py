@@ -200,8 +200,7 @@ def _tokens_by_rows(
     uncounted: jax.Array | None,
 ) -> jax.Array:
     """The same by the library, row by row, without another array of the logits' size."""
-    native, rows = library(), logits.shape[0]
-    assert native is not None
+    rows = logits.shape[0]
     keys = lax.cond(
         _uses(batch)(Feature.RANDOM), lambda: row_keys(batch.key, batch.position), lambda: jnp.zeros_like(batch.key)
     )
@@ -228,7 +227,6 @@ def _tokens_by_rows(
         batch.top_p,
         samples=batch.samples,
         edits=edits,
-        native=native,
     )
 
 

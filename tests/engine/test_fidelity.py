@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,23 @@ NATIVE = cpu_library.library()
 
 
 @pytest.fixture
-def engine_as(compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+def engine_as(compile_cache_dir: str) -> Iterator[Callable[..., Any]]:
     """``with engine_as(isa, **settings) as llm``: an engine on a CPU that has no more than ``isa``."""
 
     @contextmanager
     def run(isa: str, path: Path = CHECKPOINT, **settings: Any) -> Iterator[LLM]:
-        as_if = "" if isa == PORTABLE or NATIVE is None else replace(NATIVE, forced=isa)
-        monkeypatch.setattr(cpu_library, "_load", lambda: as_if)
         jax.clear_caches()  # of layers that were traced for another CPU
         shape = {"page_size": 4, "max_num_batched_tokens": 16, "kv_cache_memory_bytes": 2**20}
         options = {**shape, "max_num_seqs": 1, "skip_tokenizer_init": True, "decode_steps": 1, **settings}
-        llm = LLM(str(path), compilation_cache_dir=compile_cache_dir, compile_threads=1, **options)
-        yield llm
-        llm.close()
+        with ExitStack() as stack:
+            if isa != PORTABLE and NATIVE is not None:
+                stack.enter_context(cpu_library.forced_isa(isa))
+            else:
+                patch = stack.enter_context(pytest.MonkeyPatch.context())
+                patch.setattr(cpu_library, "_load", lambda: "")
+            llm = LLM(str(path), compilation_cache_dir=compile_cache_dir, compile_threads=1, **options)
+            yield llm
+            llm.close()
 
     yield run
     jax.clear_caches()

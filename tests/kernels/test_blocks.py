@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import jax
@@ -31,7 +31,7 @@ from llmjax.models.modules.mlp import MLP_HALF, GatedMLPModule, MLPModule
 from llmjax.models.modules.norm import RMSNorm, build_norm
 from llmjax.models.modules.residual import fed_forward, mixed
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
-from tests.kernels.instruction_sets import INSTRUCTION_SETS
+from tests.kernels.instruction_sets import each_isa
 
 NATIVE = library()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
@@ -133,7 +133,18 @@ def close(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-4, atol=2e-3)
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@cache
+def jitted_mlp(activation: str) -> Any:
+    """Compiled once for all instruction sets, as `jitted_attention`."""
+    return jax.jit(partial(cpu.mlp, activation=activation))
+
+
+@cache
+def jitted_attention(rules: AttentionRules) -> Any:
+    return jax.jit(partial(cpu.attention_block, rules=rules))
+
+
+@each_isa
 @pytest.mark.parametrize("kind", ["q4", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     "rows,activation,norms,plus_one,bias,gated",
@@ -153,7 +164,7 @@ def test_mlp(
     isa: str, kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool, gated: bool
 ) -> None:
     x, weights, expected = specified_mlp(kind, rows, activation, norms, plus_one, bias, gated)
-    close(jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights), expected)
+    close(jitted_mlp(activation)(x, weights), expected)
 
 
 @lru_cache(maxsize=1)
@@ -174,7 +185,7 @@ def specified_mlp(
     return x, weights, np.asarray(jax.jit(partial(mlp_in_steps, activation=activation))(x, exact(weights)))
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize(
     "rows,size,inner,activation,bias,groups",
     [
@@ -195,7 +206,7 @@ def test_mlp_with_rounded_inputs(
     isa: str, rows: int, size: int, inner: int, activation: str, bias: bool, groups: tuple[int, int]
 ) -> None:
     x, weights, expected = specified_rounding_mlp(rows, size, inner, activation, bias, groups)
-    found = jax.jit(partial(cpu.mlp, activation=activation, isa=isa))(x, weights)
+    found = jitted_mlp(activation)(x, weights)
     added, expected_added = np.asarray(found - x), expected - np.asarray(x)
     assert np.isfinite(added).all()
     most = 0.02 if min(groups) <= 32 else 0.03  # the peak of 256 numbers is larger than that of 32
@@ -242,7 +253,7 @@ CHUNKS = Case(((1, 5), (6, 6), (3, 11)), page_size=PAGE, padding=2)
 LONG = Case(((21, 26),), page_size=PAGE)
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
     "shape,rotary,norms,rules,cache,bias",
@@ -260,7 +271,7 @@ def test_attention_block(
 ) -> None:
     arguments, expected = specified_attention(kind, shape, rotary, norms, rules, cache, bias)
     *_, pages, batch = arguments
-    found, stored = jax.jit(partial(cpu.attention_block, rules=rules, isa=isa))(*arguments)
+    found, stored = jitted_attention(rules)(*arguments)
     real = real_tokens(batch)
     # One step of int8 apart where the rounding of a key differs in its last bit.
     atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
@@ -357,7 +368,7 @@ def test_what_the_library_takes_goes_to_it() -> None:
     assert ATTENTION_HALF.implementations[-1].name == "in steps"
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize("decode", [False, True])
 def test_padding_is_left_out(kind: str, decode: bool, isa: str) -> None:
@@ -380,14 +391,14 @@ def test_padding_is_left_out(kind: str, decode: bool, isa: str) -> None:
         kv_index=jnp.zeros(rows, jnp.int32),
         decode=decode,
     )
-    half = jax.jit(partial(cpu.mlp, activation="silu", isa=isa))
+    half = jitted_mlp("silu")
     found = half(full.at[used:].set(jnp.nan), weights, batch)
     assert not np.asarray(found[used:]).any()
     expected = half(full[:used] if decode else full, weights)
     np.testing.assert_array_equal(found[:used], expected[:used])
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize("shape", [DECODES, CHUNKS], ids=["decodes", "chunks"])
 def test_attention_leaves_padding_out(kind: str, shape: Case, isa: str) -> None:
@@ -395,7 +406,7 @@ def test_attention_leaves_padding_out(kind: str, shape: Case, isa: str) -> None:
     x, *others, batch = arguments
     used = int(batch.used)
     assert 0 < used < len(x)
-    half = jax.jit(partial(cpu.attention_block, rules=AttentionRules(0.25), isa=isa))
+    half = jitted_attention(AttentionRules(0.25))
     expected, stored = half(*arguments)
     found, stored_beside_padding = half(x.at[used:].set(jnp.nan), *others, batch)
     assert not np.asarray(found[used:]).any()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmjax.kernels.cpu.build import ARM, SOURCES
+from llmjax.kernels.cpu.build import ARM, BY_ISA, EXACT, SOURCES
 from llmjax.kernels.cpu.cores import usable_cores
 
 COMPILER, EMULATOR, ROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", "/usr/aarch64-linux-gnu"
@@ -26,21 +26,29 @@ def compile_with(*arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("isa", ISAS)
-def test_sources_are_valid(isa: str) -> None:
-    for name in ("kernels", "quantized_kernels", "searches"):
-        compile_with(*ISAS[isa], f"-DLLMJAX_ISA={isa}", "-fsyntax-only", str(SOURCES / f"{name}.cc"))
+JOBS = [(name, isa) for name, sets in BY_ISA.items() for isa in sets if isa in ISAS]
+
+
+def flags_of(name: str, isa: str) -> tuple[str, ...]:
+    exact = ("-ffp-contract=off",) if name in EXACT else ()
+    return (*ISAS[isa], *exact, f"-DLLMJAX_ISA={isa}")
+
+
+@pytest.mark.parametrize(("name", "isa"), JOBS)
+def test_sources_are_valid(name: str, isa: str) -> None:
+    compile_with(*flags_of(name, isa), "-fsyntax-only", str(SOURCES / "by_isa" / f"{name}.cc"))
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arm")
-    jobs = {"kernels": ("-DLLMJAX_ISA=generic", "-c", str(SOURCES / "kernels.cc"))}
-    for isa, flags in ISAS.items():
-        jobs[isa] = (*flags, f"-DLLMJAX_ISA={isa}", "-c", str(SOURCES / "quantized_kernels.cc"))
-    jobs["searches"] = ("-ffp-contract=off", "-DLLMJAX_ISA=generic", "-c", str(SOURCES / "searches.cc"))
-    have = (f"-DLLMJAX_HAVE_{isa.upper()}" for isa in ISAS)
-    jobs["isa"] = (*have, '-DLLMJAX_DIGEST=""', "-c", str(SOURCES / "isa.cc"))
+    jobs: dict[str, tuple[str, ...]] = {
+        f"{name}_{isa}": (*flags_of(name, isa), "-c", str(SOURCES / "by_isa" / f"{name}.cc")) for name, isa in JOBS
+    }
+    compiled = f"-DLLMJAX_COMPILED(f)={' '.join(f'f({name},{isa})' for name, isa in JOBS)}"
+    sets = f"-DLLMJAX_SETS(f)={' '.join(f'f({isa})' for isa in ISAS)}"
+    jobs["isa"] = (compiled, sets, '-DLLMJAX_DIGEST=""', "-c", str(SOURCES / "isa.cc"))
+    jobs["methods"] = ("-c", str(SOURCES / "methods.cc"))
     jobs["sets"] = ("-c", str(PROGRAM))
     with ThreadPoolExecutor(usable_cores()) as pool:
         for done in [pool.submit(compile_with, *job, "-o", str(folder / f"{name}.o")) for name, job in jobs.items()]:

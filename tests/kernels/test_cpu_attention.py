@@ -18,18 +18,12 @@ import llmjax.kernels.attention
 from llmjax.kernels.attention import reference
 from llmjax.kernels.attention.types import KVPages
 from llmjax.kernels.cpu import attention as cpu
-from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.library import forced_isa, library
 from tests.kernels.attention_case import Case, Data, filled_pages, make_data, owned, without_unseen
-from tests.kernels.instruction_sets import INSTRUCTION_SETS, USABLE
+from tests.kernels.instruction_sets import USABLE, each_isa
 
 FEW_ROWS = 8  # kFewRows in attention_kernel.h
-NATIVE = library()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
-
-
-def native() -> Library:
-    assert NATIVE is not None
-    return NATIVE
+pytestmark = pytest.mark.skipif(library() is None, reason="the C++ library is not built")
 
 
 def tolerance(case: Case, isa: str) -> float:
@@ -52,7 +46,7 @@ def specified(case: Case, seed: int) -> tuple[Data, KVPages, np.ndarray, KVPages
 
 def check(case: Case, isa: str, seed: int = 0) -> None:
     data, stored, expected, expected_pages = specified(case, seed)
-    out, pages = run(data, stored, isa)
+    out, pages = run(data, stored)
     # Every page but the dummy one must be equal to the bit.
     np.testing.assert_array_equal(owned(case, pages.data), owned(case, expected_pages.data))
     assert out.dtype == data.q.dtype
@@ -65,9 +59,9 @@ def pages_of(data: Data) -> KVPages:
     return filled_pages(data.case, data.filling, as_bits=True)
 
 
-def run(data: Data, pages: KVPages, isa: str | None = None) -> tuple[jax.Array, KVPages]:
+def run(data: Data, pages: KVPages) -> tuple[jax.Array, KVPages]:
     q, k, v = (None if x is None else jnp.asarray(x) for x in (data.q, data.k, data.v))
-    return cpu.attend(q, k, v, pages, data.batch, sinks_of(data), library=native(), isa=isa, **data.rules)
+    return cpu.attend(q, k, v, pages, data.batch, sinks_of(data), **data.rules)
 
 
 def sinks_of(data: Data) -> jax.Array | None:
@@ -195,7 +189,7 @@ LATENT = {
 CASES |= {f"latent: {name}": case for name, case in LATENT.items()}
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", CASES)
 def test_equals_reference(name: str, isa: str) -> None:
     check(CASES[name], isa)
@@ -228,7 +222,8 @@ def cases(draw: st.DrawFn) -> Case:
 @given(case=cases(), seed=st.integers(0, 99))
 def test_equals_reference_anywhere(case: Case, seed: int) -> None:
     for isa in USABLE:
-        check(case, isa, seed)
+        with forced_isa(isa):
+            check(case, isa, seed)
 
 
 def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
@@ -252,13 +247,13 @@ def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
     assert jnp.array_equal(many[0], out[0])
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", COMMON_PROMPTS)
 def test_rows_that_share_pages_get_what_each_gets_alone(name: str, isa: str) -> None:
     case = COMMON_PROMPTS[name]
     together = make_data(case)
     pages = pages_of(together)
-    out = np.asarray(run(together, pages, isa)[0])
+    out = np.asarray(run(together, pages)[0])
     start = np.asarray(together.batch.query_start)
     for r, (count, _) in enumerate(case.lengths):
         if not count:
@@ -272,7 +267,7 @@ def test_rows_that_share_pages_get_what_each_gets_alone(name: str, isa: str) -> 
             kv_index=together.batch.kv_index[own],
         )
         k, v = together.k[own], None if together.v is None else together.v[own]
-        alone, _ = run(replace(together, q=together.q[own], k=k, v=v, batch=batch), pages, isa)
+        alone, _ = run(replace(together, q=together.q[own], k=k, v=v, batch=batch), pages)
         np.testing.assert_array_equal(out[own], np.asarray(alone))
 
 
@@ -329,6 +324,83 @@ def test_nothing_leaks_from_places_that_nobody_sees(rows: tuple[tuple[int, int],
     """Another request's NaN for example; a weight of 0 would not keep it out."""
     data = make_data(Case(rows, decode=rows is DECODES, cache=cache, window=20))
     for isa in USABLE:
-        expected, _ = run(data, pages_of(data), isa)
-        found, _ = run(data, pages_of(without_unseen(data)), isa)
-        np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+        with forced_isa(isa):
+            expected, _ = run(data, pages_of(data))
+            found, _ = run(data, pages_of(without_unseen(data)))
+            np.testing.assert_array_equal(np.asarray(found), np.asarray(expected), err_msg=isa)
+
+
+MEANS = {
+    "decodes": Case(DECODES, decode=True, padding=0),
+    "decodes in a window": Case(DECODES, decode=True, window=45),
+    "eight rows share": Case(DECODES, decode=True, heads=16, kv_heads=2, page_size=32, head_dim=128),
+    "five rows share": Case(DECODES, decode=True, heads=5, kv_heads=1, page_size=64),
+    "one long decode": Case(((1, 1100),), heads=2, kv_heads=1, padding=0),
+    "prompts": Case(MIX, page_size=4),
+    "prompts in a window": Case(MIX, window=31),
+    "common prompt": Case(((1, 700), (1, 513), (0, 0), (1, 1100), (1, 769)), decode=True, common=512),
+}
+# Integers that a type holds, and the largest number, which gives a token the scale 1.
+EXACT = {
+    "float32": (100, None),
+    "bfloat16": (100, None),
+    "float16": (100, None),
+    "int8": (100, 127),
+    "float8_e4m3fn": (16, 448),
+    "float8_e5m2": (8, 57344),
+}
+
+
+@each_isa
+@pytest.mark.parametrize("name", MEANS)
+@pytest.mark.parametrize("cache", EXACT)
+def test_queries_of_zero_give_the_mean_of_what_they_see(name: str, cache: str, isa: str) -> None:
+    """Of integers, so that a key too few or too many shows, however coarse a type is."""
+    case = replace(MEANS[name], cache=cache)
+    data = integers_of(case)
+    out = np.asarray(run(data, pages_of(data))[0], np.float64)
+    expected = means(data)
+    np.testing.assert_allclose(out[data.real], expected[data.real], rtol=3e-6, atol=3e-5)
+
+
+@each_isa
+@pytest.mark.parametrize("decode", [False, True])
+def test_means_in_bfloat16_are_exact(decode: bool, isa: str) -> None:
+    """Of 64 keys, whose mean bfloat16 holds."""
+    lengths = ((1, 64), (1, 200), (1, 128)) if decode else ((3, 70), (40, 140), (1, 64))
+    case = Case(lengths, decode=decode, window=64, cache="bfloat16", activations="bfloat16")
+    data = integers_of(case, largest=3)
+    out = np.asarray(run(data, pages_of(data))[0], np.float64)
+    np.testing.assert_array_equal(out[data.real], means(data)[data.real])
+
+
+def integers_of(case: Case, largest: int | None = None) -> Data:
+    """A case whose queries are 0 and whose values are integers that its pages hold."""
+    data = make_data(case)
+    most, peak = EXACT[case.cache]
+    rng = np.random.default_rng(8)
+    values = rng.integers(-(largest or most), (largest or most) + 1, data.filling[1].shape).astype(np.float32)
+    assert data.v is not None
+    own = rng.integers(-(largest or most), (largest or most) + 1, data.v.shape).astype(data.v.dtype)
+    if peak is not None:
+        values[..., 0] = own[..., 0] = peak
+    filling = np.stack([data.filling[0], values])
+    return replace(data, q=np.zeros_like(data.q), v=own, filling=filling)
+
+
+def means(data: Data) -> np.ndarray:
+    """f64 [T, H, h]: of the values that each token sees."""
+    case, batch = data.case, data.batch
+    assert data.v is not None
+    values = data.filling[1].astype(np.float64)
+    values[np.asarray(batch.places(case.page_size))[data.real]] = data.v[data.real]
+    table = int(batch.first_page) + np.asarray(batch.page_table)
+    start = np.asarray(batch.query_start)
+    found = np.zeros(data.q.shape)
+    for row, (count, length) in enumerate(case.lengths):
+        for i in range(count):
+            position = length - count + i
+            seen = np.arange(0 if case.window is None else max(0, position - case.window + 1), position + 1)
+            mean = values[table[row, seen // case.page_size] * case.page_size + seen % case.page_size].mean(axis=0)
+            found[start[row] + i] = np.repeat(mean, case.heads // case.kv_heads, axis=0)
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -14,22 +14,22 @@ import pytest
 
 from llmjax.kernels.activations import CLAMPED_SWIGLU
 from llmjax.kernels.cpu import experts as cpu
-from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.cpu.library import library
 from llmjax.kernels.experts import EXPERTS
 from llmjax.kernels.experts_reference import experts_reference
 from tests.kernels.experts_case import Maker
-from tests.kernels.instruction_sets import INSTRUCTION_SETS
+from tests.kernels.instruction_sets import each_isa
 
-NATIVE = library()
-pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
+pytestmark = pytest.mark.skipif(library() is None, reason="the C++ kernels are not built")
 
 SIZE, COUNT = 72, 6
 maker = partial(Maker, count=COUNT, size=SIZE, inner=104)  # neither size a multiple of the widest vectors
 
 
-def native() -> Library:
-    assert NATIVE is not None
-    return NATIVE
+@cache
+def jitted(activation: str) -> Any:
+    """Compiled once for all instruction sets."""
+    return jax.jit(partial(cpu.experts, activation=activation))
 
 
 def check(found: jax.Array, expected: np.ndarray) -> None:
@@ -37,7 +37,7 @@ def check(found: jax.Array, expected: np.ndarray) -> None:
     np.testing.assert_allclose(np.asarray(found), expected, rtol=2e-4, atol=4e-3)
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize(
     ("rows", "choices", "activation", "bias"),
@@ -50,17 +50,17 @@ def check(found: jax.Array, expected: np.ndarray) -> None:
 )
 def test_against_the_reference(isa: str, kind: str, rows: int, choices: int, activation: str, bias: bool) -> None:
     arguments, expected = specified(kind, rows, choices, activation, bias)
-    run = jax.jit(partial(cpu.experts, activation=activation, native=native(), isa=isa))
+    run = jitted(activation)
     check(run(*arguments), expected)
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 def test_clamped_gates(isa: str, kind: str) -> None:
     """Inputs so large that most gates, and what they gate, are clamped."""
     make = maker(kind)
     arguments = 10 * make.tokens(20), *make.choice(20, 2), make.weights(bias=True)
-    run = jax.jit(partial(cpu.experts, activation=CLAMPED_SWIGLU, native=native(), isa=isa))
+    run = jitted(CLAMPED_SWIGLU)
     expected = experts_reference(*arguments, activation=CLAMPED_SWIGLU)
     np.testing.assert_allclose(np.asarray(run(*arguments)), expected, rtol=2e-3, atol=0.1)
 
@@ -105,11 +105,11 @@ ROUNDED = (
 )
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("case", ROUNDED, ids=lambda case: f"{case.size}x{case.inner}")
 def test_with_rounded_inputs(case: Rounded, isa: str) -> None:
     """Experts of few rows, of many, and of an odd number of tiles, side by side."""
-    run = jax.jit(partial(cpu.experts, activation=case.activation, native=native(), isa=isa))
+    run = jitted(case.activation)
     far = np.asarray(run(*case.arguments)) - case.expected
     assert np.linalg.norm(far) < 0.02 * np.linalg.norm(case.expected)
     for expert in np.flatnonzero(case.loads):
@@ -123,11 +123,11 @@ def test_one_expert_for_all_and_none_for_some(kind: str) -> None:
     x, weights = make.tokens(33), make.weights()
     chosen = jnp.full((33, 2), 4, jnp.int32)
     shares = jnp.where(jnp.arange(33)[:, None] % 3 == 0, 0, make.choice(33, 2)[1])
-    found = cpu.experts(x, chosen, shares, weights, activation="silu", native=native())
+    found = cpu.experts(x, chosen, shares, weights, activation="silu")
     check(found, experts_reference(x, chosen, shares, weights, activation="silu"))
     np.testing.assert_array_equal(found[::3], 0)
     for rows in (0, 2):  # no rows; rows without any share
-        none = cpu.experts(x[:rows], chosen[:rows], 0 * shares[:rows], weights, activation="silu", native=native())
+        none = cpu.experts(x[:rows], chosen[:rows], 0 * shares[:rows], weights, activation="silu")
         np.testing.assert_array_equal(none, jnp.zeros((rows, SIZE)))
 
 
@@ -140,7 +140,6 @@ def test_an_expert_that_does_not_exist_is_an_error() -> None:
             jnp.ones((1, 1)),
             make.weights(),
             activation="silu",
-            native=native(),
         ).block_until_ready()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -9,11 +10,17 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import jaxlib
+import numpy as np
 import pytest
 
 from llmjax.kernels.cpu import build
-from llmjax.kernels.cpu.library import ISA_VARIABLE, Library, library, why_slow
+from llmjax.kernels.cpu import library as cpu_library
+from llmjax.kernels.cpu.library import ISA_VARIABLE, Library, describe, forced_isa, library, why_slow
+from llmjax.kernels.cpu.linear import linear as cpu_linear
+from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,12 +76,38 @@ def test_the_environment_chooses_an_instruction_set() -> None:
 
 @pytest.mark.skipif(library() is None, reason="the C++ library is not built")
 def test_an_instruction_set_that_is_not_there_is_named() -> None:
-    native = library()
-    assert native is not None
-    assert native.index(None) == (-1 if native.forced is None else native.isas.index(native.forced))
-    assert native.index("generic") == 0
-    with pytest.raises(ValueError, match="instruction set 'mmx' is not available; there is: generic"):
-        native.index("mmx")
+    with (
+        pytest.raises(ValueError, match="instruction set 'mmx' is not available; there is: generic"),
+        forced_isa("mmx"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+def test_one_program_takes_any_instruction_set(isa: str) -> None:
+    """Sums in another order differ in their last bits."""
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 592)), jnp.float32)
+    weight = jnp.asarray(np.random.default_rng(1).standard_normal((64, 592)), jnp.float32)
+    compiled = jax.jit(cpu_linear).lower(x, weight).compile()
+    sums = {}
+    for chosen in ("generic", isa):
+        with forced_isa(chosen):
+            native = library()
+            assert native is not None and native.best == native.forced == chosen
+            sums[chosen] = np.asarray(compiled(x, weight))
+    np.testing.assert_allclose(sums[isa], sums["generic"], atol=1e-3)
+    # avxvnni, avx512vnni and Arm's have products of floats from a narrower one.
+    lanes = {"avx2": 8, "avxvnni": 8, "avx512": 16, "avx512vnni": 16, "avx512bf16": 16, "amx": 16}.get(isa, 4)
+    assert np.array_equal(sums[isa], sums["generic"]) == (lanes == 4)
+
+
+@pytest.mark.skipif(library() is None, reason="the C++ library is not built")
+def test_an_instruction_set_is_forced_no_longer_than_asked() -> None:
+    before = library()
+    with contextlib.suppress(KeyError), forced_isa("generic"):
+        assert library() != before or before.forced == "generic"  # type: ignore[union-attr]
+        raise KeyError
+    assert library() == before
 
 
 def test_a_missing_compiler_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -152,6 +185,14 @@ def test_headers_are_those_of_the_oldest_jaxlib() -> None:
             "did not know amx, which this CPU has; install GCC 11",
         ),
         (Library(isas=("generic", "amx"), usable=("generic",), forced="generic", left_out=("amx",)), None),
+        (
+            Library(isas=("generic", "avx2"), usable=("generic",), not_compiled=("avx2",)),
+            "compiled on a machine without avx2, which this CPU has; run `pip install` again",
+        ),
+        (
+            Library(isas=("generic", "amx"), usable=("generic",), refused=("amx",)),
+            "has amx, but the system refuses it: Linux 5.16",
+        ),
     ],
 )
 def test_people_are_told_why_a_cpu_is_slow(
@@ -162,10 +203,32 @@ def test_people_are_told_why_a_cpu_is_slow(
     assert said is None or said in str(why_slow())
 
 
+def test_what_the_system_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Library(isas=("generic", "amx"), usable=("generic",), refused=("amx",))
+    monkeypatch.setattr("llmjax.kernels.cpu.library._load", lambda: found)
+    assert describe() == "C++ kernels for generic (available: generic; amx is there, but the system refuses it)"
+
+
+@pytest.mark.parametrize("function", ["llmjax_force_isa", "llmjax_pack_blocks", "llmjax_quantize", "llmjax_shared_sum"])
+def test_a_library_that_lacks_a_function_is_not_used(
+    function: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As one of older sources does; here the name is made another one in the file."""
+    if not cpu_library.LIBRARY.exists():
+        pytest.skip("the C++ library is not built")
+    older = tmp_path / "library.so"
+    older.write_bytes(
+        cpu_library.LIBRARY.read_bytes().replace(function.encode() + b"\0", function.upper().encode() + b"\0")
+    )
+    monkeypatch.setattr(cpu_library, "LIBRARY", older)
+    said = cpu_library._opened.__wrapped__()
+    assert isinstance(said, str) and function in said and "run `pip install` again" in said
+
+
 @pytest.mark.skipif(library() is None, reason="the C++ library is not built")
 def test_nothing_that_this_machine_has_is_left_out_of_the_library() -> None:
     native = library()
-    assert native is not None and native.left_out == ()
+    assert native is not None and native.left_out == native.not_compiled == ()
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
@@ -180,6 +243,7 @@ def test_what_is_there_already_is_not_compiled_again(monkeypatch: pytest.MonkeyP
         parts = [Path(name).read_bytes() for name in arguments if name.endswith(".o")]
         Path(arguments[arguments.index("-o") + 1]).write_bytes(b"".join(parts))
 
+    monkeypatch.setattr(build._Compiler, "native_sets", lambda self, extensions: set(extensions))
     monkeypatch.setattr(build._Compiler, "compile", compile_nothing)
     monkeypatch.setattr(build._Compiler, "run", join)
     sources = tmp_path / "src"

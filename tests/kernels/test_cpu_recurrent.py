@@ -22,7 +22,7 @@ from llmjax.kernels.recurrent.gated_delta import GATED_DELTA, by_scan
 from llmjax.kernels.recurrent.linear_attention import by_scan as linear_by_scan
 from llmjax.kernels.recurrent.selective_scan import SELECTIVE_SCAN
 from llmjax.kernels.recurrent.selective_scan import by_scan as selective_by_scan
-from tests.kernels.instruction_sets import INSTRUCTION_SETS
+from tests.kernels.instruction_sets import each_isa
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the C++ library is not built")
 PAGE, FIRST = 32, 3  # tokens; entries of other layers before
@@ -152,39 +152,39 @@ def check(found: tuple[jax.Array, jax.Array], expected: tuple[np.ndarray, np.nda
         np.testing.assert_allclose(x, wanted, rtol=0, atol=3e-5)
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", CASES)
 def test_gated_delta(name: str, isa: str) -> None:
     given, states = random_tokens(CASES[name], beta=True)
-    found = cpu.gated_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    found = cpu.gated_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE)
     check(found, by_token(CASES[name], given, states))
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", CASES)
 def test_linear_attention(name: str, isa: str) -> None:
     given, states = random_tokens(CASES[name], beta=False)
-    found = cpu.linear_attention(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    found = cpu.linear_attention(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE)
     check(found, by_token(CASES[name], given, states))
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", CASES)
 def test_channel_delta(name: str, isa: str) -> None:
     given, states = random_tokens(CASES[name], beta=True, by_channel=True)
-    found = cpu.gated_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    found = cpu.gated_delta(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE)
     check(found, by_token(CASES[name], given, states))
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", CASES)
 def test_selective_scan(name: str, isa: str) -> None:
     given, states = random_scan(CASES[name])
-    found = cpu.selective_scan(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE, isa=isa)
+    found = cpu.selective_scan(*given, jnp.asarray(states), batch_of(CASES[name])[0], page_size=PAGE)
     check(found, scanned(CASES[name], given, states))
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", CASES)
 def test_convolution(name: str, isa: str) -> None:
     case = CASES[name]
@@ -200,7 +200,7 @@ def test_convolution(name: str, isa: str) -> None:
         for i, t in enumerate(range(tokens.start, tokens.stop)):
             out[t] = np.einsum("wc,cw->c", inputs[i : i + case.width], weight)
             after[entry(case, row, position + i)] = inputs[i + 1 : i + case.width]
-    check(cpu.causal_convolution(x, weight, jnp.asarray(states), batch, page_size=PAGE, isa=isa), (out, after))
+    check(cpu.causal_convolution(x, weight, jnp.asarray(states), batch, page_size=PAGE), (out, after))
 
 
 @pytest.mark.parametrize("name", ["odd sizes", "decodes"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from llmjax.kernels.cpu import linear as cpu
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.dense_linear import LINEAR, linear_by_cublas
 from llmjax.kernels.linear import linear
-from tests.kernels.instruction_sets import INSTRUCTION_SETS
+from tests.kernels.instruction_sets import INSTRUCTION_SETS, each_isa
 
 NATIVE = library()
 
@@ -29,17 +28,20 @@ def normal(seed: int, *shape: int, dtype: str = "float32") -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype)))
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@jax.jit
+def products(xs: list[jax.Array], weight: jax.Array, added: jax.Array | None) -> list[jax.Array]:
+    return [cpu.linear(x, weight, added) for x in xs]
+
+
+@each_isa
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(
     "size_out,size_in,bias", [(48, 64, True), (33, 96, False), (400, 40, True), (1, 8, False), (90, 592, True)]
 )
 def test_kernel(isa: str, dtype: str, size_out: int, size_in: int, bias: bool) -> None:
-    assert NATIVE is not None
     weight, added = normal(1, size_out, size_in, dtype=dtype), normal(2, size_out) if bias else None
     xs = [normal(0, rows, size_in) for rows in (1, 2, 3, 7, 16, 19, 33)]
-    run = partial(cpu.linear, library=NATIVE, isa=isa)
-    for x, out in zip(xs, jax.jit(lambda xs: [run(each, weight, added) for each in xs])(xs), strict=True):
+    for x, out in zip(xs, products(xs, weight, added), strict=True):
         assert out.dtype == jnp.float32
         # With tiles an element of x keeps 16 bits: relative 2^-17 of each of size_in terms.
         limit = (5e-4 if isa == "amx" else 2e-5) * max(1, size_in / 96)

@@ -16,7 +16,7 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.sampler import TOKENS, SamplingBatch, tokens_by_scores
 from llmjax.sampling.settings import request_sampling
 from llmjax.sampling.state import SamplerState
-from tests.kernels.instruction_sets import INSTRUCTION_SETS
+from tests.kernels.instruction_sets import each_isa
 
 NATIVE = library()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ kernels are not built")
@@ -36,11 +36,10 @@ FILTERS = {
 }
 
 
-def sampled(isa: str, x: np.ndarray, *, temperature: float, filters: tuple[float, int, float]) -> list[list[int]]:
+def sampled(x: np.ndarray, *, temperature: float, filters: tuple[float, int, float]) -> list[list[int]]:
     """By the library and by scores."""
     arguments, expected = by_scores(x.tobytes(), len(x), temperature, filters)
-    assert NATIVE is not None
-    return [np.asarray(cpu.sample(*arguments, native=NATIVE, isa=isa)).tolist(), expected]
+    return [np.asarray(cpu.sample(*arguments)).tolist(), expected]
 
 
 @lru_cache(maxsize=1)
@@ -63,17 +62,17 @@ def by_scores(
     return arguments, expected.tolist()
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("spread", [0.1, 3.0, 12.0])
 def test_the_same_tokens(isa: str, name: str, spread: float) -> None:
     x = np.random.default_rng(3).standard_normal((200, 1009)).astype(np.float32) * np.float32(spread)
-    found, expected = sampled(isa, x, temperature=0.8, filters=FILTERS[name])
+    found, expected = sampled(x, temperature=0.8, filters=FILTERS[name])
     # Sums in another order may move a floor past a token, a last bit of the noise may change a near tie.
     assert sum(a != b for a, b in zip(found, expected, strict=True)) <= 1
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize("name", FILTERS)
 def test_rows_that_are_not_ordinary(isa: str, name: str) -> None:
     x = np.full((8, 77), -np.inf, np.float32)
@@ -85,15 +84,15 @@ def test_rows_that_are_not_ordinary(isa: str, name: str) -> None:
     x[5, 9] = np.nan
     x[6, :60] = np.linspace(-3e38, 3e38, 60)
     x[7, [0, 64]] = 1.0
-    found, expected = sampled(isa, x, temperature=1.0, filters=FILTERS[name])
+    found, expected = sampled(x, temperature=1.0, filters=FILTERS[name])
     assert found == expected
     assert found[0] == found[1] == found[5] == 0 and found[2] == 76 and found[3] in (1, 70) and found[6] == 59
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 def test_temperature_zero_is_the_most_likely_token(isa: str) -> None:
     x = np.random.default_rng(0).standard_normal((9, 300)).astype(np.float32)
-    found, expected = sampled(isa, x, temperature=0.0, filters=FILTERS["top-p"])
+    found, expected = sampled(x, temperature=0.0, filters=FILTERS["top-p"])
     assert found == expected == x.argmax(-1).tolist()
 
 
@@ -101,7 +100,7 @@ def test_shares_are_those_of_the_softmax() -> None:
     logits = np.log(np.array([0.5, 0.25, 0.15, 0.1], np.float32))
     rows = 20000
     x = np.tile(np.concatenate([logits, np.full(40, -50, np.float32)]), (rows, 1))
-    found, _ = sampled(None, x, temperature=1.0, filters=FILTERS["none"])
+    found, _ = sampled(x, temperature=1.0, filters=FILTERS["none"])
     shares = np.bincount(found, minlength=44)[:4] / rows
     np.testing.assert_allclose(shares, [0.5, 0.25, 0.15, 0.1], atol=4 * (0.25 / rows) ** 0.5)
 
@@ -157,13 +156,11 @@ def edited_rows(*, words: int, drafts: int) -> tuple[jax.Array, ...]:
     return jnp.asarray(x), state, batch, last, mask, uncounted  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("isa", INSTRUCTION_SETS)
+@each_isa
 @pytest.mark.parametrize(("words", "drafts"), [(0, 0), (-(-VOCAB // 32), 0), (0, 40)])
-def test_rows_are_edited_as_by_arrays(monkeypatch: pytest.MonkeyPatch, isa: str, words: int, drafts: int) -> None:
+def test_rows_are_edited_as_by_arrays(isa: str, words: int, drafts: int) -> None:
     arguments = edited_rows(words=words, drafts=drafts)
     samples = np.asarray(arguments[2].samples)  # type: ignore[attr-defined]
-    run = cpu.sample
-    monkeypatch.setattr(cpu, "sample", lambda *args, **options: run(*args, **{**options, "isa": isa}))
     found, expected = (np.asarray(way(*arguments)) for way in (TOKENS, tokens_by_scores))
     assert samples.sum() > 15
     assert len(set(expected[samples].tolist())) > 12

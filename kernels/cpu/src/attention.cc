@@ -98,8 +98,8 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
     return invalid("attention: page " + std::to_string(first_page) + " does not exist");
   }
   const size_t record_bytes = static_cast<size_t>(cache[3] * rows.head_dim) * width;
-  kernels_ = find_kernels(arguments.isa, static_cast<int>(rows.head_dim | value_dim));
-  if (kernels_ == nullptr) return invalid("attention: this machine lacks the instruction set or the head size is odd");
+  kernels_ = find_attention_kernels(static_cast<int>(rows.head_dim | value_dim));
+  if (kernels_ == nullptr) return invalid("attention: the head size is odd");
   const float* fixed = calibration.typed_data();
   const bool calibrated = calibration.element_count() != 0 && !arguments.token_scales;
   call_ = {static_cast<int>(rows.heads),
@@ -142,13 +142,13 @@ void PagedAttention::store_token(int token) const {
   if (page == 0) return;
   const size_t size = size_of(call_.activations) * call_.head_dim;
   if (call_.latent()) {
-    kernels_->attention_store(call_, k_ + token * size, call_.record(page, 0, 0), offset, call_.keys);
+    kernels_->store(call_, k_ + token * size, call_.record(page, 0, 0), offset, call_.keys);
     return;
   }
   for (int head = 0; head < call_.kv_heads; ++head) {
     const size_t from = (static_cast<size_t>(token) * call_.kv_heads + head) * size;
-    kernels_->attention_store(call_, k_ + from, call_.record(page, 0, head), offset, call_.keys);
-    kernels_->attention_store(call_, v_ + from, call_.record(page, 1, head), offset, call_.values);
+    kernels_->store(call_, k_ + from, call_.record(page, 0, head), offset, call_.keys);
+    kernels_->store(call_, v_ + from, call_.record(page, 1, head), offset, call_.values);
   }
 }
 
@@ -299,7 +299,7 @@ void PagedAttention::make_tasks(size_t threads) {
     }
   }
   for (size_t i = 0; i + 1 < tasks_.size(); ++i) tasks_[i].next = &tasks_[i + 1];
-  workspace_ = kernels_->attention_workspace(call_, most);
+  workspace_ = kernels_->workspace(call_, most);
 }
 
 void PagedAttention::add_member(const Run& run, int part, int head) {
@@ -314,7 +314,7 @@ void PagedAttention::add_member(const Run& run, int part, int head) {
 
 void PagedAttention::run(size_t i) {
   const AttentionTask& task = tasks_[i];
-  kernels_->attention(call_, task, thread_memory<1>(workspace_));
+  kernels_->run(call_, task, thread_memory<1>(workspace_));
   if (task.members->partial == nullptr) return;
   for (int m = 0; m < task.num_members; ++m) {
     Split& split = splits_[split_of_[task.members - members_.data() + m]];
@@ -322,7 +322,7 @@ void PagedAttention::run(size_t i) {
     AttentionTask whole{};
     whole.members = &split.queries, whole.num_members = 1;
     whole.queries = split.count, whole.kv_head = split.kv_head;
-    kernels_->attention_merge(call_, whole, split.partials, split.parts);
+    kernels_->merge(call_, whole, split.partials, split.parts);
   }
 }
 
@@ -368,7 +368,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::BufferR0<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
                              float softcap, int32_t window, bool causal, int32_t cache_type, int32_t page_size,
-                             bool token_scales, int32_t value_dim, bool decode, int32_t isa) {
+                             bool token_scales, int32_t value_dim, bool decode) {
   const auto dims = q.dimensions(), cache = pages->dimensions();
   const auto type = float_type(q.element_type());
   if (dims.size() != 3 || cache.size() != 5) return invalid("attention: wrong number of dimensions");
@@ -383,7 +383,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   }
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
-                                     causal,   cache_type,  page_size,   token_scales, decode,  isa, value_dim};
+                                     causal,   cache_type,  page_size,   token_scales, decode, value_dim};
   const AttentionRows rows{dims[0], dims[1], cache[2], dims[2], *type, q.untyped_data(), k.untyped_data(),
                            latent ? nullptr : v.untyped_data(), out->untyped_data()};
   PagedAttention attention{};
@@ -423,8 +423,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention, attention_handler,
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")
                                   .Attr<int32_t>("value_dim")
-                                  .Attr<bool>("decode")
-                                  .Attr<int32_t>("isa"));
+                                  .Attr<bool>("decode"));
 
 #pragma GCC visibility pop
 

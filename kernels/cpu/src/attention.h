@@ -46,7 +46,6 @@ struct AttentionArguments {
   bool causal;           // false: keys behind a query are visible too
   int32_t cache_type, page_size;
   bool token_scales, decode;
-  int32_t isa;
   int32_t value_dim = 0;  // of latent pages, whose keys begin with their values; 0: others
 };
 
@@ -104,7 +103,7 @@ class PagedAttention {
   void clear(int begin, int end) const;
   void run(size_t task);
 
-  const Kernels* kernels_;
+  const AttentionKernels* kernels_;
   Attention call_;
   int readers_;  // heads that read the same keys
   Batch batch_;

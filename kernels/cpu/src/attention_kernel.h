@@ -700,6 +700,14 @@ class AttentionKernel {
 #endif
 };
 
+void attention_store(const llmjax::Attention& call, const void* from, char* record, int offset, llmjax::Affine fixed) {
+  if (call.activations == llmjax::Type::kF32) {
+    store_row_of<float>(call, from, record, offset, fixed);
+  } else {
+    store_row_of<Bf16>(call, from, record, offset, fixed);
+  }
+}
+
 size_t attention_workspace(const Attention& call, int queries) {
   return divide(nullptr, queries * call.group(), call.head_dim, call.value_dim).bytes;
 }

@@ -10,7 +10,7 @@
 #define LLMJAX_BF16_TILES_H_
 
 #include "activations.h"
-#include "quantized_panels.h"
+#include "bf16_pairs.h"
 
 #if defined(__AMX_BF16__)
 

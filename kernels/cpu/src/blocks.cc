@@ -38,7 +38,7 @@ class Scratch {
   int64_t left_, rows_;
 };
 
-Fill fill_normed(const Kernels& kernels, const Norm& norm, const float* x, int size) {
+Fill fill_normed(const RowKernels& kernels, const Norm& norm, const float* x, int size) {
   if (norm.weight == nullptr) return nullptr;
   return [&kernels, norm, x, size](int begin, int end, float* to) {
     kernels.norm_rows(norm, x + static_cast<size_t>(begin) * size, nullptr, to, size, 0, end - begin);
@@ -46,7 +46,7 @@ Fill fill_normed(const Kernels& kernels, const Norm& norm, const float* x, int s
 }
 
 // out = x + after(y)
-Phase add_normed(const Kernels& kernels, const Norm& after, const float* x, const float* y, float* out, int rows, int size) {
+Phase add_normed(const RowKernels& kernels, const Norm& after, const float* x, const float* y, float* out, int rows, int size) {
   return {static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [&kernels, after, x, y, out, rows, size](size_t i) {
             const int begin = static_cast<int>(i) * kRowsOfTask, end = begin + kRowsOfTask;
             kernels.norm_rows(after, y, x, out, size, begin, end < rows ? end : rows);
@@ -58,7 +58,7 @@ Phase add_normed(const Kernels& kernels, const Norm& after, const float* x, cons
 ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::Buffer<ffi::S32> used,
                        ffi::RemainingArgs weights, ffi::Result<Floats> out, ffi::Result<Floats> scratch,
                        ffi::Span<const float> norms, ffi::Span<const int32_t> matrices, ffi::Span<const float> levels,
-                       int32_t inner, int32_t activation, bool adds, bool decode, int32_t isa) {
+                       int32_t inner, int32_t activation, bool adds, bool decode) {
   const auto dims = x.dimensions();
   const bool gated = weights.size() == 6;
   if (dims.size() != 2 || (!gated && weights.size() != 4) || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 ||
@@ -72,15 +72,14 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   const auto first = read_norm(before, norms, 0, size), last = read_norm(after, norms, 1, size);
   if (!first.has_value()) return first.error();
   if (!last.has_value()) return last.error();
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("mlp: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   const bool adds_normed = last->weight != nullptr;
   Scratch memory(scratch, rows);
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
   float *gate = memory.take(inner), *up = gated ? memory.take(inner) : nullptr;
   float* lowered = adds_normed ? memory.take(size) : out->typed_data();
   if (!memory.fits()) return invalid("mlp: too little scratch");
-  Products raise(isa, *in_use, size, normed == nullptr ? x.typed_data() : normed), lower(isa, *in_use, inner, gate);
+  Products raise(*in_use, size, normed == nullptr ? x.typed_data() : normed), lower(*in_use, inner, gate);
   const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
   const size_t last_matrix = gated ? 2 : 1;
   for (size_t i = 0; i <= last_matrix; ++i) {
@@ -96,14 +95,14 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   const size_t bytes = raise.bytes(pool);
   char* shared = thread_memory<3>(bytes + lower.bytes(pool));
   std::vector<Phase> phases;
-  raise.append(shared, fill_normed(*kernels, *first, x.typed_data(), size), phases);
-  const auto fill = [kernels, gate, up, inner, activation](int begin, int end, float* to) {
+  raise.append(shared, fill_normed(kernels, *first, x.typed_data(), size), phases);
+  const auto fill = [&kernels, gate, up, inner, activation](int begin, int end, float* to) {
     const size_t at = static_cast<size_t>(begin) * inner;
     const float* gates = up == nullptr ? nullptr : up + at;
-    kernels->gate_rows(static_cast<Activation>(activation), gate + at, gates, to, inner, 0, end - begin);
+    kernels.gate_rows(static_cast<Activation>(activation), gate + at, gates, to, inner, 0, end - begin);
   };
   lower.append(shared + bytes, fill, phases);
-  if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), lowered, out->typed_data(), rows, size));
+  if (adds_normed) phases.push_back(add_normed(kernels, *last, x.typed_data(), lowered, out->typed_data(), rows, size));
   run_phases(pool, std::move(phases));
   return ffi::Error::Success();
 }
@@ -119,7 +118,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
                                    ffi::Result<Floats> scratch, ffi::Span<const float> norms,
                                    ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t heads,
                                    bool interleaved, bool adds, float scale, float softcap, int32_t window, bool causal,
-                                   int32_t cache_type, int32_t page_size, bool token_scales, bool decode, int32_t isa) {
+                                   int32_t cache_type, int32_t page_size, bool token_scales, bool decode) {
   const auto dims = x.dimensions(), cache = pages->dimensions(), angles = cos.dimensions();
   if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || weights.size() != 8 || heads < 1 ||
       !has_shape(*out, {dims[0], dims[1]}) || angles[0] != dims[0] || 2 * angles[1] > cache[4] ||
@@ -133,8 +132,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   for (const auto* norm : {&first, &of_q, &of_k, &last}) {
     if (!norm->has_value()) return norm->error();
   }
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("attention block: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   const bool adds_normed = last->weight != nullptr;
   const int q_size = heads * head_dim, kv_size = kv_heads * head_dim;
   Scratch memory(scratch, all_rows);
@@ -144,7 +142,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   if (!memory.fits()) return invalid("attention block: too little scratch");
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
-                                     causal,   cache_type,  page_size,   token_scales, decode,  isa};
+                                     causal,   cache_type,  page_size,   token_scales, decode};
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, {all_rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
       error.failure()) {
@@ -152,7 +150,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   }
   const int rows = attention.used();
   const Rows in_use(rows, decode ? rows : all_rows);
-  Products project(isa, in_use, size, normed == nullptr ? x.typed_data() : normed), output(isa, in_use, q_size, attended);
+  Products project(in_use, size, normed == nullptr ? x.typed_data() : normed), output(in_use, q_size, attended);
   const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
   float* const to[] = {q, k, v, projected};
   const int sizes[] = {q_size, kv_size, kv_size, size};
@@ -169,14 +167,14 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   const auto rotate = [&](int token) {
     const float *of_cos = cos.typed_data() + static_cast<size_t>(token) * half;
     const float *of_sin = sin.typed_data() + static_cast<size_t>(token) * half;
-    kernels->rotate({heads, head_dim, half, interleaved, of_cos, of_sin, *of_q}, q + static_cast<size_t>(token) * q_size);
-    kernels->rotate({kv_heads, head_dim, half, interleaved, of_cos, of_sin, *of_k}, k + static_cast<size_t>(token) * kv_size);
+    kernels.rotate({heads, head_dim, half, interleaved, of_cos, of_sin, *of_q}, q + static_cast<size_t>(token) * q_size);
+    kernels.rotate({kv_heads, head_dim, half, interleaved, of_cos, of_sin, *of_k}, k + static_cast<size_t>(token) * kv_size);
   };
   std::vector<Phase> phases;
-  project.append(shared, fill_normed(*kernels, *first, x.typed_data(), size), phases);
+  project.append(shared, fill_normed(kernels, *first, x.typed_data(), size), phases);
   attention.append(rotate, threads_of(pool), phases);
   output.append(shared + bytes, nullptr, phases);
-  if (adds_normed) phases.push_back(add_normed(*kernels, *last, x.typed_data(), projected, out->typed_data(), rows, size));
+  if (adds_normed) phases.push_back(add_normed(kernels, *last, x.typed_data(), projected, out->typed_data(), rows, size));
   run_phases(pool, std::move(phases));
   return ffi::Error::Success();
 }
@@ -201,8 +199,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
                                   .Attr<int32_t>("inner")
                                   .Attr<int32_t>("activation")
                                   .Attr<bool>("residual")
-                                  .Attr<bool>("decode")
-                                  .Attr<int32_t>("isa"));
+                                  .Attr<bool>("decode"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                               ffi::Ffi::Bind()
@@ -239,8 +236,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                                   .Attr<int32_t>("cache_type")
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")
-                                  .Attr<bool>("decode")
-                                  .Attr<int32_t>("isa"));
+                                  .Attr<bool>("decode"));
 
 #pragma GCC visibility pop
 

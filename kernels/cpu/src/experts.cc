@@ -14,7 +14,7 @@ namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 using Integers = ffi::Buffer<ffi::S32>;
 
-constexpr int kRowsOfTask = 16;
+constexpr int kRowsOfPart = 16;
 
 // Choices sorted by expert; those of expert e lie at places starts[e] to starts[e + 1]. Choices without share have none.
 struct Places {
@@ -108,7 +108,7 @@ void append_side_by_side(std::vector<std::vector<Phase>> calls, std::vector<Phas
 
 ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floats shares, ffi::RemainingArgs weights,
                            ffi::Result<Floats> out, ffi::Result<Floats> scratch, ffi::Span<const int32_t> matrices,
-                           ffi::Span<const float> levels, int32_t experts, int32_t inner, int32_t activation, int32_t isa) {
+                           ffi::Span<const float> levels, int32_t experts, int32_t inner, int32_t activation) {
   const auto dims = x.dimensions(), outer = chosen.dimensions();
   if (dims.size() != 2 || outer.size() != 2 || outer[0] != dims[0] || !has_shape(shares, {outer[0], outer[1]}) ||
       !has_shape(*out, {dims[0], dims[1]}) || weights.size() != 6 || experts < 1 || inner < 1 || activation < 0 ||
@@ -117,8 +117,7 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
   }
   const int rows = static_cast<int>(dims[0]), size = static_cast<int>(dims[1]), choices = static_cast<int>(outer[1]);
   if (rows == 0) return ffi::Error::Success();
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("experts: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   std::deque<Projections> projections;
   for (size_t i = 0; i < 3; ++i) {
     const auto matrix = matrix_arguments(weights, i, matrices, levels);
@@ -147,7 +146,7 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
     if (count == 0) continue;
     float* to_gate = gate + static_cast<size_t>(first) * inner;
     float* from = rows == 1 ? x.typed_data() : gathered + static_cast<size_t>(first) * size;
-    used.push_back({Products(isa, count, size, from), Products(isa, count, inner, to_gate), first});
+    used.push_back({Products(count, size, from), Products(count, inner, to_gate), first});
     Expert& expert = used.back();
     for (ffi::Error error : {projections[0].add_to(expert.raise, e, inner, to_gate),
                              projections[1].add_to(expert.raise, e, inner, up + static_cast<size_t>(first) * inner),
@@ -172,18 +171,18 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
       };
     }
     used[i].raise.append(shared + raise_at[i], std::move(gather), raising[i]);
-    const auto gated = [kernels, activation, inner, of_gate = gate + first * inner, of_up = up + first * inner](
+    const auto gated = [&kernels, activation, inner, of_gate = gate + first * inner, of_up = up + first * inner](
                            int begin, int end, float* to) {
       const size_t at = static_cast<size_t>(begin) * inner;
-      kernels->gate_rows(static_cast<Activation>(activation), of_gate + at, of_up + at, to, inner, 0, end - begin);
+      kernels.gate_rows(static_cast<Activation>(activation), of_gate + at, of_up + at, to, inner, 0, end - begin);
     };
     used[i].lower.append(shared + lower_at[i], gated, lowering[i]);
   }
   std::vector<Phase> phases;
   append_side_by_side(std::move(raising), phases);
   append_side_by_side(std::move(lowering), phases);
-  phases.push_back({static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [&](size_t task) {
-                      const int begin = static_cast<int>(task) * kRowsOfTask, end = std::min(rows, begin + kRowsOfTask);
+  phases.push_back({static_cast<size_t>((rows + kRowsOfPart - 1) / kRowsOfPart), [&](size_t task) {
+                      const int begin = static_cast<int>(task) * kRowsOfPart, end = std::min(rows, begin + kRowsOfPart);
                       for (int row = begin; row < end; ++row) {
                         float* sum = out->typed_data() + static_cast<size_t>(row) * size;
                         std::fill(sum, sum + size, 0.0f);
@@ -216,8 +215,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_experts, experts_handler,
                                   .Attr<ffi::Span<const float>>("levels")
                                   .Attr<int32_t>("experts")
                                   .Attr<int32_t>("inner")
-                                  .Attr<int32_t>("activation")
-                                  .Attr<int32_t>("isa"));
+                                  .Attr<int32_t>("activation"));
 
 #pragma GCC visibility pop
 

@@ -75,73 +75,82 @@ inline void multiply_int16(const Shorts* codes, const int16_t* x, const float* x
   }
 }
 
-template <class Codes, int kSegment, bool kOffsets>
-inline void int16_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
-  constexpr int kSegments = kChunk / kSegment;
-  const ByteTable table(w, false);
-  const Shorts zero = Shorts{} + static_cast<int16_t>(kOffsets ? 0 : w.zero * w.level_factor);
-  const int chunks = in.chunks(), parts = (chunks + kInt16Chunks - 1) / kInt16Chunks;
-  const int columns = (chunks + parts - 1) / parts * kChunk;
-  alignas(64) Shorts panel[kInt16Chunks * kPairsOfColumns * kParts];
-  alignas(64) float sums[llmjax::kTileRows * llmjax::kTileRows];
-  const auto fill = [&](int begin, int count) {
-    const uint32_t* words = w.tile(tile) + static_cast<size_t>(begin / kChunk) * Codes::kBits * llmjax::kTileRows;
-    Shorts* to = panel;
-    for (int column = 0; column < count; column += kChunk, words += Codes::kBits * llmjax::kTileRows) {
-      for (int v = 0; v < kParts; ++v) {
-        Bits codes[kQuads];
-        unpack_bytes<Codes>(words + v * kLanes, table, false, codes);
+// Chunks of a tile's codes as pairs, [chunks][pairs][kParts]. Apart, so that it exists once for each kind of codes.
+template <class Codes>
+__attribute__((noinline)) void fill_int16(const uint32_t* words, const ByteTable& table, Shorts zero, int chunks, Shorts* to) {
+  for (int c = 0; c < chunks; ++c, words += Codes::kBits * llmjax::kTileRows, to += kPairsOfColumns * kParts) {
+    for (int v = 0; v < kParts; ++v) {
+      Bits codes[kQuads];
+      unpack_bytes<Codes>(words + v * kLanes, table, false, codes);
 #pragma GCC unroll 8
-        for (int q = 0; q < kQuads; ++q) {
-          Shorts pairs[2];
-          pair_codes<Codes>(codes[q], zero, pairs);
-          to[2 * q * kParts + v] = pairs[0], to[(2 * q + 1) * kParts + v] = pairs[1];
-        }
-      }
-      to += kPairsOfColumns * kParts;
-    }
-  };
-  const auto pass = [&](int first, int passing, int begin, int count, float* to) {
-    std::memset(to, 0, sizeof(float) * passing * llmjax::kTileRows);
-    GroupCursor group(w, scales, 0, begin);
-    const Shorts* codes = panel;
-    for (int c = begin / kChunk; c < (begin + count + kChunk - 1) / kChunk; ++c) {
-      const size_t at = (static_cast<size_t>(first / in.block) * chunks + c) * in.block;
-      for (int segment = 0; segment < kSegments; ++segment, codes += kSegment / 2 * kParts, group.advance(kSegment)) {
-        const float* const sum = in.int16_sums + at * 3 + (kSegments == 2 ? segment : 2) * in.block;
-        int m = 0;
-        const auto next = [&](auto rows) {
-          constexpr int kRows = decltype(rows)::value;
-          multiply_int16<kSegment, kOffsets, kRows>(codes, in.int16 + (at + m) * kChunk + segment * kSegment, in.int16_scales + at + m,
-                                                    sum + m, group, to + m * llmjax::kTileRows);
-          m += kRows;
-        };
-        while (m + kRowsOfInt16 <= passing) next(Count<kRowsOfInt16>());
-        while (m + 4 <= passing) next(Count<4>());
-        if (m + 2 <= passing) next(Count<2>());
-        if (m < passing) next(Count<1>());
+      for (int q = 0; q < kQuads; ++q) {
+        Shorts pairs[2];
+        pair_codes<Codes>(codes[q], zero, pairs);
+        to[2 * q * kParts + v] = pairs[0], to[(2 * q + 1) * kParts + v] = pairs[1];
       }
     }
-  };
-  const int output = tile * llmjax::kTileRows;
-  const PanelOutputs outputs{w.bias, w.residual, w.y, w.size_out, output, imin(llmjax::kTileRows, w.size_out - output)};
-  pass_by_panels(in.rows, llmjax::kTileRows, in.size_in, columns, llmjax::kTileRows, outputs, sums, fill, pass);
+  }
+}
+
+// Rows first .. first + passing of x with a panel of `count` columns from `begin` on: sums [passing][kTileRows]. Apart, so that it exists
+// once for all codes.
+template <int kSegment, bool kOffsets>
+__attribute__((noinline)) void pass_int16(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, const Shorts* codes,
+                                          int first, int passing, int begin, int count, float* to) {
+  constexpr int kSegments = kChunk / kSegment;
+  std::memset(to, 0, sizeof(float) * passing * llmjax::kTileRows);
+  GroupCursor group(w, scales, 0, begin);
+  for (int c = begin / kChunk; c < (begin + count + kChunk - 1) / kChunk; ++c) {
+    const size_t at = (static_cast<size_t>(first / in.block) * in.chunks() + c) * in.block;
+    for (int segment = 0; segment < kSegments; ++segment, codes += kSegment / 2 * kParts, group.advance(kSegment)) {
+      const float* const sum = in.int16_sums + at * 3 + (kSegments == 2 ? segment : 2) * in.block;
+      int m = 0;
+      const auto next = [&](auto rows) {
+        constexpr int kRows = decltype(rows)::value;
+        multiply_int16<kSegment, kOffsets, kRows>(codes, in.int16 + (at + m) * kChunk + segment * kSegment, in.int16_scales + at + m,
+                                                  sum + m, group, to + m * llmjax::kTileRows);
+        m += kRows;
+      };
+      while (m + kRowsOfInt16 <= passing) next(Count<kRowsOfInt16>());
+      while (m + 4 <= passing) next(Count<4>());
+      if (m + 2 <= passing) next(Count<2>());
+      if (m < passing) next(Count<1>());
+    }
+  }
+}
+
+// How `pass_int16` is called for the groups of a matrix.
+using PassInt16 = decltype(&pass_int16<kChunk, true>);
+inline PassInt16 pass_of(const QuantizedMatrix& w, bool offsets) {
+  if (w.group_size % kChunk == 0) return offsets ? pass_int16<kChunk, true> : pass_int16<kChunk, false>;
+  return offsets ? pass_int16<kChunk / 2, true> : pass_int16<kChunk / 2, false>;
 }
 
 template <class Codes>
 inline void int16_panels(const QuantizedMatrix& w, const QuantizedInput& in, int begin, int end, char* workspace) {
   const GroupScales scales(w, workspace);
   const float factor = Codes::kMeaning == Meaning::kTable ? w.level_factor : 1;
-  const auto tiles = [&](auto segment, auto offsets) {
-    for (int tile = begin; tile < end; ++tile) {
-      read_scales(w, w.tile(tile), scales, factor, 0);
-      int16_tile<Codes, decltype(segment)::value, decltype(offsets)::value != 0>(w, in, scales, tile);
-    }
-  };
-  const auto with_offsets = [&](auto segment) {
-    has_whole_zero(w) ? tiles(segment, Count<0>()) : tiles(segment, Count<1>());
-  };
-  w.group_size % kChunk == 0 ? with_offsets(Count<kChunk>()) : with_offsets(Count<kChunk / 2>());
+  const ByteTable table(w, false);
+  const bool offsets = !has_whole_zero(w);
+  const int16_t whole_zero = offsets ? 0 : static_cast<int16_t>(w.zero * w.level_factor);
+  const Shorts zero = Shorts{} + whole_zero;
+  const PassInt16 pass = pass_of(w, offsets);
+  const int chunks = in.chunks(), parts = (chunks + kInt16Chunks - 1) / kInt16Chunks;
+  const int columns = (chunks + parts - 1) / parts * kChunk;
+  alignas(64) Shorts panel[kInt16Chunks * kPairsOfColumns * kParts];
+  alignas(64) float sums[llmjax::kTileRows * llmjax::kTileRows];
+  for (int tile = begin; tile < end; ++tile) {
+    read_scales(w, w.tile(tile), scales, factor, 0);
+    const int output = tile * llmjax::kTileRows;
+    const PanelOutputs outputs{w.bias, w.residual, w.y, w.size_out, output, imin(llmjax::kTileRows, w.size_out - output)};
+    pass_by_panels(
+        in.rows, llmjax::kTileRows, in.size_in, columns, llmjax::kTileRows, outputs, sums,
+        [&](int column, int count) {
+          const uint32_t* const words = w.tile(tile) + static_cast<size_t>(column / kChunk) * Codes::kBits * llmjax::kTileRows;
+          fill_int16<Codes>(words, table, zero, (count + kChunk - 1) / kChunk, panel);
+        },
+        [&](int first, int passing, int column, int count, float* to) { pass(w, in, scales, panel, first, passing, column, count, to); });
+  }
 }
 
 }  // namespace

@@ -1,16 +1,15 @@
-// Which instruction sets this machine has, and the kernels compiled for each.
+// Which instruction sets this machine has, and the kernels compiled for each. build.py says which those are:
+// LLMJAX_COMPILED(f) is f(source, instruction set) for each object, LLMJAX_SETS(f) f(instruction set) for all that nothing
+// is missing of.
+
+#include <atomic>
+#include <cstring>
 
 #include "kernels.h"
+#include "processor.h"
 #include "quantized.h"
 #include "quantizers.h"
 #include "searches.h"
-
-#if defined(__linux__) && defined(__x86_64__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#elif defined(__linux__) && defined(__aarch64__)
-#include <sys/auxv.h>
-#endif
 
 // What the library was made from: build.py looks for it.
 extern "C" {
@@ -20,190 +19,120 @@ const char llmjax_digest[] = LLMJAX_DIGEST;
 
 namespace llmjax {
 
-extern const Kernels kernels_generic;
-extern const QuantizedKernels quantized_generic;
-extern const Searches searches_generic;
-extern const Quantizers quantizers_generic;
-#if defined(LLMJAX_HAVE_AVX2)
-extern const Searches searches_avx2;
-extern const Quantizers quantizers_avx2;
-extern const Kernels kernels_avx2;
-extern const QuantizedKernels quantized_avx2;
-#endif
-#if defined(LLMJAX_HAVE_AVXVNNI)
-extern const QuantizedKernels quantized_avxvnni;
-#endif
-#if defined(LLMJAX_HAVE_AVX512)
-extern const Kernels kernels_avx512;
-extern const QuantizedKernels quantized_avx512;
-#endif
-#if defined(LLMJAX_HAVE_AVX512VNNI)
-extern const QuantizedKernels quantized_avx512vnni;
-#endif
-#if defined(LLMJAX_HAVE_AVX512BF16)
-extern const QuantizedKernels quantized_avx512bf16;
-#endif
-#if defined(LLMJAX_HAVE_AMX)
-extern const Kernels kernels_amx;
-extern const QuantizedKernels quantized_amx;
-#endif
-#if defined(LLMJAX_HAVE_DOTPROD)
-extern const QuantizedKernels quantized_dotprod;
-#endif
-#if defined(LLMJAX_HAVE_I8MM)
-extern const QuantizedKernels quantized_i8mm;
-#endif
+// What a source offers (by_isa/table.h).
+using TableOf_attention = AttentionKernels;
+using TableOf_linear = LinearKernels;
+using TableOf_rows = RowKernels;
+using TableOf_float_vectors = QuantizedMethod;
+using TableOf_float_panels = QuantizedMethod;
+using TableOf_int8_vectors = QuantizedMethod;
+using TableOf_int16_panels = QuantizedMethod;
+using TableOf_bf16_panels = QuantizedMethod;
+using TableOf_bf16_tiles = QuantizedMethod;
+using TableOf_int8_tiles = QuantizedMethod;
+using TableOf_searches = Searches;
+using TableOf_quantizers = Quantizers;
+
+#define LLMJAX_DECLARE(source, isa) extern const TableOf_##source source##_##isa;
+LLMJAX_COMPILED(LLMJAX_DECLARE)
 
 namespace {
 
-constexpr int kCount = 9;  // from narrow to wide; the last two are of Arm, whose NEON is the generic one
-const char* const kNames[kCount] = {"generic", "avx2", "avxvnni", "avx512", "avx512vnni", "avx512bf16", "amx", "dotprod", "i8mm"};
+// What was compiled of one source, by instruction set. Null: it would gain nothing from it.
+template <class Table>
+using ByIsa = const Table*[kIsas];
 
-#if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+struct Compiled {
+  bool usable[kIsas] = {};
+  int best = kGeneric;
+  ByIsa<AttentionKernels> attention = {};
+  ByIsa<LinearKernels> linear = {};
+  ByIsa<RowKernels> rows = {};
+  ByIsa<QuantizedMethod> float_vectors = {}, float_panels = {}, int8_vectors = {}, int16_panels = {}, bf16_panels = {};
+  ByIsa<QuantizedMethod> bf16_tiles = {}, int8_tiles = {};
+  ByIsa<Searches> searches = {};
+  ByIsa<Quantizers> quantizers = {};
 
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
-
-bool has_avxvnni() {
-  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return has_avx2() && (eax & (1u << 4)) != 0;
-}
-
-bool has_avx512vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
-
-bool has_avx512bf16() {
-  unsigned eax = 7, ebx = 0, ecx = 1, edx = 0;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  return has_avx512vnni() && (eax & (1u << 5)) != 0;
-}
-
-// Linux hands out the tile registers on request, once a process.
-bool has_amx() {
-#if defined(__linux__)
-  if (!has_avx512bf16()) return false;
-  unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
-  __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
-  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25;
-  if ((edx & kBf16) == 0 || (edx & kTile) == 0 || (edx & kInt8) == 0) return false;
-  constexpr int kRequestPermission = 0x1023, kTileData = 18;
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
-#if defined(__aarch64__)
-bool has_dotprod() {
-#if defined(__linux__)
-  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
-  return (getauxval(AT_HWCAP) & kDotProducts) != 0;
-#else
-  return true;  // every Apple M has them
-#endif
-}
-
-bool has_i8mm() {
-#if defined(__linux__)
-  constexpr unsigned long kInt8Products = 1ul << 13, kBf16 = 1ul << 14;  // HWCAP2_I8MM, HWCAP2_BF16
-  return has_dotprod() && (~getauxval(AT_HWCAP2) & (kInt8Products | kBf16)) == 0;
-#else
-  return false;  // Apple's first M lacks them
-#endif
-}
-#endif
-
-// Kernels that would gain nothing from an instruction set are not compiled for it: null.
-struct Table {
-  bool usable[kCount] = {true};
-  const Kernels* kernels[kCount] = {&kernels_generic};
-  const QuantizedKernels* quantized[kCount] = {&quantized_generic};
-  const Searches* searches[kCount] = {&searches_generic};
-  const Quantizers* quantizers[kCount] = {&quantizers_generic};
-
-  void add(int isa, bool here, const Kernels* plain, const QuantizedKernels* of_quantized) {
-    if (!here) return;
-    usable[isa] = true;
-    kernels[isa] = plain;
-    quantized[isa] = of_quantized;
+  static int index(const char* name) {
+    int isa = kIsas - 1;
+    while (isa > 0 && std::strcmp(kIsaNames[isa], name) != 0) --isa;
+    return isa;
   }
 
-  Table() {
-#if defined(LLMJAX_HAVE_AVX2)
-    add(1, has_avx2(), &kernels_avx2, &quantized_avx2);
-    if (usable[1]) searches[1] = &searches_avx2, quantizers[1] = &quantizers_avx2;
-#endif
-#if defined(LLMJAX_HAVE_AVXVNNI)
-    add(2, has_avxvnni(), nullptr, &quantized_avxvnni);
-#endif
-#if defined(LLMJAX_HAVE_AVX512)
-    add(3, has_avx512(), &kernels_avx512, &quantized_avx512);
-#endif
-#if defined(LLMJAX_HAVE_AVX512VNNI)
-    add(4, has_avx512vnni(), nullptr, &quantized_avx512vnni);
-#endif
-#if defined(LLMJAX_HAVE_AVX512BF16)
-    add(5, has_avx512bf16(), nullptr, &quantized_avx512bf16);
-#endif
-#if defined(LLMJAX_HAVE_AMX)
-    add(6, has_amx(), &kernels_amx, &quantized_amx);
-#endif
-#if defined(LLMJAX_HAVE_DOTPROD)
-    add(7, has_dotprod(), nullptr, &quantized_dotprod);
-#endif
-#if defined(LLMJAX_HAVE_I8MM)
-    add(8, has_i8mm(), nullptr, &quantized_i8mm);
-#endif
+  Compiled() {
+#define LLMJAX_ADD(source, isa) source[index(#isa)] = &source##_##isa;
+    LLMJAX_COMPILED(LLMJAX_ADD)
+#define LLMJAX_USE(isa) usable[index(#isa)] = has(index(#isa)) == Has::kYes;
+    LLMJAX_SETS(LLMJAX_USE)
+    for (int isa = 0; isa < kIsas; ++isa) best = usable[isa] ? isa : best;
   }
 };
 
-const Table& table() {
-  static const Table instance;
+const Compiled& compiled() {
+  static const Compiled instance;
   return instance;
+}
+
+std::atomic<int> forced{-1};
+
+int current_isa() {
+  const int isa = forced.load(std::memory_order_relaxed);
+  return isa < 0 ? compiled().best : isa;
+}
+
+// What was compiled for an instruction set, or for the next narrower one for which `fits`; null: for none.
+template <class Table, class Fits>
+const Table* widest(const ByIsa<Table>& all, int isa, const Fits& fits) {
+  while (isa >= 0 && (all[isa] == nullptr || !fits(*all[isa]))) isa = kNarrower[isa];
+  return isa < 0 ? nullptr : all[isa];
+}
+template <class Table>
+const Table* widest(const ByIsa<Table>& all, int isa) {
+  return widest<Table>(all, isa, [](const Table&) { return true; });
+}
+template <class Table>
+const Table* widest_dividing(const ByIsa<Table>& all, int divisible) {
+  return widest<Table>(all, current_isa(), [divisible](const Table& table) { return divisible % table.lanes == 0; });
 }
 
 }  // namespace
 
-int isa_count() { return kCount; }
-const char* isa_name(int isa) { return kNames[isa]; }
-bool isa_usable(int isa) { return isa >= 0 && isa < kCount && table().usable[isa]; }
+int isa_count() { return kIsas; }
+const char* isa_name(int isa) { return kIsaNames[isa]; }
+bool isa_usable(int isa) { return isa >= 0 && isa < kIsas && compiled().usable[isa]; }
+int forced_isa() { return forced.load(std::memory_order_relaxed); }
 
-const Kernels* find_kernels(int isa, int divisible) {
-  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
-  for (int i = isa < 0 ? kCount - 1 : isa; i >= 0; --i) {
-    const Kernels* kernels = table().kernels[i];
-    if (kernels != nullptr && divisible % kernels->lanes == 0) return kernels;
+bool force_isa(int isa) {
+  if (isa != -1 && !isa_usable(isa)) return false;
+  forced.store(isa, std::memory_order_relaxed);
+  return true;
+}
+
+const AttentionKernels* find_attention_kernels(int divisible) { return widest_dividing(compiled().attention, divisible); }
+const LinearKernels* find_linear_kernels(int divisible) { return widest_dividing(compiled().linear, divisible); }
+const RowKernels& find_row_kernels() { return *widest(compiled().rows, current_isa()); }
+
+const QuantizedMethod* find_method(Method method) {
+  switch (method) {
+    case Method::kFloatVectors: return widest(compiled().float_vectors, current_isa());
+    case Method::kFloatPanels: return widest(compiled().float_panels, current_isa());
+    case Method::kInt8Vectors: return widest(compiled().int8_vectors, current_isa());
+    case Method::kBf16Panels: return widest(compiled().bf16_panels, current_isa());
+    case Method::kBf16Tiles: return widest(compiled().bf16_tiles, current_isa());
+    case Method::kInt16Panels: return widest(compiled().int16_panels, current_isa());
+    case Method::kInt8Tiles: return widest(compiled().int8_tiles, current_isa());
   }
   return nullptr;
 }
 
 namespace {
 
-// What was compiled for an instruction set (-1: the best), or for the next narrower one; null: this machine lacks it.
-template <typename Compiled>
-const Compiled* widest(const Compiled* const (&all)[kCount], int isa) {
-  if (isa < -1 || isa >= kCount || (isa >= 0 && !isa_usable(isa))) return nullptr;
-  int i = isa < 0 ? kCount - 1 : isa;
-  while (all[i] == nullptr) --i;
-  return all[i];
+const Searches* find_searches(const SubBlocks& blocks) {
+  return blocks.numbers > kMostNumbers ? nullptr : widest(compiled().searches, current_isa());
 }
 
-}  // namespace
-
-const QuantizedKernels* find_quantized_kernels(int isa) { return widest(table().quantized, isa); }
-
-namespace {
-
-const Searches* find_searches(int isa, const SubBlocks& blocks) {
-  return blocks.numbers > kMostNumbers ? nullptr : widest(table().searches, isa);
-}
-
-const Quantizer* find_quantizer(int isa, int type) {
-  const Quantizers* known = widest(table().quantizers, isa);
+const Quantizer* find_quantizer(int type) {
+  const Quantizers* known = widest(compiled().quantizers, current_isa());
   for (size_t i = 0; known != nullptr && i < known->count; ++i) {
     if (known->first[i].type == type) return &known->first[i];
   }
@@ -219,31 +148,37 @@ extern "C" {
 int llmjax_isa_count() { return llmjax::isa_count(); }
 const char* llmjax_isa_name(int isa) { return llmjax::isa_name(isa); }
 int llmjax_isa_usable(int isa) { return llmjax::isa_usable(isa) ? 1 : 0; }
+// Whether the processor has it: 0 no, 1 yes, 2: the system lets no program use it.
+int llmjax_isa_here(int isa) { return static_cast<int>(llmjax::has(isa)); }
+// Makes all calls from now on take an instruction set, in the whole process; -1: the best again. 1 if it was done; 0: it is
+// not usable. For tests and bug reports.
+int llmjax_force_isa(int isa) { return llmjax::force_isa(isa) ? 1 : 0; }
+int llmjax_forced_isa() { return llmjax::forced_isa(); }
 
-// Both: 1 if it was done; 0: there is no such instruction set, or sub-blocks have too many numbers.
+// Both: 1 if it was done; 0: sub-blocks have too many numbers.
 // fit: [4, count], scale, minimum, origin and multiplier.
-int llmjax_fit_affine(int isa, const float* x, const float* weights, size_t numbers, size_t count, float top, float first,
+int llmjax_fit_affine(const float* x, const float* weights, size_t numbers, size_t count, float top, float first,
                       int steps, int absolute, float* fit) {
   const llmjax::SubBlocks blocks{x, numbers, count};
-  const llmjax::Searches* searches = llmjax::find_searches(isa, blocks);
+  const llmjax::Searches* searches = llmjax::find_searches(blocks);
   if (searches == nullptr) return 0;
   searches->affine(blocks, weights, {top, first, steps, absolute != 0}, {fit, fit + count, fit + 2 * count, fit + 3 * count});
   return 1;
 }
 
-// out: so many blocks of a type. 1 if it was done; 0: there is no such instruction set, or the type is not known here; -1: a
+// out: so many blocks of a type. 1 if it was done; 0: the type is not known here; -1: a
 // weight is infinite or not a number; -2: a scale would exceed float16.
-int llmjax_quantize(int isa, int type, const float* weights, size_t blocks, uint8_t* out) {
-  const llmjax::Quantizer* quantizer = llmjax::find_quantizer(isa, type);
+int llmjax_quantize(int type, const float* weights, size_t blocks, uint8_t* out) {
+  const llmjax::Quantizer* quantizer = llmjax::find_quantizer(type);
   if (quantizer == nullptr) return 0;
   const llmjax::Quantized done = quantizer->quantize(weights, blocks, out);
   return done == llmjax::Quantized::kDone ? 1 : done == llmjax::Quantized::kNotFinite ? -1 : -2;
 }
 
 // fit: [2, count], scale and multiplier.
-int llmjax_fit_symmetric(int isa, const float* x, const float* peaks, size_t numbers, size_t count, float middle, float* fit) {
+int llmjax_fit_symmetric(const float* x, const float* peaks, size_t numbers, size_t count, float middle, float* fit) {
   const llmjax::SubBlocks blocks{x, numbers, count};
-  const llmjax::Searches* searches = llmjax::find_searches(isa, blocks);
+  const llmjax::Searches* searches = llmjax::find_searches(blocks);
   if (searches == nullptr) return 0;
   searches->symmetric(blocks, peaks, middle, fit, fit + count);
   return 1;

@@ -112,22 +112,29 @@ struct SampleRow {
   int top_k;
 };
 
-struct Kernels {
-  const char* name;
-  int lanes;  // head sizes and size_in are multiples of this
+// Attention over pages.
+struct AttentionKernels {
+  int lanes;  // head sizes are multiples of this
 
   // Stores a token's elements of one head, [h] in the activations' type, in a record. `fixed`: as it is for all tokens.
-  void (*attention_store)(const Attention&, const void* from, char* record, int offset, Affine fixed);
-  size_t (*attention_workspace)(const Attention&, int queries);  // bytes; queries: of all members
-  void (*attention)(const Attention&, const AttentionTask&, char* workspace);  // workspace: 64-byte aligned
+  void (*store)(const Attention&, const void* from, char* record, int offset, Affine fixed);
+  size_t (*workspace)(const Attention&, int queries);  // bytes; queries: of all members
+  void (*run)(const Attention&, const AttentionTask&, char* workspace);  // workspace: 64-byte aligned
   // Combines the partial states that `parts` tasks with different keys have left of one member, the task's only one;
   // `partials`: one after the other.
-  void (*attention_merge)(const Attention&, const AttentionTask&, float* partials, int parts);
+  void (*merge)(const Attention&, const AttentionTask&, float* partials, int parts);
+};
 
-  size_t (*linear_workspace)(const Linear&);                              // bytes, 64-byte aligned
-  void (*linear_prepare)(const Linear&, char* workspace);                 // once a call
-  void (*linear)(const Linear&, const char* workspace, int begin, int end);  // outputs begin..end
+// Products with plain matrices.
+struct LinearKernels {
+  int lanes;  // size_in is a multiple of this
 
+  size_t (*workspace)(const Linear&);                                      // bytes, 64-byte aligned
+  void (*prepare)(const Linear&, char* workspace);                         // once a call
+  void (*run)(const Linear&, const char* workspace, int begin, int end);  // outputs begin..end
+};
+
+struct RowKernels {
   // Rows begin..end of [., size]: out = residual + norm(x), residual null: none; out may be x.
   void (*norm_rows)(const Norm&, const float* x, const float* residual, float* out, int size, int begin, int end);
   // out = activation(gate) * up, `up` null: the activation alone; out may be gate.
@@ -146,13 +153,18 @@ struct Kernels {
   void (*convolve)(const Convolution&, const Stretch&, int begin, int end, float* workspace);  // 2 * width floats a channel
 };
 
-// The best instruction set of this machine for index -1, else by index in the order of `isa_name`; null where the
-// library or the machine does not have it. Sizes that the widest vectors do not divide get narrower ones.
-const Kernels* find_kernels(int isa, int divisible);
+// Of the best instruction set of this machine, or the one that is forced. Sizes that the widest vectors do not divide get
+// narrower ones; null: no vectors divide them.
+const AttentionKernels* find_attention_kernels(int divisible);
+const LinearKernels* find_linear_kernels(int divisible);
+const RowKernels& find_row_kernels();
 
+// From narrow to wide.
 int isa_count();
 const char* isa_name(int isa);
-bool isa_usable(int isa);
+bool isa_usable(int isa);    // this machine has it, and the library is compiled for it
+bool force_isa(int isa);     // from now on, for all calls; -1: the best again. False: it is not usable
+int forced_isa();            // -1: none
 
 }  // namespace llmjax
 

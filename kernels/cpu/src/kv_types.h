@@ -116,14 +116,6 @@ void store_row_of(const llmjax::Attention& call, const void* from, char* record,
   }
 }
 
-void attention_store(const llmjax::Attention& call, const void* from, char* record, int offset, llmjax::Affine fixed) {
-  if (call.activations == llmjax::Type::kF32) {
-    store_row_of<float>(call, from, record, offset, fixed);
-  } else {
-    store_row_of<Bf16>(call, from, record, offset, fixed);
-  }
-}
-
 }  // namespace
 
 #endif  // LLMJAX_KV_TYPES_H_

@@ -10,13 +10,13 @@ namespace ffi = xla::ffi;
 
 ffi::Error linears_handler(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> used,
                            ffi::RemainingArgs arguments, ffi::RemainingRets results, ffi::Span<const int32_t> matrices,
-                           ffi::Span<const float> levels, int32_t isa) {
+                           ffi::Span<const float> levels) {
   const auto dims = x.dimensions();
   if (dims.size() != 2 || arguments.size() != 2 * results.size()) return invalid("products: wrong number of arguments");
   const int all_rows = static_cast<int>(dims[0]);
   const auto rows = rows_in_use(used, false, all_rows);
   if (!rows.has_value()) return rows.error();
-  Products products(isa, *rows, static_cast<int>(dims[1]), x.typed_data());
+  Products products(*rows, static_cast<int>(dims[1]), x.typed_data());
   for (size_t i = 0; i < results.size(); ++i) {
     const auto matrix = matrix_arguments(arguments, i, matrices, levels);
     auto y = results.get<ffi::Buffer<ffi::F32>>(i);
@@ -49,8 +49,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_linears, linears_handler,
                                   .RemainingArgs()               // see MatrixArguments: weight and bias of each matrix
                                   .RemainingRets()               // y f32 of each matrix
                                   .Attr<ffi::Span<const int32_t>>("matrices")
-                                  .Attr<ffi::Span<const float>>("levels")
-                                  .Attr<int32_t>("isa"));
+                                  .Attr<ffi::Span<const float>>("levels"));
 
 #pragma GCC visibility pop
 

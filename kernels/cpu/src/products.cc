@@ -95,10 +95,10 @@ class Arena {
 };
 
 // Divides memory among the forms of x that methods need; null: only counts.
-size_t place(QuantizedInput& in, const bool* methods, char* memory) {
+size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* memory) {
   const size_t count = in.chunk_rows();
-  const bool floats = methods[static_cast<int>(Method::kFloatVectors)];
-  const bool bytes = methods[static_cast<int>(Method::kInt8Vectors)];
+  const auto used = [&](Method method) { return methods[static_cast<int>(method)] != nullptr; };
+  const bool floats = used(Method::kFloatVectors), bytes = used(Method::kInt8Vectors);
   Arena arena(memory);
   in.floats = arena.take<float>(floats, count * kChunk);
   in.float_sums = arena.take<float>(floats, count * 2);
@@ -106,18 +106,23 @@ size_t place(QuantizedInput& in, const bool* methods, char* memory) {
   in.byte_scales = arena.take<float>(bytes, count);
   in.byte_sums = arena.take<float>(bytes, count * 3);
   in.byte_totals = arena.take<int32_t>(bytes, count * 3);
-  const bool bf16 = methods[static_cast<int>(Method::kBf16Panels)] || methods[static_cast<int>(Method::kBf16Tiles)];
+  const bool bf16 = used(Method::kBf16Panels) || used(Method::kBf16Tiles);
   in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
-  const bool int16 = methods[static_cast<int>(Method::kInt16Panels)];
+  const bool int16 = used(Method::kInt16Panels);
   in.int16 = arena.take<int16_t>(int16, count * kChunk);
   in.int16_scales = arena.take<float>(int16, count);
   in.int16_sums = arena.take<float>(int16, count * 3);
-  const bool tiles = methods[static_cast<int>(Method::kInt8Tiles)];
+  const bool tiles = used(Method::kInt8Tiles);
   const size_t rows = static_cast<size_t>(in.blocks()) * in.block, scales = tiles ? rows * in.spans() : 0;
   in.byte_tiles = arena.take<int8_t>(tiles, rows * in.steps() * kStepColumns);
   in.span_scales = arena.take<float>(tiles, scales);
   in.span_sums = arena.take<float>(tiles, scales);
   return arena.used();
+}
+
+bool codes_are_alike(const QuantizedMatrix& a, const QuantizedMatrix& b) {
+  return a.bits == b.bits && a.kind == b.kind && a.num_levels == b.num_levels && a.group_size == b.group_size &&
+         a.size_in == b.size_in && a.size_out == b.size_out;
 }
 
 }  // namespace
@@ -145,14 +150,12 @@ void clear_padding(float* out, const Rows& rows, int tokens, int size) {
   std::memset(out + static_cast<size_t>(rows.count) * size, 0, static_cast<size_t>(tokens - rows.count) * size * sizeof(float));
 }
 
-Products::Products(int isa, Rows rows, int size_in, float* x)
-    : isa_(isa), kernels_(find_quantized_kernels(isa)), program_rows_(rows.program), x_(x) {
+Products::Products(Rows rows, int size_in, float* x) : program_rows_(rows.program), x_(x) {
   in_.rows = rows.count, in_.size_in = size_in;
   in_.round_columns = 2 * kChunk;
 }
 
 ffi::Error Products::add(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
-  if (kernels_ == nullptr) return invalid("products: this machine lacks the instruction set");
   const bool quantized = matrix.weight.element_type() == ffi::DataType::U32;
   if (size_out < 1 || (matrix.bias.element_count() != 0 && !has_shape(matrix.bias, {size_out}))) {
     return invalid("products: shapes do not fit each other");
@@ -174,15 +177,14 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
   w.residual = residual, w.y = y;
   const int method = matrix.numbers[0];
   if (method < -1 || method >= kMethods) return invalid("products: no such method");
-  product.method = method < 0 ? kernels_->choose(w, program_rows_, {matrix.numbers[1] != 0, matrix.numbers[2] != 0})
+  product.method = method < 0 ? choose_method(w, program_rows_, {matrix.numbers[1] != 0, matrix.numbers[2] != 0})
                               : static_cast<Method>(method);
-  if (!kernels_->takes(w, product.method)) {
-    return invalid("products: the method does not take these codes or this instruction set");
-  }
-  methods_[static_cast<int>(product.method)] = true;
-  if (product.method == Method::kFloatPanels) in_.x = x_;
+  product.kernels = find_method(w, product.method);
+  if (product.kernels == nullptr) return invalid("products: the method does not take these codes or this instruction set");
+  methods_[static_cast<int>(product.method)] = product.kernels;
+  if (product.kernels->prepare == nullptr) in_.x = x_;
   if (w.group_size % (2 * kChunk) != 0) in_.round_columns = kChunk;
-  const int block = kernels_->input_block(in_.rows, product.method);
+  const int block = input_block(in_.rows, product.method);
   in_.block = block > in_.block ? block : in_.block;
   quantized_.push_back(product);
   return ffi::Error::Success();
@@ -194,9 +196,9 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
   const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
   Plain product{{in_.rows, in_.size_in, size_out, program_rows_, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
-                find_kernels(isa_, in_.size_in), plain_bytes_, 0, 0};
+                find_linear_kernels(in_.size_in), plain_bytes_, 0, 0};
   if (product.kernels == nullptr) return invalid("products: the input size is odd");
-  plain_bytes_ += (product.kernels->linear_workspace(product.call) + 63) / 64 * 64;
+  plain_bytes_ += (product.kernels->workspace(product.call) + 63) / 64 * 64;
   plain_.push_back(product);
   return ffi::Error::Success();
 }
@@ -210,9 +212,9 @@ bool Products::gate_into(Products& next, Activation activation, const ffi::Threa
     }
     return products.plain_.empty();
   };
-  if ((method != Method::kBf16Tiles && method != Method::kInt8Tiles) || !only_such(*this) || !only_such(next)) return false;
+  if (next.quantized_[0].kernels->multiply_gated == nullptr || !only_such(*this) || !only_such(next)) return false;
   if (method == Method::kInt8Tiles && next.in_.spans() < 2 * pool.num_threads()) return false;  // a task is a span of it
-  if (!kernels_->gates(quantized_[0].matrix, quantized_[1].matrix)) return false;
+  if (!codes_are_alike(quantized_[0].matrix, quantized_[1].matrix)) return false;
   gated_ = &next, activation_ = activation, next.filled_ = true;
   return true;
 }
@@ -228,7 +230,7 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
     if (gated_ != nullptr) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : 1;
     product.first_task = column_tasks_;
     column_tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
-    const size_t needed = kernels_->workspace(w, product.method, rows_of_task_);
+    const size_t needed = product.kernels->workspace(w, rows_of_task_);
     task_workspace_ = needed > task_workspace_ ? needed : task_workspace_;
     if (gated_ != nullptr) break;  // the other one comes along
   }
@@ -261,7 +263,9 @@ Phase Products::prepare(Fill fill) const {
               if (plain_.empty() && in_.x == nullptr) x = reinterpret_cast<float*>(thread_memory<5>(sizeof(float) * of_task * size));
               fill(begin, real_end, x);
             }
-            if (!quantized_.empty()) kernels_->prepare(in_, x, begin, end);
+            for (const QuantizedMethod* method : methods_) {
+              if (method != nullptr && method->prepare != nullptr) method->prepare(in_, x, begin, end);
+            }
           }};
 }
 
@@ -271,7 +275,7 @@ void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   if (!filled_ && (fill != nullptr || forms)) phases.push_back(prepare(std::move(fill)));
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {
-                        plain_[i].kernels->linear_prepare(plain_[i].call, memory + plain_[i].workspace);
+                        plain_[i].kernels->prepare(plain_[i].call, memory + plain_[i].workspace);
                       }});
   }
   phases.push_back({static_cast<size_t>(tasks_), [this, memory](size_t i) { run(static_cast<int64_t>(i), memory); }});
@@ -283,7 +287,7 @@ void Products::run(int64_t task, const char* memory) const {
   while (product->first_task > task) --product;
   const int64_t begin = (task - product->first_task) * product->outputs_of_task, end = begin + product->outputs_of_task;
   const int size = product->call.size_out;
-  product->kernels->linear(product->call, memory + product->workspace, static_cast<int>(begin),
+  product->kernels->run(product->call, memory + product->workspace, static_cast<int>(begin),
                            end < size ? static_cast<int>(end) : size);
 }
 
@@ -297,12 +301,12 @@ void Products::run_quantized(int64_t task) const {
   const int end = begin + product->tiles_of_task < w.tiles() ? begin + product->tiles_of_task : w.tiles();
   char* workspace = thread_memory<4>(task_workspace_);
   if (gated_ == nullptr && column_tasks_ == quantized_tasks_) {  // a copy would take some percent of the time
-    return kernels_->multiply(w, in_, product->method, begin, end, workspace);
+    return product->kernels->multiply(w, in_, begin, end, workspace);
   }
   const int rows = row + rows_of_task_ < in_.rows ? rows_of_task_ : in_.rows - row;
   const QuantizedInput in = in_.slice(row, rows);
-  if (gated_ == nullptr) return kernels_->multiply(w.from_row(row), in, product->method, begin, end, workspace);
-  kernels_->multiply_gated(w, quantized_.back().matrix, activation_, in, gated_->in_.slice(row, rows), begin, end, workspace);
+  if (gated_ == nullptr) return product->kernels->multiply(w.from_row(row), in, begin, end, workspace);
+  product->kernels->multiply_gated(w, quantized_.back().matrix, activation_, in, gated_->in_.slice(row, rows), begin, end, workspace);
 }
 
 }  // namespace llmjax

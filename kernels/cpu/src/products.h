@@ -53,7 +53,7 @@ void clear_padding(float* out, const Rows& rows, int tokens, int size);
 class Products {
  public:
   // x: [rows, size_in]; with a `Fill`, memory for them.
-  Products(int isa, Rows rows, int size_in, float* x);
+  Products(Rows rows, int size_in, float* x);
 
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
@@ -71,32 +71,31 @@ class Products {
   struct Quantized {
     QuantizedMatrix matrix;
     Method method;
+    const QuantizedMethod* kernels;
     int tiles_of_task;
     int64_t first_task;
   };
   struct Plain {
     Linear call;
-    const Kernels* kernels;
+    const LinearKernels* kernels;
     size_t workspace;  // offset
     int64_t outputs_of_task;
     int64_t first_task;
   };
 
-  bool uses(Method method) const { return methods_[static_cast<int>(method)]; }
+  bool uses(Method method) const { return methods_[static_cast<int>(method)] != nullptr; }
   xla::ffi::Error add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   xla::ffi::Error add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   Phase prepare(Fill fill) const;
   void run(int64_t task, const char* memory) const;
   void run_quantized(int64_t task) const;
 
-  int isa_;
-  const QuantizedKernels* kernels_;
   int program_rows_;
   float* x_;
   QuantizedInput in_{};
   std::vector<Quantized> quantized_;
   std::vector<Plain> plain_;
-  bool methods_[kMethods] = {};
+  const QuantizedMethod* methods_[kMethods] = {};  // that are used
   size_t task_workspace_ = 0, plain_bytes_ = 0;
   int threads_ = 1, rows_of_task_ = 0;
   int64_t column_tasks_ = 0, quantized_tasks_ = 0, tasks_ = 0;  // quantized: column tasks for each part of the rows

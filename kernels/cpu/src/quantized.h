@@ -109,24 +109,30 @@ struct QuantizedInput {
   }
 };
 
-struct QuantizedKernels {
-  bool (*takes)(const QuantizedMatrix&, Method);
-  Method (*choose)(const QuantizedMatrix&, int rows, Rounding);  // the fastest
-  int (*input_block)(int rows, Method);  // rows of x that lie together, see QuantizedInput
-  // Rows begin..end from x [end - begin, size_in], of which there is nothing beyond the last row of all.
+// One way to multiply, for one instruction set.
+struct QuantizedMethod {
+  int lanes;
+  // Rows begin..end in the method's form, from x [end - begin, size_in], of which there is nothing beyond the last row of
+  // all; null: it takes x as it is.
   void (*prepare)(const QuantizedInput&, const float* x, int begin, int end);
-  size_t (*workspace)(const QuantizedMatrix&, Method, int rows);  // bytes, 64-byte aligned
-  // Outputs of tiles begin..end; for kBf16Tiles and kInt8Tiles `begin` is even.
-  void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, Method, int begin, int end, char* workspace);
-  // Whether `multiply_gated` takes these: both by kBf16Tiles or both by kInt8Tiles, and with codes alike.
-  bool (*gates)(const QuantizedMatrix& gate, const QuantizedMatrix& up);
-  // activation(gate) * up as rows of x for the same method, for tiles begin..end of both; by kInt8Tiles all of a span's.
+  size_t (*workspace)(const QuantizedMatrix&, int rows);  // bytes, 64-byte aligned
+  // Outputs of tiles begin..end; of kBf16Tiles and kInt8Tiles `begin` is even.
+  void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, int begin, int end, char* workspace);
+  // activation(gate) * up as rows of x for the same method, for tiles begin..end of both, whose codes are alike; by
+  // kInt8Tiles all of a span's. Null: it does not.
   void (*multiply_gated)(const QuantizedMatrix& gate, const QuantizedMatrix& up, Activation, const QuantizedInput&,
                          const QuantizedInput& out, int begin, int end, char* workspace);
 };
 
-// As `find_kernels`.
-const QuantizedKernels* find_quantized_kernels(int isa);
+// As `find_row_kernels`; null: neither the instruction set nor a narrower one has it.
+const QuantizedMethod* find_method(Method method);
+
+// The same, where it takes such codes as well.
+const QuantizedMethod* find_method(const QuantizedMatrix& w, Method method);
+// The fastest.
+Method choose_method(const QuantizedMatrix& w, int rows, Rounding may);
+// Rows of x that lie together, see QuantizedInput.
+int input_block(int rows, Method method);
 
 }  // namespace llmjax
 

@@ -23,15 +23,17 @@ struct CodesOf {
 
 // Calls body(CodesOf<...>()) for the codes of a matrix.
 template <class Body>
-inline void for_integer_codes(const QuantizedMatrix& w, const Body& body) {
-  if (w.num_levels != 0) {
-    switch (w.bits) {
-      case 1: return body(CodesOf<1, Meaning::kTable>());
-      case 2: return body(CodesOf<2, Meaning::kTable>());
-      case 3: return body(CodesOf<3, Meaning::kTable>());
-      default: return body(CodesOf<4, Meaning::kTable>());
-    }
+inline void for_tables(const QuantizedMatrix& w, const Body& body) {
+  switch (w.bits) {
+    case 1: return body(CodesOf<1, Meaning::kTable>());
+    case 2: return body(CodesOf<2, Meaning::kTable>());
+    case 3: return body(CodesOf<3, Meaning::kTable>());
+    default: return body(CodesOf<4, Meaning::kTable>());
   }
+}
+template <class Body>
+inline void for_integer_codes(const QuantizedMatrix& w, const Body& body) {
+  if (w.num_levels != 0) return for_tables(w, body);
   switch (w.bits) {
     case 1: return body(CodesOf<1, Meaning::kUint>());
     case 2: return body(CodesOf<2, Meaning::kUint>());
@@ -41,6 +43,13 @@ inline void for_integer_codes(const QuantizedMatrix& w, const Body& body) {
     case 6: return body(CodesOf<6, Meaning::kUint>());
     default: return body(CodesOf<8, Meaning::kInt>());
   }
+}
+// The same for codes that stand for other numbers than integers.
+template <class Body>
+inline void for_float_codes(const QuantizedMatrix& w, const Body& body) {
+  if (w.kind == CodeKind::kE4M3) return body(CodesOf<8, Meaning::kE4M3>());
+  if (w.kind == CodeKind::kE5M2) return body(CodesOf<8, Meaning::kE5M2>());
+  for_tables(w, body);
 }
 template <class Body>
 inline void for_codes(const QuantizedMatrix& w, const Body& body) {
@@ -168,7 +177,7 @@ inline int32_t four_bytes(const int8_t* x) {
 
 // Sums of products of bytes while they are added up, to what they `start` with: `add` a vector of codes times four int8 of x from
 // -127 to 127, the same for all lanes. kTerms of them fit, then `total` brings them into 32 bits.
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#if defined(__AVX2__) && !defined(__AVX512F__) && !defined(__AVXVNNI__)
 constexpr bool kSumsInPairs = true;  // short chains, but to start with something costs an addition
 // In 16 bits, two products a time: kTerms * 2 * 127 * (the largest magnitude of a code) < 2^15.
 template <class Codes>
@@ -176,42 +185,24 @@ struct ByteSums {
   static constexpr int kLargest = Codes::kSigned ? 128 : (1 << Codes::kBits) - 1;
   static constexpr int kFit = 32767 / (2 * 127 * kLargest), kTerms = kFit < kQuads ? kFit : kQuads;
   static_assert(kTerms >= 1, "two products fit");
-#if defined(__AVX512F__)
-  typedef __m512i Pairs;
-#else
-  typedef __m256i Pairs;
-#endif
-  Pairs pairs;
+  __m256i pairs;
   Int begun;
 
-  void start(Int total) { begun = total, pairs = Pairs{}; }
+  void start(Int total) { begun = total, pairs = __m256i{}; }
   void add(Bits codes, const int8_t* x) {
-#if defined(__AVX512F__)
-    Pairs bytes = _mm512_set1_epi32(four_bytes(x)), magnitude = (Pairs)codes;
+    __m256i bytes = _mm256_set1_epi32(four_bytes(x)), magnitude = (__m256i)codes;
     if constexpr (Codes::kSigned) {  // the sign moves over to x
-      bytes = _mm512_mask_sub_epi8(bytes, _mm512_movepi8_mask(magnitude), _mm512_setzero_si512(), bytes);
-      magnitude = _mm512_abs_epi8(magnitude);
-    }
-    const Pairs products = _mm512_maddubs_epi16(magnitude, bytes);
-    pairs = _mm512_add_epi16(pairs, products);
-#else
-    Pairs bytes = _mm256_set1_epi32(four_bytes(x)), magnitude = (Pairs)codes;
-    if constexpr (Codes::kSigned) {
       bytes = _mm256_sign_epi8(bytes, magnitude);
       magnitude = _mm256_abs_epi8(magnitude);
     }
-    const Pairs products = _mm256_maddubs_epi16(magnitude, bytes);
-    pairs = _mm256_add_epi16(pairs, products);
-#endif
+    pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(magnitude, bytes));
   }
-  Int total() const {
-#if defined(__AVX512F__)
-    return begun + (Int)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#else
-    return begun + (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#endif
-  }
+  Int total() const { return begun + (Int)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 };
+
+// The codes that stand for all whose sums are made in the same way.
+template <class Codes>
+using WithSumsLike = CodesOf<Codes::kSigned ? 8 : Codes::kBits < 4 ? 4 : Codes::kBits, Codes::kSigned ? Meaning::kInt : Meaning::kUint>;
 #else
 constexpr bool kSumsInPairs = false;
 template <class Codes>
@@ -244,6 +235,9 @@ struct ByteSums {
 #endif
   }
 };
+
+template <class Codes>
+using WithSumsLike = CodesOf<Codes::kSigned && !kUnsignedBytes ? 8 : 4, Codes::kSigned && !kUnsignedBytes ? Meaning::kInt : Meaning::kUint>;
 #endif
 
 // Adds to totals[m * kStride] the dot products of kCount vectors of codes with 4 * kCount int8 of x, of rows x + m * kChunk.

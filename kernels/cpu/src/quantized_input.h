@@ -134,60 +134,93 @@ inline void round_span(const QuantizedInput& in, const float* x, int count, int 
 }
 #endif
 
-inline void prepare_row(const QuantizedInput& in, const float* x, int row) {
-  const int block_of_rows = row / in.block, chunks = in.chunks(), per_scale = in.round_columns / kChunk;
+// Calls round(columns, place, c) for the columns of a row that share a scale: f32, zeros behind the last one; `c` is the first
+// of `chunks_of_scale` chunks.
+template <class Round>
+inline void each_scale(const QuantizedInput& in, const float* x, int row, int chunks_of_scale, const Round& round) {
   const bool real = row < in.rows;
-  for (int c = 0; c < chunks; c += per_scale) {
+  for (int c = 0; c < in.chunks(); c += chunks_of_scale) {
     const float* columns = x + c * kChunk;
     alignas(64) float part[2 * kChunk];
-    if (const int count = real ? in.size_in - c * kChunk : 0; count < per_scale * kChunk) {
+    if (const int count = real ? in.size_in - c * kChunk : 0; count < chunks_of_scale * kChunk) {
       for (int i = 0; i < 2 * kChunk; ++i) part[i] = i < count ? columns[i] : 0;
       columns = part;
     }
-    const IntegerScale by = in.bytes == nullptr ? IntegerScale{} : integer_scale(columns, per_scale * kChunk, 127);
-#if defined(LLMJAX_INT16_PANELS)
-    const IntegerScale by_int16 = in.int16 == nullptr ? IntegerScale{} : integer_scale(columns, per_scale * kChunk, 32767);
-#endif
-    for (int i = 0; i < per_scale && c + i < chunks; ++i) {
-      const float* from = columns + i * kChunk;
-      const size_t at = (static_cast<size_t>(block_of_rows) * chunks + c + i) * in.block + row % in.block;
-      const size_t sums = (static_cast<size_t>(block_of_rows) * chunks + c + i) * 3 * in.block + row % in.block;
-      if (in.bytes != nullptr) {
-        in.byte_scales[at] = by.scale;
-        round_to_bytes(from, by, in.bytes + at * kChunk, in.byte_sums + sums, in.byte_totals + sums, in.block);
-      }
-#if defined(LLMJAX_INT16_PANELS)
-      if (in.int16 != nullptr) {
-        in.int16_scales[at] = by_int16.scale;
-        round_to_int16(from, by_int16, in.int16 + at * kChunk, in.int16_sums + sums, in.block);
-      }
-#endif
-      if (in.floats != nullptr) {
-        std::memcpy(in.floats + at * kChunk, from, kChunk * sizeof(float));
-        for (int half = 0; half < 2; ++half) {
-          Vec sum{};
-          for (int j = 0; j < kChunk / 2; j += kLanes) sum += load(from + half * kChunk / 2 + j);
-          in.float_sums[(at - row % in.block) * 2 + half * in.block + row % in.block] = horizontal_sum(sum);
-        }
-      }
-    }
+    round(columns, c);
   }
 }
 
-void quantized_prepare(const QuantizedInput& in, const float* x, int begin, int end) {
+// Where what belongs to chunk `c` of a row lies, and the first of the three sums of it.
+struct ChunkPlace {
+  size_t at, sums;
+  ChunkPlace(const QuantizedInput& in, int row, int c) {
+    const size_t chunk = static_cast<size_t>(row / in.block) * in.chunks() + c;
+    at = chunk * in.block + row % in.block, sums = chunk * 3 * in.block + row % in.block;
+  }
+};
+
+// Columns of a row that share a scale become integers up to `largest`: put(columns, scale, place) for each chunk.
+template <class Put>
+inline void round_columns(const QuantizedInput& in, const float* x, int row, float largest, const Put& put) {
+  const int of_scale = in.round_columns / kChunk;
+  each_scale(in, x, row, of_scale, [&](const float* columns, int c) {
+    const IntegerScale by = integer_scale(columns, of_scale * kChunk, largest);
+    for (int i = 0; i < of_scale && c + i < in.chunks(); ++i) put(columns + i * kChunk, by, ChunkPlace(in, row, c + i));
+  });
+}
+
+// Rows begin..end in the form of each method: `QuantizedMethod::prepare`.
+
+inline void prepare_floats(const QuantizedInput& in, const float* x, int begin, int end) {
   for (int row = begin; row < end; ++row, x += in.size_in) {
-#if defined(__AVX512BF16__)
-    if (in.bf16 != nullptr) round_row(in, x, row);
+    each_scale(in, x, row, 1, [&](const float* columns, int c) {
+      const size_t at = ChunkPlace(in, row, c).at;
+      std::memcpy(in.floats + at * kChunk, columns, kChunk * sizeof(float));
+      for (int half = 0; half < 2; ++half) {
+        Vec sum{};
+        for (int j = 0; j < kChunk / 2; j += kLanes) sum += load(columns + half * kChunk / 2 + j);
+        in.float_sums[(at - row % in.block) * 2 + half * in.block + row % in.block] = horizontal_sum(sum);
+      }
+    });
+  }
+}
+
+inline void prepare_bytes(const QuantizedInput& in, const float* x, int begin, int end) {
+  for (int row = begin; row < end; ++row, x += in.size_in) {
+    round_columns(in, x, row, 127, [&](const float* columns, IntegerScale by, ChunkPlace place) {
+      in.byte_scales[place.at] = by.scale;
+      round_to_bytes(columns, by, in.bytes + place.at * kChunk, in.byte_sums + place.sums, in.byte_totals + place.sums, in.block);
+    });
+  }
+}
+
+#if defined(LLMJAX_INT16_PANELS)
+inline void prepare_int16(const QuantizedInput& in, const float* x, int begin, int end) {
+  for (int row = begin; row < end; ++row, x += in.size_in) {
+    round_columns(in, x, row, 32767, [&](const float* columns, IntegerScale by, ChunkPlace place) {
+      in.int16_scales[place.at] = by.scale;
+      round_to_int16(columns, by, in.int16 + place.at * kChunk, in.int16_sums + place.sums, in.block);
+    });
+  }
+}
 #endif
+
+#if defined(__AVX512BF16__)
+inline void prepare_bf16(const QuantizedInput& in, const float* x, int begin, int end) {
+  for (int row = begin; row < end; ++row, x += in.size_in) round_row(in, x, row);
+}
+#endif
+
 #if defined(__AMX_INT8__)
-    for (int span = 0; in.byte_tiles != nullptr && span < in.spans(); ++span) {
+inline void prepare_spans(const QuantizedInput& in, const float* x, int begin, int end) {
+  for (int row = begin; row < end; ++row, x += in.size_in) {
+    for (int span = 0; span < in.spans(); ++span) {
       const int at = span * llmjax::kSpanColumns;
       round_span(in, x + at, row < in.rows ? in.size_in - at : 0, row, span);
     }
-#endif
-    if (in.bytes != nullptr || in.floats != nullptr || in.int16 != nullptr) prepare_row(in, x, row);
   }
 }
+#endif
 
 }  // namespace
 

@@ -108,6 +108,8 @@ struct GroupScales {
       : scale(reinterpret_cast<float*>(memory)), offset(scale + floats(w)), super(offset + floats(w)) {}
 };
 
+inline size_t scales_workspace(const QuantizedMatrix& w, int) { return GroupScales::bytes(w); }
+
 // The numbers of groups, times those of their super groups.
 __attribute__((noinline)) void read_numbers(const QuantizedMatrix& w, const uint32_t* tile, const NumberField& field,
                                             const NumberField& super_field, float* values, float* super) {

@@ -61,6 +61,13 @@ constexpr int kRowsOfCodes = 8;
 constexpr int kRowsOfCodes = 4;
 #endif
 
+// x86 without AVX2 has hardly a user: there all rows take the way of many, which costs the least code.
+#if defined(__AVX2__) || defined(__aarch64__)
+constexpr bool kOnlyBlocks = false;
+#else
+constexpr bool kOnlyBlocks = true;
+#endif
+
 // What the bytes of codes are above numbers whose zero point is in their middle, as a power of two; -1: nothing.
 template <class Codes>
 constexpr int byte_bias_log() {
@@ -94,7 +101,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
                           const GroupScales& scales, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
-  constexpr int kBias = byte_bias_log<Codes>(), kTurns = kSumsInPairs ? 1 : kRows;
+  constexpr int kBias = byte_bias_log<Codes>(), kTurns = kRows;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block + row % block;
@@ -245,13 +252,15 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // One row with all of a tile, whose parts share each number of x.
 template <class Codes, int kSegment, bool kOffsets>
 inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                              int tile) {
+                              int tile, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTerms = ByteSums<Codes>::kTerms < kQuadsOfSegment ? ByteSums<Codes>::kTerms : kQuadsOfSegment;
   const ByteTable table(w, kUnsignedBytes);
-  const int8_t* x = in.bytes;
-  const float *x_scale = in.byte_scales, *x_sum = in.byte_sums;
-  const int32_t* x_total = in.byte_totals;
+  const int block = in.block;
+  const ChunkPlace place(in, row, 0);
+  const int8_t* x = in.bytes + place.at * kChunk;
+  const float *x_scale = in.byte_scales + place.at, *x_sum = in.byte_sums + place.sums;
+  const int32_t* x_total = in.byte_totals + place.sums;
   GroupCursor group(w, scales, 0);
   TileAhead<Codes> ahead(w, words);
   Vec sums[kParts] = {};
@@ -259,7 +268,7 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
     ahead.next();
 #pragma GCC unroll 2
     for (int segment = 0; segment < kSegments; ++segment) {
-      const int which = kSegments == 2 ? segment : 2;
+      const int which = (kSegments == 2 ? segment : 2) * block;
       Int totals[kParts];
 #pragma GCC unroll 2
       for (int v = 0; v < kParts; ++v) totals[v] = kOffsets ? Int{} : shifted<byte_bias_log<Codes>()>(x_total[which]);
@@ -287,10 +296,10 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
       group.advance(kSegment);
     }
     words += Codes::kBits * llmjax::kTileRows;
-    x += kChunk, x_scale += 1, x_sum += 3, x_total += 3;
+    x += static_cast<size_t>(block) * kChunk, x_scale += block, x_sum += 3 * block, x_total += 3 * block;
   }
 #pragma GCC unroll 2
-  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, 0, sums[v]);
+  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, row, sums[v]);
 }
 #endif
 
@@ -338,11 +347,30 @@ inline void multiply_segment(const Bits* codes, const int8_t* x, const float* x_
   }
 }
 
+// Rows of x with the codes of a chunk. Apart, so that it exists once for all codes whose sums are made alike.
+template <class Codes, int kSegment>
+__attribute__((noinline)) void multiply_chunk(const Bits* codes, const int8_t* x, const float* x_scale, const float* x_sum, int block,
+                                              int rows, GroupCursor& group, float* sums) {
+  constexpr int kSegments = kChunk / kSegment;
+  for (int segment = 0; segment < kSegments; ++segment, group.advance(kSegment)) {
+    const float* const sum = x_sum + (kSegments == 2 ? segment : 2) * block;
+    int m = 0;
+    const auto next = [&](auto count) {
+      multiply_segment<Codes, kSegment, decltype(count)::value>(codes + segment * (kSegment / 4) * kParts,
+                                                                x + m * kChunk + segment * kSegment, x_scale + m, sum + m, group,
+                                                                sums + m * llmjax::kTileRows);
+      m += decltype(count)::value;
+    };
+    while (m + kRowsOfBytes <= rows) next(Count<kRowsOfBytes>());
+    if (m + 2 <= rows) next(Count<2>());
+    if (m < rows) next(Count<1>());
+  }
+}
+
 // Rows `row` .. `row` + `rows` of x, all of a block, with a tile.
 template <class Codes, int kSegment>
 inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
                                int tile, int row, int rows) {
-  constexpr int kSegments = kChunk / kSegment;
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block;
@@ -360,22 +388,9 @@ inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& i
 #pragma GCC unroll 8
       for (int i = 0; i < Codes::kBits; ++i) __builtin_prefetch(words + (w.num_words + i) * llmjax::kTileRows, 0, 2);
     }
-    const int8_t* x = in.bytes + (at + static_cast<size_t>(c) * block) * kChunk;
-    const float* x_scale = in.byte_scales + at + static_cast<size_t>(c) * block;
-    const float* x_sum = in.byte_sums + (at + static_cast<size_t>(c) * block) * 3;
-    for (int segment = 0; segment < kSegments; ++segment, group.advance(kSegment)) {
-      const float* const sum = x_sum + (kSegments == 2 ? segment : 2) * block;
-      int m = 0;
-      const auto next = [&](auto count) {
-        multiply_segment<Codes, kSegment, decltype(count)::value>(codes + segment * (kSegment / 4) * kParts,
-                                                                  x + m * kChunk + segment * kSegment, x_scale + m, sum + m, group,
-                                                                  sums + m * llmjax::kTileRows);
-        m += decltype(count)::value;
-      };
-      while (m + kRowsOfBytes <= rows) next(Count<kRowsOfBytes>());
-      if (m + 2 <= rows) next(Count<2>());
-      if (m < rows) next(Count<1>());
-    }
+    const size_t chunk = at + static_cast<size_t>(c) * block;
+    multiply_chunk<WithSumsLike<Codes>, kSegment>(codes, in.bytes + chunk * kChunk, in.byte_scales + chunk, in.byte_sums + chunk * 3, block,
+                                                  rows, group, sums);
   }
   for (int m = 0; m < rows; ++m) {
     for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
@@ -460,27 +475,38 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
   const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
     constexpr bool kOffsets = decltype(offsets)::value != 0;
-#if defined(__AVX2__) && !defined(__AVX512F__)
-    if (in.rows == 1) return multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, tile);
-#endif
 #if !defined(__AVX512F__) && !defined(__ARM_FEATURE_MATMUL_INT8)
-    if (in.rows > kRowsOfBytes) {
+    if (kOnlyBlocks || in.rows > kRowsOfBytes) {
       for (int m = 0; m < in.rows; m += in.block) {
         multiply_int8_rows<Codes, kSegment>(w, in, words, scales, tile, m, imin(in.block, in.rows - m));
       }
       return;
     }
 #endif
-    TileAhead<Codes, kParts> ahead(w, words, passes<kRowsOfCodes>(in));
-    for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-      for_rows<kRowsOfCodes>(in, [&](auto rows, int m) {
-        multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, ahead, tile, part, m);
-      });
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    if (in.rows > 1) {
+      TileAhead<Codes, kParts> ahead(w, words, 1);
+      for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
+        in.rows == 4 ? multiply_int8<Codes, kSegment, kOffsets, 4>(w, in, words, scales, ahead, tile, part, 0)
+                     : multiply_int8<Codes, kSegment, kOffsets, 2>(w, in, words, scales, ahead, tile, part, 0);
+      }
     }
+    if (in.rows % 2 != 0) multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, tile, in.rows - 1);
+#else
+    if constexpr (!kOnlyBlocks) {
+      TileAhead<Codes, kParts> ahead(w, words, passes<kRowsOfCodes>(in));
+      for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
+        for_rows<kRowsOfCodes>(in, [&](auto rows, int m) {
+          multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, ahead, tile, part, m);
+        });
+      }
+    }
+#endif
   };
   const auto with_offsets = [&](auto segment) {
     // To begin with the bias is free only where products are added to something anyway.
     if constexpr (kSumsInPairs && byte_bias_log<Codes>() >= 0) return multiply(segment, Count<1>());
+    if constexpr (kOnlyBlocks || (Codes::kMeaning == Meaning::kTable && Codes::kBits < 4)) return multiply(segment, Count<1>());  // rare
     has_only_byte_bias<Codes>(w) ? multiply(segment, Count<0>()) : multiply(segment, Count<1>());
   };
 #if defined(__AVX512VNNI__)  // else rows that take turns would need the codes of both chunks again

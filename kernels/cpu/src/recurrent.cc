@@ -125,7 +125,7 @@ float* floats(size_t count) { return reinterpret_cast<float*>(thread_memory<3>(c
 
 ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats decay, Floats beta, Floats states_in,
                               Integers query_start, Integers kv_len, Integers page_table, Integer first_page, FloatsOut out,
-                              FloatsOut states, int32_t page_size, bool decode, int32_t isa) {
+                              FloatsOut states, int32_t page_size, bool decode) {
   const auto keys = q.dimensions(), values = v.dimensions(), all = states->dimensions();
   if (keys.size() != 3 || values.size() != 3 || all.size() != 4) return invalid("recurrence: wrong number of dimensions");
   const int64_t tokens = values[0], heads = values[1];
@@ -137,8 +137,7 @@ ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v
     return invalid("recurrence: shapes do not fit each other");
   }
   if (states_in.untyped_data() != states->untyped_data()) return invalid("recurrence: states are not aliased");
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("recurrence: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   Rows rows;
   ffi::Error error = rows.init(query_start, kv_len, page_table, first_page, tokens, all[0], page_size, decode);
   if (error.failure()) return error;
@@ -161,15 +160,14 @@ ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v
     const int end = std::min(begin + kColumns, call.value_dim);
     float* workspace = by_channel ? floats((3 * kTokenBlock + 1) * static_cast<size_t>(call.key_dim)) : nullptr;
     rows.each(rows.runs()[i / of_row], states->typed_data() + head * state, heads * state,
-              [&](const Stretch& tokens) { kernels->recur(call, tokens, head, begin, end, workspace); });
+              [&](const Stretch& tokens) { kernels.recur(call, tokens, head, begin, end, workspace); });
   });
   return ffi::Error::Success();
 }
 
 ffi::Error selective_scan_handler(ffi::ThreadPool pool, Floats c, Floats b, Floats x, Floats steps, Floats rates,
                                   Floats states_in, Integers query_start, Integers kv_len, Integers page_table,
-                                  Integer first_page, FloatsOut out, FloatsOut states, int32_t page_size, bool decode,
-                                  int32_t isa) {
+                                  Integer first_page, FloatsOut out, FloatsOut states, int32_t page_size, bool decode) {
   const auto dims = x.dimensions(), all = states->dimensions();
   if (dims.size() != 2 || all.size() != 4) return invalid("selective scan: wrong number of dimensions");
   const int64_t tokens = dims[0], channels = dims[1], count = all[2];
@@ -178,8 +176,7 @@ ffi::Error selective_scan_handler(ffi::ThreadPool pool, Floats c, Floats b, Floa
     return invalid("selective scan: shapes do not fit each other");
   }
   if (states_in.untyped_data() != states->untyped_data()) return invalid("selective scan: states are not aliased");
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("selective scan: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   Rows rows;
   ffi::Error error = rows.init(query_start, kv_len, page_table, first_page, tokens, all[0], page_size, decode);
   if (error.failure()) return error;
@@ -191,14 +188,14 @@ ffi::Error selective_scan_handler(ffi::ThreadPool pool, Floats c, Floats b, Floa
     const int begin = static_cast<int>(i % slices) * kSelected, end = std::min(begin + kSelected, call.channels);
     float* workspace = floats(2 * static_cast<size_t>(count) * kSelected);
     rows.each(rows.runs()[i / slices], states->typed_data(), static_cast<size_t>(count) * channels,
-              [&](const Stretch& tokens) { kernels->selective_scan(call, tokens, begin, end, workspace); });
+              [&](const Stretch& tokens) { kernels.selective_scan(call, tokens, begin, end, workspace); });
   });
   return ffi::Error::Success();
 }
 
 ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Floats states_in, Integers query_start,
                                Integers kv_len, Integers page_table, Integer first_page, FloatsOut out, FloatsOut states,
-                               int32_t page_size, bool decode, int32_t isa) {
+                               int32_t page_size, bool decode) {
   const auto dims = x.dimensions(), taps = weight.dimensions(), all = states->dimensions();
   if (dims.size() != 2 || taps.size() != 2 || all.size() != 3) return invalid("convolution: wrong number of dimensions");
   if (taps[1] < 1 || taps[1] > kWidest || taps[0] != dims[1] || all[1] != taps[1] - 1 || all[2] != dims[1] ||
@@ -206,8 +203,7 @@ ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Fl
     return invalid("convolution: shapes do not fit each other");
   }
   if (states_in.untyped_data() != states->untyped_data()) return invalid("convolution: states are not aliased");
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("convolution: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   Rows rows;
   ffi::Error error = rows.init(query_start, kv_len, page_table, first_page, dims[0], all[0], page_size, decode);
   if (error.failure()) return error;
@@ -219,7 +215,7 @@ ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Fl
     const int begin = static_cast<int>(i % slices) * kChannels, end = std::min(begin + kChannels, call.channels);
     float* workspace = floats(2 * static_cast<size_t>(call.width) * kChannels);
     rows.each(rows.runs()[i / slices], states->typed_data(), static_cast<size_t>(all[1]) * all[2], [&](const Stretch& tokens) {
-      kernels->convolve(call, tokens, begin, end, workspace);
+      kernels.convolve(call, tokens, begin, end, workspace);
     });
   });
   return ffi::Error::Success();
@@ -237,8 +233,7 @@ auto with_states(Binding inputs) {
       .template Ret<Floats>()    // out
       .template Ret<Floats>()    // states
       .template Attr<int32_t>("page_size")
-      .template Attr<bool>("decode")
-      .template Attr<int32_t>("isa");
+      .template Attr<bool>("decode");
 }
 
 }  // namespace

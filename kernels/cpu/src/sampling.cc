@@ -21,30 +21,28 @@ bool are_rows(const Floats& x, Tokens& out) {
   return dims.size() == 2 && dims[1] >= 1 && dims[1] < INT32_MAX - kPadding && has_shape(*out, {dims[0]});
 }
 
-ffi::Error argmax_handler(ffi::ThreadPool pool, Floats x, Tokens out, int32_t isa) {
+ffi::Error argmax_handler(ffi::ThreadPool pool, Floats x, Tokens out) {
   if (!are_rows(x, out)) return invalid("argmax: shapes do not fit each other");
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("argmax: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   const size_t rows = x.dimensions()[0];
   const int size = static_cast<int>(x.dimensions()[1]);
   const float* from = x.typed_data();
   int32_t* found = out->typed_data();
-  parallel_for(pool, rows, [=](size_t i) { found[i] = kernels->argmax(from + i * size, size); });
+  parallel_for(pool, rows, [=, &kernels](size_t i) { found[i] = kernels.argmax(from + i * size, size); });
   return ffi::Error::Success();
 }
 
-ffi::Error finite_handler(ffi::ThreadPool pool, Floats x, ffi::Result<ffi::Buffer<ffi::PRED>> out, int32_t isa) {
+ffi::Error finite_handler(ffi::ThreadPool pool, Floats x, ffi::Result<ffi::Buffer<ffi::PRED>> out) {
   const auto dims = x.dimensions();
   if (dims.size() != 2 || dims[1] >= INT32_MAX || !has_shape(*out, {dims[0]})) {
     return invalid("finite: shapes do not fit each other");
   }
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("finite: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   const int size = static_cast<int>(dims[1]);
   const float* from = x.typed_data();
   bool* found = out->typed_data();
   parallel_for(pool, static_cast<size_t>(dims[0]),
-               [=](size_t i) { found[i] = kernels->finite(from + i * size, size); });
+               [=, &kernels](size_t i) { found[i] = kernels.finite(from + i * size, size); });
   return ffi::Error::Success();
 }
 
@@ -104,8 +102,7 @@ ffi::Error sample_handler(ffi::ThreadPool pool, Floats x, ffi::Buffer<ffi::PRED>
                           ffi::Buffer<ffi::PRED> which, ffi::Buffer<ffi::S32> slot, ffi::Buffer<ffi::S32> last,
                           Floats penalties, ffi::Buffer<ffi::S32> mask, ffi::Buffer<ffi::S32> uncounted, Floats bias,
                           ffi::Buffer<ffi::S32> ban_previous, ffi::Buffer<ffi::S32> ban_token,
-                          ffi::Buffer<ffi::U16> output_count, ffi::Buffer<ffi::PRED> prompt_seen, Tokens out,
-                          int32_t isa) {
+                          ffi::Buffer<ffi::U16> output_count, ffi::Buffer<ffi::PRED> prompt_seen, Tokens out) {
   if (!are_rows(x, out)) return invalid("sample: shapes do not fit each other");
   const int64_t rows = x.dimensions()[0];
   const int size = static_cast<int>(x.dimensions()[1]);
@@ -114,8 +111,7 @@ ffi::Error sample_handler(ffi::ThreadPool pool, Floats x, ffi::Buffer<ffi::PRED>
       !has_shape(min_p, {rows}) || !has_shape(top_k, {rows}) || !has_shape(top_p, {rows}) || !edits.fit(rows, size)) {
     return invalid("sample: shapes do not fit each other");
   }
-  const Kernels* kernels = find_kernels(isa, 0);
-  if (kernels == nullptr) return invalid("sample: this machine lacks the instruction set");
+  const RowKernels& kernels = find_row_kernels();
   // A row is edited where it then is sampled, in memory of a thread: a copy of all logits would be written and read back.
   const size_t padded = static_cast<size_t>(size) + kPadding;
   parallel_for(pool, static_cast<size_t>(rows), [&](size_t i) {
@@ -130,7 +126,7 @@ ffi::Error sample_handler(ffi::ThreadPool pool, Floats x, ffi::Buffer<ffi::PRED>
       own = edited;
     }
     const uint32_t* key = keys.typed_data() + 2 * i;
-    token = kernels->sample({own, size, {key[0], key[1]}, temperature.typed_data()[i], top_p.typed_data()[i],
+    token = kernels.sample({own, size, {key[0], key[1]}, temperature.typed_data()[i], top_p.typed_data()[i],
                              min_p.typed_data()[i], top_k.typed_data()[i]},
                             workspace);
   });
@@ -145,15 +141,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_argmax, argmax_handler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()                 // x [R, V]
-                                  .Ret<ffi::Buffer<ffi::S32>>()  // [R]
-                                  .Attr<int32_t>("isa"));
+                                  .Ret<ffi::Buffer<ffi::S32>>());  // [R]
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_finite, finite_handler,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<Floats>()                  // x [R, V]
-                                  .Ret<ffi::Buffer<ffi::PRED>>()  // [R]
-                                  .Attr<int32_t>("isa"));
+                                  .Ret<ffi::Buffer<ffi::PRED>>());  // [R]
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_sample, sample_handler,
                               ffi::Ffi::Bind()
@@ -176,8 +170,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_sample, sample_handler,
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::U16>>()
                                   .Arg<ffi::Buffer<ffi::PRED>>()
-                                  .Ret<ffi::Buffer<ffi::S32>>()  // [R]
-                                  .Attr<int32_t>("isa"));
+                                  .Ret<ffi::Buffer<ffi::S32>>());  // [R]
 
 #pragma GCC visibility pop
 

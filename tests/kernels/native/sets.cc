@@ -179,11 +179,11 @@ double limit_of(Method method) {
   return method == Method::kInt8Vectors ? 8e-3 : 4e-3;
 }
 
-void multiply(const QuantizedKernels& kernels, const QuantizedMatrix& w, Method method, const std::vector<float>& x, int rows) {
+void multiply(const QuantizedMethod& kernels, const QuantizedMatrix& w, Method method, const std::vector<float>& x, int rows) {
   QuantizedInput in{};
   in.rows = rows, in.size_in = w.size_in, in.x = x.data();
   in.round_columns = w.group_size % (2 * kChunk) == 0 ? 2 * kChunk : kChunk;
-  in.block = kernels.input_block(rows, method);
+  in.block = input_block(rows, method);
   const size_t count = in.chunk_rows();
   in.floats = reinterpret_cast<float*>(aligned(count * kChunk * 4));
   in.float_sums = reinterpret_cast<float*>(aligned(count * 8));
@@ -191,14 +191,11 @@ void multiply(const QuantizedKernels& kernels, const QuantizedMatrix& w, Method 
   in.byte_scales = reinterpret_cast<float*>(aligned(count * 4));
   in.byte_sums = reinterpret_cast<float*>(aligned(count * 12));
   in.byte_totals = reinterpret_cast<int32_t*>(aligned(count * 12));
-  const bool bf16 = method == Method::kBf16Panels || method == Method::kBf16Tiles;
-  if (bf16) in.bf16 = reinterpret_cast<uint16_t*>(aligned(count * kChunk * 2));
-  kernels.prepare(in, x.data(), 0, in.blocks() * in.block);
-  kernels.multiply(w, in, method, 0, w.tiles(), aligned(kernels.workspace(w, method, rows)));
+  if (kernels.prepare != nullptr) kernels.prepare(in, x.data(), 0, in.blocks() * in.block);
+  kernels.multiply(w, in, 0, w.tiles(), aligned(kernels.workspace(w, rows)));
 }
 
 void check_quantized(int isa) {
-  const QuantizedKernels& kernels = *find_quantized_kernels(isa);
   for (const Format& form : kFormats) {
     constexpr int kOut = 40, kRows = 19;
     Stored stored(form, kOut);
@@ -221,12 +218,13 @@ void check_quantized(int isa) {
     }
     for (int method = 0; method < kMethods; ++method) {
       const Method chosen = static_cast<Method>(method);
-      if (!kernels.takes(stored.w, chosen)) continue;
+      const QuantizedMethod* const kernels = find_method(stored.w, chosen);
+      if (kernels == nullptr) continue;
       for (int rows : {1, 2, 3, 4, 7, 8, 16, 19}) {
         std::vector<float> y(kRows * kOut, -1);
         QuantizedMatrix w = stored.w;
         w.bias = bias.data(), w.residual = residual.data(), w.y = y.data();
-        multiply(kernels, w, chosen, x, rows);
+        multiply(*kernels, w, chosen, x, rows);
         for (int i = 0; i < rows * kOut; ++i) {
           const bool near = std::fabs(y[i] - right[i]) <= limit_of(chosen) * scale[i] + 1e-5;
           check(near, std::string(isa_name(isa)) + " " + form.name + ", method " + std::to_string(method) + ", rows " +
@@ -242,7 +240,7 @@ void check_quantized(int isa) {
 
 void check_linear(int isa, int size_in) {  // whole pairs of vectors, and half a pair behind them
   constexpr int kOut = 80, kRows = 49;
-  const Kernels& kernels = *find_kernels(isa, size_in);
+  const LinearKernels& kernels = *find_linear_kernels(size_in);
   for (Type type : {Type::kF32, Type::kBf16, Type::kF16}) {
     std::vector<float> wide(size_in * kOut);
     std::vector<uint16_t> narrow(size_in * kOut);
@@ -263,9 +261,9 @@ void check_linear(int isa, int size_in) {  // whole pairs of vectors, and half a
     for (int rows : {1, 2, 3, 4, 5, 7, 17, 49}) {
       std::vector<float> y(kRows * kOut);
       const Linear call{rows, size_in, kOut, rows, type, x.data(), weight, bias.data(), nullptr, y.data()};
-      char* workspace = aligned(kernels.linear_workspace(call));
-      kernels.linear_prepare(call, workspace);
-      kernels.linear(call, workspace, 0, kOut);
+      char* workspace = aligned(kernels.workspace(call));
+      kernels.prepare(call, workspace);
+      kernels.run(call, workspace, 0, kOut);
       for (int m = 0; m < rows; ++m) {
         for (int o = 0; o < kOut; ++o) {
           double sum = bias[o];
@@ -279,7 +277,7 @@ void check_linear(int isa, int size_in) {  // whole pairs of vectors, and half a
 
 void check_rows(int isa) {
   constexpr int kSize = 72;
-  const Kernels& kernels = *find_kernels(isa, 0);
+  const RowKernels& kernels = find_row_kernels();
   std::vector<float> x(kSize), up(kSize), weight(kSize), out(kSize);
   for (int i = 0; i < kSize; ++i) x[i] = normal(), up[i] = normal(), weight[i] = normal();
   kernels.norm_rows({weight.data(), 1e-6f, true}, x.data(), up.data(), out.data(), kSize, 0, 1);
@@ -302,7 +300,7 @@ void check_rows(int isa) {
 // Keys and values of one request in pages of each type: softmax(q k^T scale) v.
 void check_attention(int isa) {
   constexpr int kHeads = 4, kKvHeads = 2, kDim = 32, kPage = 16, kKeys = 41, kNew = 3;
-  const Kernels& kernels = *find_kernels(isa, kDim);
+  const AttentionKernels& kernels = *find_attention_kernels(kDim);
   for (Type cache : {Type::kF32, Type::kBf16, Type::kF16}) {
     std::vector<float> q(kNew * kHeads * kDim), out(q.size()), k(kKeys * kKvHeads * kDim), v(k.size());
     for (std::vector<float>* numbers : {&q, &k, &v}) {
@@ -320,14 +318,14 @@ void check_attention(int isa) {
       for (int head = 0; head < kKvHeads; ++head) {
         for (int part = 0; part < 2; ++part) {
           const float* from = (part == 0 ? k : v).data() + (key * kKvHeads + head) * kDim;
-          kernels.attention_store(call, from, call.record(kPages[key / kPage], part, head), key % kPage, {});
+          kernels.store(call, from, call.record(kPages[key / kPage], part, head), key % kPage, {});
         }
       }
     }
     const Queries queries{0, kKeys - kNew, nullptr};
     for (int head = 0; head < kKvHeads; ++head) {
       const AttentionTask task{&queries, 1, kNew, head, 0, kKeys, true, kPages, nullptr};
-      kernels.attention(call, task, aligned(kernels.attention_workspace(call, kNew)));
+      kernels.run(call, task, aligned(kernels.workspace(call, kNew)));
     }
     for (int t = 0; t < kNew; ++t) {
       for (int head = 0; head < kHeads; ++head) {
@@ -354,7 +352,7 @@ void check_attention(int isa) {
 
 int main() {
   for (int isa = 0; isa < isa_count(); ++isa) {
-    if (!isa_usable(isa)) continue;
+    if (!force_isa(isa)) continue;
     check_quantized(isa);
     for (int size_in : {96, 104, 112}) check_linear(isa, size_in);
     check_rows(isa);

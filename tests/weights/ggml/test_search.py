@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.kernels.cpu import searches as cpu
-from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cpu.library import forced_isa, library
 from llmjax.weights.ggml.reference import Q2_SEARCH, Q4_SEARCH, Q5_SEARCH
 from llmjax.weights.ggml.search import (
     ALL_ZERO,
@@ -63,7 +63,8 @@ def test_affine(isa: str, name: str, seed: int, numbers: int, count: int) -> Non
     with np.errstate(all="ignore"):
         fit = fit_affine_by_numpy(x, weights, search)
     top, first, steps, absolute = search.top, search.first, search.steps, search.absolute
-    found = cpu.fit_affine(x, weights, top=top, first=first, steps=steps, absolute=absolute, isa=isa)
+    with forced_isa(isa):
+        found = cpu.fit_affine(x, weights, top=top, first=first, steps=steps, absolute=absolute)
     assert found is not None
     assert_same_bits(found, [fit.scale, fit.minimum, fit.origin, fit.multiplier])
 
@@ -77,7 +78,8 @@ def test_symmetric(isa: str, seed: int, count: int) -> None:
     peak[np.abs(peak) < ALL_ZERO] = 1
     with np.errstate(all="ignore"):
         expected = symmetric_scale_by_numpy(x, peak, 32)
-    found = cpu.fit_symmetric(x, peak, middle=32, isa=isa)
+    with forced_isa(isa):
+        found = cpu.fit_symmetric(x, peak, middle=32)
     assert found is not None
     assert_same_bits(found, list(expected))
 

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "by_isa/table.h"
 #include "searches_kernel.h"
 
 namespace llmjax {
@@ -338,9 +339,6 @@ constexpr Quantizer kQuantizers[] = {
 
 }  // namespace
 
-#define LLMJAX_JOIN(a, b) a##b
-#define LLMJAX_TABLE(isa) LLMJAX_JOIN(quantizers_, isa)
-extern const Quantizers LLMJAX_TABLE(LLMJAX_ISA);
-const Quantizers LLMJAX_TABLE(LLMJAX_ISA) = {kQuantizers, sizeof kQuantizers / sizeof kQuantizers[0]};
+LLMJAX_TABLE(Quantizers, quantizers) = {kQuantizers, sizeof kQuantizers / sizeof kQuantizers[0]};
 
 }  // namespace llmjax

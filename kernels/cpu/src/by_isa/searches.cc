@@ -1,5 +1,6 @@
 // Compiled for the generic instruction set and AVX2 (LLMJAX_ISA), without fused multiply-add: every bit counts.
 
+#include "by_isa/table.h"
 #include "searches_kernel.h"
 
 namespace llmjax {
@@ -40,9 +41,6 @@ void symmetric(const SubBlocks& blocks, const float* peaks, float middle, float*
 
 }  // namespace
 
-#define LLMJAX_JOIN(a, b) a##b
-#define LLMJAX_TABLE(isa) LLMJAX_JOIN(searches_, isa)
-extern const Searches LLMJAX_TABLE(LLMJAX_ISA);
-const Searches LLMJAX_TABLE(LLMJAX_ISA) = {affine, symmetric};
+LLMJAX_TABLE(Searches, searches) = {affine, symmetric};
 
 }  // namespace llmjax

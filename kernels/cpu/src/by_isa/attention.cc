@@ -1,0 +1,10 @@
+// Attention over pages.
+
+#include "attention_kernel.h"
+#include "by_isa/table.h"
+
+namespace llmjax {
+
+LLMJAX_TABLE(AttentionKernels, attention) = {kLanes, attention_store, attention_workspace, ::attention, attention_merge};
+
+}  // namespace llmjax

@@ -1,0 +1,7 @@
+// Handlers of layers and of products, in one unit, since XLA's headers take longer to compile than each of them.
+
+#include "attention.cc"
+#include "blocks.cc"
+#include "experts.cc"
+#include "linear.cc"
+#include "products.cc"

@@ -1,0 +1,6 @@
+// Handlers of recurrent mixers, sampling and memory, in one unit as in layers.cc.
+
+#include "recurrent.cc"
+#include "sampling.cc"
+#include "shared_sum.cc"
+#include "zeros.cc"
