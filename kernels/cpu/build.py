@@ -170,7 +170,8 @@ def build(
 def _build(target: Path, sanitize: str | None, every_isa: bool, progress: Callable[[int, int], None] | None) -> Path:
     extensions = _extensions()
     compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(sanitize))
-    wanted = {isa: extensions[isa] for isa in extensions if every_isa or isa in compiler.native_sets(extensions)}
+    used = set(extensions) if every_isa else compiler.native_sets(extensions)
+    wanted = {isa: flags for isa, flags in extensions.items() if isa in used}
     left_out = tuple(isa for isa, flags in wanted.items() if not compiler.accepts(flags))
     if left_out and every_isa:
         raise BuildError(
