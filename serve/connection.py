@@ -117,8 +117,8 @@ class BoundedConnection(HttpToolsProtocol):
             self._unread = None
 
     def _watch_sending(self) -> None:
-        """Cuts the client off unless it soon takes some of what waits for it: an answer is made, and kept, whether it is
-        read or not."""
+        """Cuts the client off unless it soon takes some of what waits for it: an answer is made, and kept, whether it
+        is read or not."""
         waiting, seconds = self.transport.get_write_buffer_size(), self._settings.send_timeout
 
         def check() -> None:

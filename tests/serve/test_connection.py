@@ -372,7 +372,7 @@ def test_a_stream_that_nobody_reads_ends() -> None:
 
         server = await loop.create_server(lambda: connection_of(app, loop, send_timeout=0.05), "127.0.0.1", 0)
         async with server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1)
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1)
             writer.write(GET)
             async with asyncio.timeout(60):
                 await ended.wait()
