@@ -677,6 +677,11 @@ class ServerConfig:
         "seconds that a client has to send a request's headers, and again for its body, plus one for every 1000 bytes "
         "of it; slower ones get 408",
     )
+    send_timeout: float = setting(
+        60.0,
+        "seconds in which a client has to take some of what is sent to it, 1000 bytes for each of them, before its "
+        "connection is closed and its request aborted",
+    )
     keep_alive_timeout: float = setting(
         # Longer than the 60 s after which common proxies close idle connections themselves.
         75.0,
@@ -788,6 +793,7 @@ class ServerConfig:
         for name in (
             "request_timeout",
             "read_timeout",
+            "send_timeout",
             "keep_alive_timeout",
             "stored_response_lifetime",
             "conversation_lifetime",

@@ -12,6 +12,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llmjax.config import ServerConfig
+from llmjax.serve.body import MIN_BYTES_PER_SECOND
 from llmjax.serve.errors import ApiError
 from llmjax.serve.lingering import HeldFlow, LingeringTransport
 
@@ -69,6 +70,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._answered: RequestResponseCycle | None = None  # the request whose turn it is, or was last
         self._fault: ApiError | None = None  # that a callback of the parser has found
         self._refusal: ApiError | None = None  # of the last request, once those before it have their answers
+        self._unread: asyncio.TimerHandle | None = None  # running while the client takes nothing, or too little
         self._receiving = False  # some of a request has come, and not yet all
         self._in_head = True  # what comes next belongs to a request line or a header
         self._head_bytes = 0
@@ -99,6 +101,35 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.stop()
         self._idle.discard(self)
         self._stop_timer()
+        self._taken()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_sending()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _taken(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _watch_sending(self) -> None:
+        """Cuts the client off unless it soon takes some of what waits for it: an answer is made, and kept, whether it
+        is read or not."""
+        waiting, seconds = self.transport.get_write_buffer_size(), self._settings.send_timeout
+
+        def check() -> None:
+            if self.transport.get_write_buffer_size() + MIN_BYTES_PER_SECOND * seconds <= waiting:
+                self._watch_sending()
+                return
+            client = self.client[0] if self.client else "a client"
+            log.info("%s: it has not taken what it was sent within %g s", client, seconds)
+            self.transport.abort()  # closing would wait for it
+
+        self._unread = self.loop.call_later(seconds, check)
 
     def shutdown(self) -> None:
         super().shutdown()

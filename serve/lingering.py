@@ -32,6 +32,7 @@ class LingeringTransport(asyncio.Transport):
         self.pause_reading = transport.pause_reading  # type: ignore[method-assign]
         self.resume_reading = transport.resume_reading  # type: ignore[method-assign]
         self.get_extra_info = transport.get_extra_info  # type: ignore[method-assign]
+        self.get_write_buffer_size = transport.get_write_buffer_size  # type: ignore[method-assign]
 
     @property
     def lingers(self) -> bool:
@@ -56,6 +57,12 @@ class LingeringTransport(asyncio.Transport):
         if self._timer is not None:
             self._timer.cancel()
         self._transport.close()
+
+    def abort(self) -> None:
+        """Closes it at once, although not all has been sent."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._transport.abort()
 
     def discard(self, size: int) -> None:
         """Takes note of bytes that have come for nobody; too many close it."""

@@ -29,9 +29,10 @@ _DEVICES = (
 )
 _LIMITS = (
     "guard_metrics cache_salt_per_key max_requests_per_minute max_tokens_per_minute max_request_bytes max_header_bytes "
-    "max_header_count read_timeout keep_alive_timeout max_idle_connections sse_keep_alive_interval request_timeout "
-    "shutdown_timeout max_stored_responses max_stored_response_bytes stored_response_lifetime record_conversation "
-    "max_conversations max_conversation_bytes conversation_lifetime max_file_bytes max_files_bytes file_lifetime"
+    "max_header_count read_timeout send_timeout keep_alive_timeout max_idle_connections sse_keep_alive_interval "
+    "request_timeout shutdown_timeout max_stored_responses max_stored_response_bytes stored_response_lifetime "
+    "record_conversation max_conversations max_conversation_bytes conversation_lifetime max_file_bytes "
+    "max_files_bytes file_lifetime"
 )
 _ANSWERS = (
     "trust_request_chat_template cut_max_tokens ignore_unknown_fields response_role "

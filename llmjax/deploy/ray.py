@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +35,18 @@ from llmjax.serve.app import create_app
 from llmjax.settings import Setting, parse_text, settings_of, spellings
 
 SOURCE = "an argument of llmjax.deploy.ray"
-RAY_OPTIONS = ("num_replicas", "autoscaling_config", "num_cpus", "num_gpus", "placement_group_strategy")
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+# What is Ray's, with what each must be.
+RAY_OPTIONS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    "num_replicas": (
+        "a number of at least 1, or auto",
+        lambda value: value == "auto" or _is_number(value, int, least=1),
+    ),
+    "autoscaling_config": ("a mapping", lambda value: isinstance(value, dict)),
+    "num_cpus": ("a number of at least 0", lambda value: _is_number(value, int | float, least=0)),
+    "num_gpus": ("a number of at least 0", lambda value: _is_number(value, int | float, least=0)),
+    "placement_group_strategy": (f"one of {', '.join(STRATEGIES)}", lambda value: value in STRATEGIES),
+}
 HEALTH_SECONDS = 10.0  # between questions whether a replica's engine hangs
 LAST_WORDS_SECONDS = 1.0  # in which streams end with an error, when their engine has died
 # Answers are made on the loop that sends them: another one's thread would have to be woken for each token.
@@ -149,7 +160,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
         ConfigError: an argument is unknown, or its value is wrong.
     """
     configs = configs_of(arguments)
-    options: dict[str, Any] = {name: _yaml(arguments[name]) for name in RAY_OPTIONS if name in arguments}
+    options: dict[str, Any] = {name: _option(name, arguments[name]) for name in RAY_OPTIONS if name in arguments}
     actor: dict[str, Any] = {name: options.pop(name) for name in ("num_cpus", "num_gpus") if name in options}
     actor["runtime_env"] = {"env_vars": REPLICA_ENVIRONMENT}
     engine = configs.engine
@@ -157,16 +168,19 @@ def app(arguments: Mapping[str, Any]) -> Application:
         options["placement_group_bundles"] = [_bundle(actor)] * engine.nnodes
     elif "placement_group_strategy" in options:
         raise ConfigError("placement_group_strategy: a replica is one process; it is for several (nnodes)")
-    deployment = serve.deployment(
-        Replica,
-        name="llmjax",
-        ray_actor_options=actor,
-        # The engine queues and refuses by itself; Ray is to send it all that it may have.
-        max_ongoing_requests=engine.max_num_seqs + engine.max_num_queued_reqs,
-        graceful_shutdown_timeout_s=configs.server.shutdown_timeout,
-        health_check_period_s=HEALTH_SECONDS,
-        **options,
-    )
+    try:
+        deployment = serve.deployment(
+            Replica,
+            name="llmjax",
+            ray_actor_options=actor,
+            # The engine queues and refuses by itself; Ray is to send it all that it may have.
+            max_ongoing_requests=engine.max_num_seqs + engine.max_num_queued_reqs,
+            graceful_shutdown_timeout_s=configs.server.shutdown_timeout,
+            health_check_period_s=HEALTH_SECONDS,
+            **options,
+        )
+    except (ValueError, TypeError) as error:  # of what is within autoscaling_config, or does not go together
+        raise ConfigError(f"Ray Serve refuses {', '.join(options)}: {' '.join(str(error).split())}") from error
     bound: Application = deployment.bind(engine, configs.server)
     return bound
 
@@ -198,6 +212,18 @@ def configs_of(arguments: Mapping[str, Any]) -> Configs:
     return replace(found, server=replace(found.server, host="0.0.0.0"))
 
 
+def _option(name: str, value: Any) -> Any:
+    """An argument of Ray's."""
+    found, (expected, fits) = _yaml(value), RAY_OPTIONS[name]
+    if not fits(found):
+        raise ConfigError(f"{name} must be {expected}, not {value!r}")
+    return found
+
+
+def _is_number(value: Any, kind: Any, *, least: int) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and value >= least
+
+
 def _typed(setting: Setting, value: Any) -> Any:
     """The command line of Ray has text alone."""
     if not isinstance(value, str) or setting.kind is str:
@@ -206,4 +232,7 @@ def _typed(setting: Setting, value: Any) -> Any:
 
 
 def _yaml(value: Any) -> Any:
-    return yaml.safe_load(value) if isinstance(value, str) else value
+    try:
+        return yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return value  # text, which whoever wants something else refuses by name

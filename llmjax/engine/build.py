@@ -23,7 +23,7 @@ from llmjax.engine.group import Alone, group_of
 from llmjax.engine.kv_cache import KVCache
 from llmjax.engine.local_ranks import LocalRanks
 from llmjax.engine.memory import check_memory, page_bytes_by_span, plan_kv
-from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.model import LoadedModel, check_stages, load_model
 from llmjax.engine.offload_setup import offload_of, transfer_of
 from llmjax.engine.pace import Pace
 from llmjax.engine.page_transfer import bind
@@ -68,6 +68,8 @@ def build_engine(
     with ExitStack() as undo:
         # An address that is in use is known before anything is started or loaded.
         bound = None if transfer is None or not transfer.gives else undo.enter_context(bind(transfer))
+        if config.is_staged:
+            check_stages(config)
         local = LocalRanks(config) if config.multi_process or (config.is_staged and config.nnodes == 1) else None
         if local is not None:
             config, share = local.config, local.share

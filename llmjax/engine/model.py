@@ -95,6 +95,21 @@ def _kind_of(weight: jax.Array | QTensor | SplitStack) -> str:
     return repr((leaves, weight.format if isinstance(weight, QTensor) else None))
 
 
+def check_stages(config: EngineConfig) -> None:
+    """Looks whether the model can be divided among as many stages, before a process is started for each.
+
+    Raises:
+        CheckpointError: the model cannot be found or read.
+        ConfigError: it cannot be divided so.
+    """
+    checkpoint = open_checkpoint(
+        resolve_model(config), overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion
+    )
+    model = checkpoint.model_config(max_model_len=config.max_model_len)
+    for number in range(config.pipeline_parallel_size):
+        Stage.of(model, number=number, count=config.pipeline_parallel_size)
+
+
 def load_model(
     config: EngineConfig,
     platform: Platform,

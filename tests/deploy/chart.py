@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,10 @@ def _call(words: list[str], piped: list[Any], scope: Scope) -> Any:
     match name, values:
         case "quote", [value]:
             return json.dumps(_text(value))
+        case "kindIs", [kind, value]:
+            return (kind == "string") == isinstance(value, str)
+        case "toJson", [value]:
+            return json.dumps(value, separators=(",", ":"))
         case "toYaml", [value]:
             return yaml.safe_dump(value, default_flow_style=False).rstrip("\n")
         case "nindent", [size, value]:
@@ -158,4 +163,7 @@ def _operand(word: str, scope: Scope) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, int | float) and abs(value) >= 1e6:  # all numbers are Go's float64 there
+        digits, _, exponent = f"{Decimal(repr(float(value))).normalize():e}".partition("e")
+        return f"{digits}e{exponent[0]}{exponent[1:]:0>2}"
     return str(value)

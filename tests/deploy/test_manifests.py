@@ -199,6 +199,26 @@ def test_values_reach_the_server() -> None:
     assert container["startupProbe"]["failureThreshold"] == 30
 
 
+def test_numbers_among_flags_reach_the_server_as_they_are() -> None:
+    peers = '{"kv_connector": "TCPConnector", "kv_role": "kv_consumer", "kv_peers": ["pod-0.svc:14579"]}'
+    flags = ["--kv-cache-memory-bytes", 8_000_000_000, "--max-num-seqs", 64, "--gpu-memory-utilization", 0.85]
+    flags += ["--max-model-len", 1_234_567, "--served-model-name", "007", "--kv-transfer-config", peers]
+    made = {one["kind"]: one for one in render(CHART, release="mine", values={"flags": flags})}
+    (container,) = made["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-len(flags) :] == [str(flag) for flag in flags]
+    engine = settings_of(container["args"], container, "cpu").engine
+    assert (engine.kv_cache_memory_bytes, engine.max_model_len) == (8_000_000_000, 1_234_567)
+    assert engine.kv_transfer is not None and engine.kv_transfer.kv_peers == ["pod-0.svc:14579"]
+
+
+def test_numbers_are_written_as_helm_does(tmp_path: Path) -> None:
+    (tmp_path / "templates").mkdir()
+    (tmp_path / "values.yaml").write_text("a: [8000000000, 1234567, 999999, 0.5]")
+    (tmp_path / "templates" / "x.yaml").write_text("a:{{ range .Values.a }}\n- {{ . | quote }}{{ end }}")
+    (made,) = render(tmp_path, release="r", values={})
+    assert made["a"] == ["8e+09", "1.234567e+06", "999999", "0.5"]
+
+
 def test_the_chart_is_of_this_version() -> None:
     assert yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"] == __version__
 

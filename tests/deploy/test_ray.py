@@ -38,6 +38,38 @@ def test_wrong_arguments() -> None:
         app({"model": "m", "placement_group_strategy": "SPREAD"})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("num_replicas", "many", "a number of at least 1, or auto"),
+        ("num_replicas", "0", "a number of at least 1, or auto"),
+        ("num_replicas", "1.5", "a number of at least 1, or auto"),
+        ("num_replicas", True, "a number of at least 1, or auto"),
+        ("num_replicas", "{", "a number of at least 1, or auto"),
+        ("num_cpus", "all", "a number of at least 0"),
+        ("num_gpus", "-1", "a number of at least 0"),
+        ("autoscaling_config", "2", "a mapping"),
+        ("placement_group_strategy", "pack", "one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
+    ],
+)
+def test_wrong_arguments_of_rays_are_named(name: str, value: Any, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        app({"model": "m", "nnodes": "2", "tensor_parallel_size": "2", name: value})
+    assert str(caught.value) == f"{name} must be {expected}, not {value!r}"
+
+
+def test_what_ray_itself_refuses_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^Ray Serve refuses num_replicas, autoscaling_config: .*min_replicas"):
+        app({"model": "m", "num_replicas": "auto", "autoscaling_config": '{"min_replicas": "few"}'})
+
+
+def test_servers_that_exchange_pages_need_a_secret() -> None:
+    transfer = '{"kv_connector": "TCPConnector", "kv_role": "kv_producer"}'
+    with pytest.raises(ConfigError, match="kv_transfer_config on Ray Serve needs master_secret"):
+        configs_of({"model": "m", "kv_transfer_config": transfer})
+    assert configs_of({"model": "m", "kv_transfer_config": transfer, "master_secret": "word"}).engine.kv_transfer
+
+
 def test_what_ray_is_told() -> None:
     made = app({"model": "m", "num_replicas": "3", "num_gpus": "2", "max_num_seqs": "8", "max_num_queued_reqs": "4"})
     deployment = made._bound_deployment

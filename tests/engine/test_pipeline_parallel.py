@@ -16,6 +16,7 @@ import pytest
 
 from llmjax import LLM, SamplingParams, StructuredOutputsParams
 from llmjax.config import EngineConfig
+from llmjax.engine import build
 from llmjax.engine.build import load
 from llmjax.engine.follower import Replica
 from llmjax.engine.group import Follower, Leader, free_port
@@ -218,6 +219,18 @@ def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
             assert tokens(taker, KVTransfer(take="pages", peer=f"127.0.0.1:{port}")) == expected
             hits = taker.stats.offload.remote_hits - before
             assert 0 < hits < 16 if cut else hits == 16  # tokens of four pages
+
+
+@pytest.mark.once
+def test_nobody_is_started_for_stages_that_there_are_no_layers_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[EngineConfig] = []
+    monkeypatch.setattr(build, "LocalRanks", started.append)
+    config = EngineConfig(model=str(GOLDEN / "llama"), pipeline_parallel_size=9)
+    with pytest.raises(
+        ConfigError, match=r"^pipeline_parallel_size 9: the model has \d layers, and each stage needs one"
+    ):
+        build.build_engine(config)
+    assert started == []
 
 
 def test_a_stage_that_goes_ends_every_request() -> None:

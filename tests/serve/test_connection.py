@@ -6,17 +6,21 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.body import MIN_BYTES_PER_SECOND
-from llmjax.serve.connection import BoundedConnection
+from llmjax.serve.connection import BoundedConnection, IdleConnections
+from llmjax.serve.sse import EventStream
 from tests.virtual_time import VirtualLoop
 
 pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
@@ -272,3 +276,106 @@ def test_a_large_body_does_not_keep_its_sender_from_the_answer(running: Any) -> 
         url.join("/v1/completions"), content=b" " * size, headers={"content-type": "application/json"}
     )
     assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
+
+
+class Pipe(asyncio.Transport):
+    """What a client has not taken yet, and whether it was cut off."""
+
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 5), "sockname": ("127.0.0.1", 6)})
+        self.waiting = 0
+        self.aborted = False
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting
+
+    def is_closing(self) -> bool:
+        return self.aborted
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Timers:
+    """A loop's timers, which run when they are told to."""
+
+    def __init__(self) -> None:
+        self.set: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return 0.0
+
+    def call_later(self, seconds: float, work: Callable[[], None]) -> Any:
+        self.set.append((seconds, work))
+        entry = self.set[-1]
+        return SimpleNamespace(cancel=lambda: self.set.remove(entry) if entry in self.set else None)
+
+    def due(self, seconds: float) -> None:
+        """Runs the one timer of so many seconds."""
+        (entry,) = [entry for entry in self.set if entry[0] == seconds]
+        self.set.remove(entry)
+        entry[1]()
+
+
+def connection_of(app: Any, loop: Any, **settings: Any) -> BoundedConnection:
+    """A connection to an application, as the server makes it."""
+    config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None, access_log=False)
+    config.load()
+    made = ServerConfig(**settings)
+    return BoundedConnection(
+        settings=made, idle=IdleConnections(9), config=config, server_state=ServerState(), app_state={}, _loop=loop
+    )
+
+
+@pytest.mark.parametrize(
+    ("left", "cut"),
+    [
+        ([100_000], True),  # nothing was taken
+        ([90_001], True),  # less than 1000 bytes a second
+        ([90_000, 90_000], True),
+        ([90_000, 80_000, 70_000], False),
+        ([90_000, 95_000], True),
+    ],
+)
+def test_a_client_has_to_take_what_it_is_sent(left: list[int], cut: bool) -> None:
+    timers, pipe = Timers(), Pipe()
+    connection = connection_of(None, timers, send_timeout=10.0)
+    connection.connection_made(pipe)
+    pipe.waiting = 100_000
+    connection.pause_writing()
+    for waiting in left:
+        assert not pipe.aborted
+        pipe.waiting = waiting
+        timers.due(10.0)
+    assert pipe.aborted is cut
+    connection.resume_writing()
+    assert [seconds for seconds, _ in timers.set if seconds == 10.0] == []
+
+
+def test_a_stream_that_nobody_reads_ends() -> None:
+    """Its events are closed, and so is the connection, although the client stays."""
+
+    async def main() -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        async def events() -> AsyncGenerator[bytes, None]:
+            try:
+                while True:
+                    yield b"data: " + b"x" * 2**16 + b"\n\n"
+                    await asyncio.sleep(0)  # as an engine is waited for
+            finally:
+                ended.set()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            scope.setdefault("state", {})["record"] = SimpleNamespace(error=None)
+            await EventStream(events(), keep_alive=0, timeout=None)(scope, receive, send)
+
+        server = await loop.create_server(lambda: connection_of(app, loop, send_timeout=0.05), "127.0.0.1", 0)
+        async with server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname(), limit=1)
+            writer.write(GET)
+            async with asyncio.timeout(60):
+                await ended.wait()
+            writer.close()
+
+    asyncio.run(main())
