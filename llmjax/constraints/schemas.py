@@ -107,7 +107,7 @@ class _Reader:
         except InvalidRequest as error:
             return str(error)
         reason = self._refused({**plain, keyword: value})
-        if reason and not reason.startswith("Unsatisfiable"):  # what nothing fits is no fault: it may be optional
+        if reason and not reason.startswith("Unsatisfiable"):  # what nothing fits is not a fault: it may be optional
             return reason
         plain[keyword] = value
         return None
