@@ -13,8 +13,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 # again and again, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
 #
 # An expression's text that has to come is walked through at the beginning: the fuel is for some 50,000 characters.
-# Expressions whose counts stand around each other need more (``(\\S+\\s+){0,49}``), and get it where they do.
+# Schemas with expressions whose counts stand around each other need more (``(\\S+\\s+){0,49}``), and get it where they do.
 _INITIAL_FUEL = (200_000, 2_000_000)
+_SCHEMAS = ('"json_schema"', "%json")  # signs of schemas in a grammar
 _NO_FUEL = "initial lexer configuration"  # what the library's error begins with where it was not enough
 STACK_BYTES = 2**28  # of memory that is taken only where it is needed
 _STACK_SIZE = threading.Lock()  # of threads that are started from now on: a setting of the whole process
@@ -96,7 +97,8 @@ def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     made: list[LLMatcher] = []
 
     def make() -> None:
-        for fuel in _INITIAL_FUEL:
+        tries = _INITIAL_FUEL if any(sign in grammar for sign in _SCHEMAS) else _INITIAL_FUEL[:1]
+        for fuel in tries:
             matcher = LLMatcher(vocabulary, grammar, limits=_limits(fuel), log_level=0)
             if not matcher.is_error() or not matcher.get_error().startswith(_NO_FUEL):
                 break

@@ -380,7 +380,7 @@ def test_errors_have_anthropics_form(running: Any, http: httpx.Client, monkeypat
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"messages": [{"role": "user", "content": "x" * 1010}]}, "prompt is too long: 1193 tokens > 1023 maximum"),
+        ({"messages": [{"role": "user", "content": "x" * 1010}]}, "prompt is too long: 1159 tokens > 1023 maximum"),
         ({"messages": [{"role": "user", "content": "x" * 90000}]}, "tokens > 1024 maximum"),
         ({"temprature": 1}, "temperature"),
     ],

@@ -690,16 +690,20 @@ def test_thinking_is_switched_as_at_anthropic(http: httpx.Client, thinking: Any,
     assert text == f"{shown}[[plain]]"
 
 
-ODD = {"name": "odd", "parameters": {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?!a)"}}}}
+ODD_TEXT = {"type": "string", "pattern": "^(?!a)", "maxLength": 8}
+ODD = {"name": "odd", "parameters": {"type": "object", "properties": {"x": ODD_TEXT}}}
 
 
 def test_one_odd_schema_refuses_no_calls(http: httpx.Client) -> None:
     """The form is made whichever tool is forced; one that is strict is refused by its place."""
-    tools = [WEATHER, {"type": "function", "function": ODD}]
-    (choice,) = answer(http, "forced", tools=tools, tool_choice="required")["choices"]
-    assert [name for name, _ in calls_of(choice["message"])] == ["get_weather"]
-    tools[1]["function"] = {**ODD, "strict": True}
-    response = http.post(CHAT, json=body("forced", tools=tools, tool_choice="required"))
+    tools = [FORCED[1], {"type": "function", "function": ODD}]
+    options = {"tool_choice": "required", "temperature": 1, "max_tokens": 300, "parallel_tool_calls": False}
+    for seed in range(4):
+        (choice,) = answer(http, "plain", tools=tools, seed=seed, **options)["choices"]
+        ((name, arguments),) = calls_of(choice["message"])
+        assert name in ("stop", "odd") and len(arguments.get("x", "")) <= 8
+    tools[1] = {"type": "function", "function": {**ODD, "strict": True}}
+    response = http.post(CHAT, json=body("plain", tools=tools, tool_choice="required"))
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "tools.1.function.parameters")
     assert "'odd': properties.x.pattern: look-around" in error["message"]
@@ -761,10 +765,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "guided_regex": "a+"}, "guided_regex", "`tool_choice` forces"),
     (
         {"tool_choice": "required", "tools": [strict("f", {"type": "string", "pattern": "(?=a)"})]},
-        "tools",
+        "tools.0.function.parameters",
         "look-around",
     ),
-    ({"tools": [strict("f", {"not": {}})]}, "tools", "not"),
+    ({"tools": [strict("f", {"not": {}})]}, "tools.0.function.parameters", "not"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not among"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "not among"),
     ({"tool_choice": "sometimes"}, "tool_choice", "must be"),
