@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 # again and again, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
 #
 # An expression's text that has to come is walked through at the beginning: the fuel is for some 50,000 characters.
-# Schemas with expressions whose counts stand around each other need more (``(\\S+\\s+){0,49}``), and get it where they do.
+# Schemas whose expressions count what is counted inside (``(\\S+\\s+){0,49}``) need more, and get it where they do.
 _INITIAL_FUEL = (200_000, 2_000_000)
 _SCHEMAS = ('"json_schema"', "%json")  # signs of schemas in a grammar
 _NO_FUEL = "initial lexer configuration"  # what the library's error begins with where it was not enough
