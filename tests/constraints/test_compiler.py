@@ -69,7 +69,9 @@ def test_large_forms(compiler: GrammarCompiler, form: dict[str, Any], text: str)
 
 
 def test_a_grammar_that_needs_more_at_the_beginning_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    vocabulary = matchers.Vocabulary(tokens=[bytes([i]) for i in range(256)] + [b""], special=[EOS], eos=[EOS]).for_matchers()
+    vocabulary = matchers.Vocabulary(
+        tokens=[bytes([i]) for i in range(256)] + [b""], special=[EOS], eos=[EOS]
+    ).for_matchers()
     grammar = json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$"}}]})
     monkeypatch.setattr(matchers, "_INITIAL_FUEL", (100,))
     assert "too big" in matchers.make_matcher(vocabulary, grammar).get_error()
