@@ -67,9 +67,10 @@ def _arguments(function: Mapping[str, Any], path: str) -> Any:
     strict = function.get("strict") is True
     schema = closed({"type": "object", **(function.get("parameters") or {"properties": {}})})
     try:
-        if not isinstance(kinds := schema["type"], str | list) or "object" not in kinds:
+        found = enforceable(schema, lenient=not strict, repair=not strict)
+        if "object" not in found.get("type", "object"):
             raise InvalidRequest("type: arguments are an object")
-        return enforceable({**schema, "type": "object"}, lenient=not strict)
+        return {**found, "type": "object"}
     except InvalidRequest as error:
         if not strict:
             return _ANY

@@ -11,13 +11,12 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 # What a step may add to what a matcher knows: mostly it takes far below 1 ms. Some grammars make a step look at that
 # again and again, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
-LIMITS = LLParserLimits(
-    max_items_in_row=20_000,
-    initial_lexer_fuel=200_000,  # an expression's text that has to come is walked through: some 50,000 characters
-    step_lexer_fuel=100_000,
-    max_lexer_states=50_000,
-    verbose_errors=False,
-)
+#
+# An expression's text that has to come is walked through at the beginning: the fuel is for some 50,000 characters.
+# Schemas whose expressions count what is counted inside (``(\\S+\\s+){0,49}``) need more, and get it where they do.
+_INITIAL_FUEL = (200_000, 2_000_000)
+_SCHEMAS = ('"json_schema"', "%json")  # signs of schemas in a grammar
+_NO_FUEL = "initial lexer configuration"  # what the library's error begins with where it was not enough
 STACK_BYTES = 2**28  # of memory that is taken only where it is needed
 _STACK_SIZE = threading.Lock()  # of threads that are started from now on: a setting of the whole process
 
@@ -80,6 +79,16 @@ class Vocabulary:
         return LLTokenizer(TokenizerWrapper(self), n_vocab=len(self.tokens), eos_token=list(self.eos))
 
 
+def _limits(initial_fuel: int) -> LLParserLimits:
+    return LLParserLimits(
+        max_items_in_row=20_000,
+        initial_lexer_fuel=initial_fuel,
+        step_lexer_fuel=100_000,
+        max_lexer_states=50_000,
+        verbose_errors=False,
+    )
+
+
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     """A matcher whose first mask has been worked out: what is too much for a step mostly is so in the first.
 
@@ -88,7 +97,11 @@ def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
     made: list[LLMatcher] = []
 
     def make() -> None:
-        matcher = LLMatcher(vocabulary, grammar, limits=LIMITS, log_level=0)
+        tries = _INITIAL_FUEL if any(sign in grammar for sign in _SCHEMAS) else _INITIAL_FUEL[:1]
+        for fuel in tries:
+            matcher = LLMatcher(vocabulary, grammar, limits=_limits(fuel), log_level=0)
+            if not matcher.is_error() or not matcher.get_error().startswith(_NO_FUEL):
+                break
         if not matcher.is_error():
             matcher.compute_bitmask()
         made.append(matcher)

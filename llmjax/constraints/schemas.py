@@ -31,25 +31,27 @@ _MOST = 2.0**63  # of bounds
 _KEPT_CHARS = 512  # of what the library was asked that is remembered
 
 
-def enforceable(schema: Any, *, lenient: bool) -> Any:
+def enforceable(schema: Any, *, lenient: bool, repair: bool = False) -> Any:
     """The schema with what an answer can be held to.
 
     Args:
         schema: JSON; it is not changed.
-        lenient: leave out what an answer cannot be held to, which is an error otherwise.
+        lenient: keywords that the library does not know may stay: it leaves them out.
+        repair: leave out what it refuses, too, which is an error otherwise.
 
     Raises:
-        InvalidRequest: the place in the schema, and what is wrong there; or no finite text is valid, lenient or not.
+        InvalidRequest: the place in the schema, and what is wrong there; or no finite text is valid, repaired or not.
     """
-    return with_finite_values(_Reader(schema, lenient=lenient).read(schema, ""))
+    return with_finite_values(_Reader(schema, lenient=lenient, repair=repair).read(schema, ""))
 
 
 class _Reader:
     """Reads a schema from its root."""
 
-    def __init__(self, root: Any, *, lenient: bool) -> None:
+    def __init__(self, root: Any, *, lenient: bool, repair: bool) -> None:
         self._root = root
         self._lenient = lenient
+        self._repair = repair
         self._named = _has_names(root)
 
     def read(self, schema: Any, path: str) -> Any:
@@ -107,7 +109,7 @@ class _Reader:
         except InvalidRequest as error:
             return str(error)
         reason = self._refused({**plain, keyword: value})
-        if reason and not reason.startswith("Unsatisfiable"):  # what nothing fits is no fault: it may be optional
+        if reason and not reason.startswith("Unsatisfiable"):  # what nothing fits is not a fault: it may be optional
             return reason
         plain[keyword] = value
         return None
@@ -127,7 +129,7 @@ class _Reader:
         return isinstance(target(self._root, reference), dict | bool)
 
     def _fault(self, path: str, reason: str) -> None:
-        if not self._lenient:
+        if not self._repair:
             raise InvalidRequest(f"{path or 'the schema'}: {reason}")
 
 

@@ -35,7 +35,7 @@ def read_arguments(arguments: Any) -> dict[str, Any] | str:
     strings, Python's words, code fences, an object in a string of JSON.
 
     Args:
-        arguments: text, or what a client has made of it; None and white space are no arguments.
+        arguments: text, or what a client has made of it; None and white space mean that there are none.
     """
     text = arguments if isinstance(arguments, str) else None
     if arguments is None or (text is not None and not text.strip()):

@@ -21,7 +21,7 @@ from llmjax.templating.systems import SYSTEM, Systems, placed
 
 _TEXT, _OTHER_TEXT, _KEY, _VALUE = "Wozu0dient7das", "Noch4mehr9davon", "feld3name", "feld8wert"
 _NO_JSON = f'{{"{_KEY}": "{_VALUE}'
-UNREAD = "arguments"  # of arguments that are no object, where the template needs one: what holds their text
+UNREAD = "arguments"  # of arguments that are not an object, where the template needs one: what holds their text
 _TOOL = {
     "type": "function",
     "function": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -37,6 +38,8 @@ NAMES = {
     r"thinking_token_budget": "thinking.budget_tokens",
     r"stop": "stop_sequences",
 }
+# Tools of Anthropic's server that Claude Code offers beside others: a model may answer without.
+UNUSED_TOOLS = re.compile(r"(advisor|tool_search_tool(_regex|_bm25)?)(_[0-9]{8})?")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -87,6 +90,7 @@ async def count_tokens(request: Request) -> Response:
 async def _chat(server: Server, body: CountTokensRequest, ignored: list[str]) -> ChatRequest:
     """The chat request that a request comes to."""
     ignored += body.unheeded_hints()
+    ignored += [f"tools.{i}" for i, tool in enumerate(body.tools or []) if _is_unused(tool)]
     turns = without_empty_answer(body.messages)
     blocks = sum(len(content) if isinstance(content := turn.get("content"), list) else 1 for turn in turns)
     messages = await off_loop(
@@ -98,7 +102,7 @@ async def _chat(server: Server, body: CountTokensRequest, ignored: list[str]) ->
         messages=messages,
         add_generation_prompt=not prefill,
         continue_final_message=prefill,
-        tools=[_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or [])],
+        tools=[_tool(tool, f"tools.{i}") for i, tool in enumerate(body.tools or []) if not _is_unused(tool)],
         tool_choice=_tool_choice(body.tool_choice),
         parallel_tool_calls=not (body.tool_choice or {}).get("disable_parallel_tool_use", False),
         chat_template=body.chat_template,
@@ -127,6 +131,10 @@ def _think(server: Server, body: CountTokensRequest, chat: ChatRequest, ignored:
             chat.reasoning_effort = effort
         else:
             ignored.append("output_config.effort")
+
+
+def _is_unused(tool: Mapping[str, Any]) -> bool:
+    return isinstance(kind := tool.get("type"), str) and UNUSED_TOOLS.fullmatch(kind) is not None
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
+from llmjax.constraints import matchers
 from llmjax.constraints.compiler import GrammarCompiler
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import StructuredOutputsParams
@@ -64,3 +66,14 @@ NAMES = {f"k{i}": {"type": "integer"} for i in range(3000)}
 def test_large_forms(compiler: GrammarCompiler, form: dict[str, Any], text: str) -> None:
     assert accepts(compiler, text, **form)
     assert not accepts(compiler, text.replace("9", "x"), **form)
+
+
+def test_a_grammar_that_needs_more_at_the_beginning_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    vocabulary = matchers.Vocabulary(
+        tokens=[bytes([i]) for i in range(256)] + [b""], special=[EOS], eos=[EOS]
+    ).for_matchers()
+    grammar = json.dumps({"grammars": [{"json_schema": {"type": "string", "pattern": r"^(?:\S+\s+){0,49}\S+$"}}]})
+    monkeypatch.setattr(matchers, "_INITIAL_FUEL", (100,))
+    assert "too big" in matchers.make_matcher(vocabulary, grammar).get_error()
+    monkeypatch.setattr(matchers, "_INITIAL_FUEL", (100, 200_000))
+    assert not matchers.make_matcher(vocabulary, grammar).is_error()

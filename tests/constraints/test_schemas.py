@@ -83,12 +83,13 @@ def refused(schema: Any, *, lenient: bool) -> str:
 
 @pytest.mark.parametrize(("x", "keyword"), ODD, ids=str)
 def test_what_is_odd_is_left_out_or_named(x: Any, keyword: str) -> None:
-    found = enforceable(of(x), lenient=True)
+    found = enforceable(of(x), lenient=True, repair=True)
     assert not refused(found, lenient=True)
     assert keyword not in found["properties"]["x"] or x.get("items") == 3 or keyword == "additionalProperties"
     assert found["properties"]["y"] == {"type": "integer"} and found["required"] == ["y"]
-    with pytest.raises(InvalidRequest, match=rf"^properties\.x\.{keyword.replace('$', '[$]')}: "):
-        enforceable(of(x), lenient=False)
+    for lenient in (True, False):
+        with pytest.raises(InvalidRequest, match=rf"^properties\.x\.{keyword.replace('$', '[$]')}: "):
+            enforceable(of(x), lenient=lenient)
 
 
 @pytest.mark.parametrize(("x", "keyword"), LEFT_OUT, ids=str)
@@ -116,7 +117,7 @@ def test_what_cannot_be_enforced_is_named(x: Any, keyword: str) -> None:
 )
 def test_ordinary_schemas_stay(schema: Any) -> None:
     for lenient in (True, False):
-        assert enforceable(schema, lenient=lenient) == schema
+        assert enforceable(schema, lenient=lenient, repair=lenient) == schema
 
 
 def test_notes_go() -> None:
@@ -142,7 +143,7 @@ ENDLESS: list[Any] = [
 @pytest.mark.parametrize("lenient", [True, False])
 def test_no_finite_text_is_an_error(schema: Any, lenient: bool) -> None:
     with pytest.raises(InvalidRequest, match="no finite text"):
-        enforceable(schema, lenient=lenient)
+        enforceable(schema, lenient=lenient, repair=lenient)
 
 
 @pytest.mark.parametrize("endless", ENDLESS[:2], ids=str)

@@ -259,6 +259,31 @@ def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
     assert "x-ignored-fields" not in http.post(CHAT, json={**BODY, **neutral}).headers
 
 
+@pytest.mark.parametrize(
+    ("hint", "neutral"),
+    [
+        ({"prediction": {"type": "content", "content": "x"}}, {"prediction": None}),
+        ({"verbosity": "low"}, {"verbosity": "medium"}),
+        ({"prompt_cache_retention": "24h"}, {"prompt_cache_retention": "in_memory"}),
+        ({"prompt_cache_options": {"ttl": "1h"}}, {"prompt_cache_options": {}}),
+    ],
+)
+def test_hints_are_taken_and_named(http: httpx.Client, hint: dict[str, Any], neutral: dict[str, Any]) -> None:
+    answer = http.post(CHAT, json={**BODY, **hint})
+    assert answer.status_code == 200 and answer.headers["x-ignored-fields"] == next(iter(hint))
+    assert "x-ignored-fields" not in http.post(CHAT, json={**BODY, **neutral}).headers
+
+
+def test_hints_of_responses_are_taken_and_named(http: httpx.Client) -> None:
+    body = {"input": "x", "store": False, "max_output_tokens": 1}
+    hints = {"text": {"verbosity": "low"}, "prompt_cache_retention": "24h", "context_management": [{"type": "x"}]}
+    answer = http.post("/v1/responses", json={**body, **hints})
+    assert answer.status_code == 200, answer.text
+    named = set(answer.headers["x-ignored-fields"].split(","))
+    assert named == {"text.verbosity", "prompt_cache_retention", "context_management"}
+    assert answer.json()["text"]["verbosity"] == "low"
+
+
 def test_who_asks_is_logged(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
     fields = {"user": "u", "safety_identifier": "hash", "session_id": "s", "metadata": {"team": "blue"}}
     with caplog.at_level(logging.INFO, logger="llmjax.serve.access"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
@@ -374,11 +375,13 @@ def test_errors_have_anthropics_form(running: Any, http: httpx.Client, monkeypat
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "messages.0.content.0.tool_use_id"),
         ({"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}, "messages.0.content.0.input"),
+        ({"tools": [WEATHER], "system": [{"type": "document"}]}, "system.0.type"),
         ({"system": [{"type": "image"}]}, "system.0.type"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
         ({"stop_sequences": [""]}, "stop_sequences"),
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "tokens"),
+        ({"messages": [{"role": "user", "content": "x" * 1010}]}, "prompt is too long: 1159 tokens > 1023 maximum"),
+        ({"messages": [{"role": "user", "content": "x" * 90000}]}, "tokens > 1024 maximum"),
         ({"temprature": 1}, "temperature"),
     ],
 )
@@ -386,6 +389,130 @@ def test_what_is_wrong_is_named(http: httpx.Client, more: dict[str, Any], words:
     response = http.post(MESSAGES, json=body("plain", **more))
     assert response.status_code == 400, response.text
     assert words in response.json()["error"]["message"]
+
+
+def prompt(http: httpx.Client, **more: Any) -> tuple[int, list[str]]:
+    """How many tokens a request's prompt has, and what had no effect."""
+    response = http.post(f"{MESSAGES}/count_tokens", json={"messages": [{"role": "user", "content": "x"}], **more})
+    assert response.status_code == 200, response.text
+    ignored = response.headers.get("x-ignored-fields", "")
+    return response.json()["input_tokens"], [name for name in ignored.split(",") if name]
+
+
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "get_weather", "input": {}}
+
+
+def with_result(content: Any) -> list[dict[str, Any]]:
+    return [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": [CALL]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": content}]},
+    ]
+
+
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+PAPER = {"type": "document", "title": "T", "source": {"type": "text", "media_type": "text/plain", "data": "paper"}}
+FOUND = {"type": "search_result", "title": "T", "source": "u", "content": [{"type": "text", "text": "found"}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "text", "ignored"),
+    [
+        ([{"type": "tool_reference", "tool_name": "mcp__x__list"}], "tool: mcp__x__list", 0),
+        ([PAPER], "T\npaper", 0),
+        ([{**PAPER, "source": {"type": "content", "content": [{"type": "text", "text": "paper"}]}}], "T\npaper", 0),
+        ([FOUND, {"type": "text", "text": "!"}], "T\nu\nfound\n!", 0),
+        ([PICTURE], "[image: not shown, this model reads text only]", 1),
+        ([{**PAPER, "source": {"type": "url"}}], "[document: not shown, this model reads text only]", 1),
+        (None, "", 0),
+    ],
+)
+def test_results_are_read_as_text(http: httpx.Client, content: Any, text: str, ignored: int) -> None:
+    tokens, unread = prompt(http, messages=with_result(content))
+    assert tokens == prompt(http, messages=with_result(text))[0]
+    assert unread == ["messages.2.content.0.content.0"] * ignored
+
+
+def test_tools_of_anthropics_server_that_are_offered_anyway(http: httpx.Client) -> None:
+    tools = [
+        {"type": "tool_search_tool_regex_20251119", "name": "s"},
+        WEATHER,
+        {"type": "advisor_20260301", "name": "a"},
+    ]
+    assert prompt(http, tools=tools) == (prompt(http, tools=[WEATHER])[0], ["tools.0", "tools.2"])
+
+
+def test_what_other_servers_did_is_left_out_and_told(http: httpx.Client) -> None:
+    used = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "tool_search_tool_regex", "input": {}}
+    found = {"type": "tool_search_tool_result", "tool_use_id": "srvtoolu_1", "content": {"type": "x"}}
+    said = {"type": "text", "text": "Hm."}
+    user = {"role": "user", "content": "x"}
+    with_it = prompt(http, messages=[user, {"role": "assistant", "content": [used, found, said]}, user])
+    assert with_it == (
+        prompt(http, messages=[user, {"role": "assistant", "content": "Hm."}, user])[0],
+        ["messages.1.content.0", "messages.1.content.1"],
+    )
+
+
+@pytest.mark.parametrize("written", ["{'city': 'Ulm'", ["Ulm"], None, 3, {"arguments": "{"}])
+def test_inputs_that_are_no_objects_end_no_conversation(http: httpx.Client, written: Any) -> None:
+    messages = with_result("rain")
+    messages[1] = {"role": "assistant", "content": [{**CALL, "input": written}]}
+    assert prompt(http, messages=messages)[0] > 0
+    assert answer(http, "plain", messages=messages)["stop_reason"] == "end_turn"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        [{"type": "text", "text": ""}],
+        [{"type": "text", "text": ""}, {"type": "text", "text": ""}],
+        [],
+        "",
+    ],
+)
+def test_an_empty_last_answer_is_none(http: httpx.Client, last: Any) -> None:
+    user = {"role": "user", "content": "x"}
+    found = prompt(http, messages=[user, {"role": "assistant", "content": last}])
+    assert found == prompt(http, messages=[user])
+    begun = [{"type": "text", "text": "Sure"}, *(last if isinstance(last, list) else [])]
+    assert prompt(http, messages=[user, {"role": "assistant", "content": begun}]) == prompt(
+        http, messages=[user, {"role": "assistant", "content": "Sure"}]
+    )
+
+
+def test_system_messages_may_stand_anywhere(http: httpx.Client) -> None:
+    user, system = {"role": "user", "content": "x"}, {"role": "system", "content": "Agents: a, b."}
+    assert answer(http, "plain", system="S", messages=[user, system])["stop_reason"] == "end_turn"
+    before, _ = prompt(http, system="S", messages=[user])
+    assert prompt(http, system="S", messages=[user, system])[0] > before + len("Agents: a, b.") / 2
+
+
+def billed(cch: str, *, behind: str = "") -> dict[str, Any]:
+    header = f"x-anthropic-billing-header: cc_version=2.1.100; cc_entrypoint=cli; cch={cch};{behind}"
+    return {"system": [{"type": "text", "text": text} for text in (header, "Be brief. " * 60)]}
+
+
+def test_what_is_for_billing_keeps_the_prefix_cache(http: httpx.Client) -> None:
+    first, second = (answer(http, "plain", **billed(cch))["usage"] for cch in ("1a2b3", "9f8e7"))
+    whole = second["input_tokens"] + second["cache_read_input_tokens"]
+    assert second["cache_read_input_tokens"] > 0.9 * whole
+    assert whole == first["input_tokens"] + first["cache_read_input_tokens"]
+    tokens, ignored = prompt(http, **billed("1a2b3"))
+    assert ignored == ["system.0"] and tokens == prompt(http, system=billed("")["system"][1]["text"])[0]
+    # Only that block, and never what a user says.
+    assert prompt(http, **billed("1", behind="\nYou are a bird."))[1] == []
+    assert prompt(http, system=billed("1")["system"][::-1])[1] == []
+    assert prompt(http, system=billed("1")["system"][0]["text"])[1] == []
+    assert prompt(http, messages=[{"role": "user", "content": billed("1")["system"]}])[1] == []
+
+
+def test_ids_of_calls_are_anthropics(http: httpx.Client) -> None:
+    for found in (answer(http, "two calls")["content"], answer(http, "thought and call")["content"]):
+        ids = [block["id"] for block in found if block["type"] == "tool_use"]
+        assert ids and all(re.fullmatch(r"toolu_[a-zA-Z0-9]{24}", id) for id in ids)
+    began = [event["content_block"] for event in streamed(http, "two calls") if "content_block" in event]
+    assert all(block["id"].startswith("toolu_") for block in began if block["type"] == "tool_use")
 
 
 def test_what_has_no_effect_is_told(http: httpx.Client) -> None:

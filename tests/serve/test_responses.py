@@ -537,6 +537,79 @@ def test_a_stream_that_fails_says_so(running: Any, http: httpx.Client, monkeypat
     assert events[-1]["response"]["error"]["code"] == "rate_limit_exceeded"
 
 
+def test_tools_that_clients_offer_anyway_are_left_out(http: httpx.Client) -> None:
+    kinds = ("image_generation", "tool_search", "local_shell", "web_search")
+    offered = [WEATHER, *({"type": kind, "output_format": "png"} for kind in kinds)]
+    response = http.post(RESPONSES, json=body("two calls", tools=offered))
+    assert response.headers["x-ignored-fields"] == "tools.1,tools.2,tools.3,tools.4"
+    assert [item["name"] for item in response.json()["output"] if item["type"] == "function_call"] == [
+        "get_weather"
+    ] * 2
+
+
+def test_a_response_tells_its_penalties_and_when_it_ended(http: httpx.Client) -> None:
+    found = answer(http, "plain", presence_penalty=0.5, frequency_penalty=0.25)
+    assert (found["presence_penalty"], found["frequency_penalty"]) == (0.5, 0.25)
+    assert found["completed_at"] >= found["created_at"]
+    created, *_ = streamed(http, "plain")
+    response = created["response"]
+    assert (response["completed_at"], response["presence_penalty"], response["frequency_penalty"]) == (None, 0, 0)
+
+
+def tokens_of(http: httpx.Client, items: list[dict[str, Any]], **more: Any) -> int:
+    response = http.post(f"{RESPONSES}/input_tokens", json={"input": items, **more})
+    assert response.status_code == 200, response.text
+    found: int = response.json()["input_tokens"]
+    return found
+
+
+USER = {"role": "user", "content": "x"}
+
+
+def test_items_of_other_servers_end_no_conversation(http: httpx.Client) -> None:
+    kinds = ("web_search_call", "image_generation_call", "tool_search_call", "tool_search_output", "compaction")
+    items = [USER, *({"type": kind, "id": "x"} for kind in kinds)]
+    response = http.post(RESPONSES, json=body("plain", input=items))
+    assert response.status_code == 200, response.text
+    assert response.headers["x-ignored-fields"] == ",".join(f"input.{i}" for i in range(1, 6))
+    assert tokens_of(http, items) == tokens_of(http, [USER])
+    listed = http.get(f"{RESPONSES}/{response.json()['id']}/input_items").json()["data"]
+    assert [item["type"] for item in listed] == [*reversed(kinds), "message"]
+
+
+def test_calls_of_tools_that_clients_run_are_those_of_functions(http: httpx.Client) -> None:
+    action = {"type": "exec", "command": ["ls"]}
+    older = [
+        {"type": "local_shell_call", "id": "i", "call_id": "c", "action": action},
+        {"type": "local_shell_call_output", "id": "c", "output": "a.txt"},
+    ]
+    newer = [
+        {"type": "function_call", "call_id": "c", "name": "local_shell", "arguments": json.dumps(action)},
+        {"type": "function_call_output", "call_id": "c", "output": "a.txt"},
+    ]
+    assert tokens_of(http, [USER, *older]) == tokens_of(http, [USER, *newer])
+    id = answer(http, "plain", input=[USER, *older])["id"]
+    assert tokens_of(http, [USER], previous_response_id=id) > tokens_of(http, [USER, *older])
+
+
+@pytest.mark.parametrize("written", ['{"city": "Ulm', "{'city': 'Ulm'}", ["Ulm"], None, ""], ids=str)
+def test_arguments_that_are_not_json_end_no_conversation(http: httpx.Client, written: Any) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": written}
+    result = {"type": "function_call_output", "call_id": "c", "output": "1"}
+    found = answer(http, "plain", input=[USER, call, result])
+    again = answer(http, "plain", input=[USER], previous_response_id=found["id"])
+    assert again["usage"]["input_tokens"] > found["usage"]["input_tokens"]
+
+
+def test_pictures_in_results_are_noted(http: httpx.Client) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image", "image_url": "data:"}]}
+    response = http.post(RESPONSES, json=body("plain", input=[USER, call, result]))
+    assert response.headers["x-ignored-fields"] == "input.2.output.0"
+    noted = {**result, "output": "[input_image: not shown, this model reads text only]"}
+    assert tokens_of(http, [USER, call, result]) == tokens_of(http, [USER, call, noted])
+
+
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [

@@ -626,6 +626,96 @@ def test_content_beside_calls_may_be_null(http: httpx.Client) -> None:
     assert "assistant|||(c get_weather {})" in prompt_of(http, [{"role": "user", "content": "x"}, message])
 
 
+BROKEN = [
+    ('{"city": "Ulm', '{"arguments": "{\\"city\\": \\"Ulm"}'),
+    ("{'city': 'Ulm',}", '{"city": "Ulm"}'),
+    ('```json\n{"city": "Ulm"}\n```', '{"city": "Ulm"}'),
+    ('{"city": "Ulm\nWest"}', '{"city": "Ulm\\nWest"}'),
+    ('{"city": "\\ud83d", "n": NaN}', '{"city": "\ufffd", "n": NaN}'),
+    ([1], '{"arguments": "[1]"}'),
+    (None, "{}"),
+]
+
+
+@pytest.mark.parametrize(("written", "shown"), BROKEN, ids=str)
+def test_arguments_that_are_not_json_end_no_conversation(http: httpx.Client, written: Any, shown: str) -> None:
+    function = {"name": "get_weather", "arguments": written}
+    user, result = {"role": "user", "content": "x"}, {"role": "tool", "name": "get_weather", "content": "1"}
+    newer = {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": function}]}
+    prompt = prompt_of(http, [user, newer, result, user])
+    assert f" get_weather {shown})" in prompt
+    older = {"role": "assistant", "content": None, "function_call": function}
+    assert prompt_of(http, [user, older, {**result, "role": "function"}, user]) == prompt
+
+
+def test_pictures_in_results_are_noted(http: httpx.Client) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "get_weather", "arguments": "{}"}}
+    seen = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": seen},
+    ]
+    assert "seen\n[image_url: not shown, this model reads text only]" in prompt_of(http, messages)
+
+
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "{{ m.role }}|{{ m.content }};{% endfor %}"
+)
+
+
+def test_system_messages_may_stand_anywhere(http: httpx.Client) -> None:
+    roles = ("system", "system", "user", "assistant", "user", "developer", "user")
+    messages = [{"role": role, "content": letter} for role, letter in zip(roles, "ABCDEFG", strict=True)]
+    found = answer(http, "plain", messages=messages, tools=None, chat_template=STRICT + PLAY, return_token_ids=True)
+    text = http.post("/detokenize", json={"tokens": found["prompt_token_ids"]}).json()["prompt"]
+    assert text.split("[[")[0] == "system|A\n\nB;user|C;assistant|D;user|E\n\n<system>\nF\n</system>;user|G;"
+
+
+@pytest.mark.parametrize(
+    ("thinking", "shown"),
+    [
+        ({"type": "enabled", "budget_tokens": 1024}, "True"),
+        ({"type": "adaptive"}, "True"),
+        ({"type": "disabled"}, "False"),
+        (True, "True"),
+    ],
+)
+def test_thinking_is_switched_as_at_anthropic(http: httpx.Client, thinking: Any, shown: str) -> None:
+    switch = {"chat_template": "{# <think></think> #}{{ enable_thinking is defined and enable_thinking }}" + PLAY}
+    found = answer(http, "plain", tools=None, thinking=thinking, return_token_ids=True, **switch)
+    text = http.post("/detokenize", json={"tokens": found["prompt_token_ids"]}).json()["prompt"]
+    assert text == f"{shown}[[plain]]"
+
+
+ODD_TEXT = {"type": "string", "pattern": "^(?!a)", "maxLength": 8}
+ODD = {"name": "odd", "parameters": {"type": "object", "properties": {"x": ODD_TEXT}}}
+
+
+def test_one_odd_schema_refuses_no_calls(http: httpx.Client) -> None:
+    """The form is made whichever tool is forced; one that is strict is refused by its place."""
+    tools = [FORCED[1], {"type": "function", "function": ODD}]
+    options = {"tool_choice": "required", "temperature": 1, "max_tokens": 300, "parallel_tool_calls": False}
+    for seed in range(4):
+        (choice,) = answer(http, "plain", tools=tools, seed=seed, **options)["choices"]
+        ((name, arguments),) = calls_of(choice["message"])
+        assert name in ("stop", "odd") and len(arguments.get("x", "")) <= 8
+    tools[1] = {"type": "function", "function": {**ODD, "strict": True}}
+    response = http.post(CHAT, json=body("plain", tools=tools, tool_choice="required"))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools.1.function.parameters")
+    assert "'odd': properties.x.pattern: look-around" in error["message"]
+
+
+def test_a_form_that_never_ends_is_refused(http: httpx.Client) -> None:
+    schema = {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    response = http.post(CHAT, json=body("plain", tools=None, response_format=wanted))
+    assert response.status_code == 400 and response.json()["error"]["param"] == "response_format"
+
+
 PLAIN = {"chat_template": "{% for m in messages %}{{ m.role }}|{{ m.content }};{% endfor %}" + PLAY}
 
 
@@ -675,10 +765,10 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required", "guided_regex": "a+"}, "guided_regex", "`tool_choice` forces"),
     (
         {"tool_choice": "required", "tools": [strict("f", {"type": "string", "pattern": "(?=a)"})]},
-        "tools",
+        "tools.0.function.parameters",
         "look-around",
     ),
-    ({"tools": [strict("f", {"not": {}})]}, "tools", "not"),
+    ({"tools": [strict("f", {"not": {}})]}, "tools.0.function.parameters", "not"),
     ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice", "not among"),
     ({"tool_choice": {"type": "function"}}, "tool_choice", "not among"),
     ({"tool_choice": "sometimes"}, "tool_choice", "must be"),
@@ -716,17 +806,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"include_reasoning": 1}, "include_reasoning", "boolean"),
     ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages.0.tool_calls", "list"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0", "function"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": 1}}]}]},
-        "messages.0.tool_calls.0.function.arguments",
-        "JSON",
-    ),
     ({"messages": [{"role": "assistant", "tool_calls": [{}] * 1025}]}, "messages.0.tool_calls", "at most 1024"),
-    (
-        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
-        "messages",
-        "not JSON",
-    ),
     ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages.0.content", "required"),
     ({"messages": [{"role": "tool", "tool_call_id": 1, "content": "x"}]}, "messages.0.tool_call_id", "string"),
     ({"messages": [{"role": "assistant", "function_call": 1}]}, "messages.0.function_call.0", "function"),
