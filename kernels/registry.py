@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,6 +12,15 @@ from typing import Any
 import jax
 
 DEVICE_PLATFORMS = {"gpu": "cuda"}  # devices and lowering have different names for one platform
+
+_only: Any = jax.make_user_context(default_value=None)  # a part of the keys of JAX's caches
+
+
+def traced_for(platform: str) -> AbstractContextManager[Any]:
+    """A block within which operations are traced for one platform, not once for each that a program might be lowered
+    for: that takes time, and other platforms' kernels are imported for it."""
+    context: AbstractContextManager[Any] = _only(platform)
+    return context
 
 
 def _takes_all(*arguments: Any, **options: Any) -> str | None:
@@ -71,12 +81,14 @@ class Operation:
     implementations: tuple[Implementation, ...]
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Runs the implementation for the platform that the program is lowered for.
+        """Runs the implementation for the platform that the program is lowered for, or `traced_for` says.
 
         Args:
             arguments: arrays, or pytrees of them.
             options: static settings.
         """
+        if _only.value is not None:
+            return self.pick(_only.value, *arguments, **options).run(*arguments, **options)
         default = self.pick(None, *arguments, **options)
         platforms = {i.platform for i in self.implementations if i.platform is not None}
         special = {p: self.pick(p, *arguments, **options) for p in sorted(platforms)}

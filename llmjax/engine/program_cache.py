@@ -32,6 +32,7 @@ from llmjax.engine.kept_files import Damaged, check_owner, line
 from llmjax.engine.signature import SourcesChanged, digest, environment_digest, sources_digest
 from llmjax.kernels.devices import OWN_KERNELS, platform_of
 from llmjax.kernels.loops import bounded_loops
+from llmjax.kernels.registry import traced_for
 from llmjax.kernels.sharding import Sharding
 
 logger = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class ProgramSpec:
         program.__name__ = name
         platform = platform_of(self.device)
         # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
-        with jax.default_device(self.device), bounded_loops(platform not in OWN_KERNELS):
+        with jax.default_device(self.device), bounded_loops(platform not in OWN_KERNELS), traced_for(platform):
             # What is lowered says all of a program only if it takes all arguments, used or not.
             traced = jax.jit(program, donate_argnums=self.donated, keep_unused=True).trace(*self.arguments)
             return traced.lower(lowering_platforms=(platform,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -106,29 +105,33 @@ class Terminal:
             os.close(slave)
         self.shown = ""
 
-    def wait_for(self, text: str, *, after: int = 0, seconds: float = 20) -> int:
+    def wait_for(self, text: str, *, after: int = 0) -> int:
         """Reads until the text is shown, and returns where it ends."""
-        deadline = time.monotonic() + seconds
         while text not in self.shown[after:]:
-            assert time.monotonic() < deadline, self.shown
-            if select.select([self.master], [], [], 0.1)[0]:
-                self.shown += os.read(self.master, 65536).decode(errors="replace")
+            self._read()
         return self.shown.index(text, after) + len(text)
 
     def interrupt_until(self, text: str) -> int:
         """Ctrl-C, again while the text does not come."""
-        for _ in range(10):
+        after = len(self.shown)
+        while text not in self.shown[after:]:
             os.kill(self.process.pid, signal.SIGINT)
-            with contextlib.suppress(AssertionError):
-                return self.wait_for(text, seconds=2)
-        pytest.fail(self.shown)
+            if select.select([self.master], [], [], 1)[0]:
+                self._read()
+        return self.wait_for(text, after=after)
+
+    def _read(self) -> None:
+        try:
+            self.shown += os.read(self.master, 65536).decode(errors="replace")
+        except OSError:  # nobody writes any more
+            pytest.fail(self.shown)
 
     def type(self, line: str) -> None:
         os.write(self.master, f"{line}\n".encode())
 
     def end(self) -> int:
         try:
-            return self.process.wait(10)
+            return self.process.wait()
         finally:
             self.process.kill()
             self.process.wait()
@@ -173,7 +176,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(url: str, tmp_path: Path) -
     os.write(terminal.master, b"\x03")
     end = terminal.wait_for(", stopped")
     assert "^C" not in terminal.shown[begun:]  # it would move the cursor: the line that is redrawn would be there twice
-    assert Echo.dropped.wait(5)  # the server is told
+    Echo.dropped.wait()  # the server is told
     terminal.type("next")
     end = terminal.wait_for("42 tokens, ", after=end)
     assert [m["role"] for m in Echo.bodies[1]["messages"]] == ["user", "assistant", "user"]
@@ -190,7 +193,6 @@ def test_piped_lines_are_answered_in_plain_text(url: str) -> None:
         input="hi\n/system You rhyme.\nho\n",
         capture_output=True,
         text=True,
-        timeout=30,
         check=True,
     )
     assert done.stdout == "1 **hi**\n2 **ho**\n"
@@ -203,19 +205,19 @@ def test_one_message(url: str) -> None:
     flags = ["--quick", "hi", "--model-name", "its", "--system-prompt", "Be brief."]
     command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
     known = {**os.environ, "OPENAI_API_KEY": "of-all"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=known)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=known)
     assert (done.stdout, done.stderr) == ("2 **hi**\n", "")
     assert Echo.keys == ["Bearer of-all"]
     assert Echo.bodies[0]["model"] == "its" and Echo.bodies[0]["messages"][0]["content"] == "Be brief."
     command[command.index("hi")] = "fail"
-    failed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    failed = subprocess.run(command, capture_output=True, text=True)
     assert failed.returncode == 1 and failed.stderr.endswith("too long for the context\n")
 
 
 def test_lengths_and_speeds_of_answers_are_shown_if_asked(url: str) -> None:
     def shown(*flags: str, lines: str | None = None) -> tuple[str, str]:
         command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
-        done = subprocess.run(command, input=lines, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run(command, input=lines, capture_output=True, text=True, check=True)
         return done.stdout, done.stderr
 
     answer, line = shown("--quick", "hi", "--stats")
@@ -239,6 +241,6 @@ def test_a_summary_counts_the_tokens_behind_the_first() -> None:
 )
 def test_flags_that_make_no_sense(url: str, flags: list[str], message: str) -> None:
     command = [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 1
     assert done.stderr.startswith(f"llmjax: error: {message}")

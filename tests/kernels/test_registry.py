@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from llmjax.kernels.dense_linear import LINEAR
-from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.registry import Implementation, Operation, traced_for
 
 
 def only_even(x: jax.Array, **_: object) -> str | None:
@@ -49,6 +49,24 @@ def test_each_platform_gets_its_own_when_lowered_for_it():
     traced = jax.jit(lambda x: SCALE(x, by=2)).trace(jnp.ones(2))
     assert "1.000000e+03" in traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "1.000000e+02" in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_only_the_one_of_the_platform_is_traced_if_that_is_said():
+    traced: list[str] = []
+
+    def noting(name: str | None) -> Implementation:
+        return Implementation(str(name), lambda x: (traced.append(str(name)), x)[1], platform=name)
+
+    operation = Operation("noting", tuple(map(noting, ("cpu", "cuda", None))))
+    inner = jax.jit(lambda x: operation(x))  # whose trace JAX keeps
+    for platform, expected in (("cpu", "cpu"), ("cuda", "cuda"), ("gpu", "cuda"), ("gcu", "None")):
+        traced.clear()
+        with traced_for(platform):
+            jax.jit(lambda x: inner(x)).trace(jnp.ones(2))
+        assert traced == [expected]
+    traced.clear()
+    jax.jit(lambda x: inner(x)).trace(jnp.ones(2))
+    assert sorted(traced) == ["None", "cpu", "cuda"]
 
 
 @pytest.mark.parametrize("rows", [1, 4096])

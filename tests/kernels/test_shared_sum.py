@@ -65,8 +65,8 @@ def test_sums_are_those_of_all_devices(other: subprocess.Popen[str]) -> None:
         for round in range(ROUNDS):
             found = np.asarray(total(of_device(0, shape, round), 0, place=round % 2))
             np.testing.assert_array_equal(found, of_device(0, shape, round) + of_device(1, shape, round))
-    said, _ = other.communicate()
-    assert float(said) == pytest.approx(float(found.sum()))
+    assert other.stdout is not None
+    assert float(other.stdout.read()) == pytest.approx(float(found.sum()))
     # And now that it has gone, who waits for it hears so.
     errors: list[Exception] = []
     began = threading.Event()
