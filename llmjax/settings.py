@@ -34,7 +34,7 @@ class Setting:
         several: items of a list may follow one flag.
         joined: a list of integers is taken as its items with commas between them.
         words: other ways to write some of its values.
-        section: heading of ``--help`` that starts with this setting.
+        section: heading of ``--help`` that it stands under.
     """
 
     name: str
@@ -90,12 +90,14 @@ def settings_of(cls: type, *, without: Collection[str] = ()) -> dict[str, Settin
     """
     hints = typing.get_type_hints(cls)
     found = {}
+    section: str | None = None
     for field in dataclasses.fields(cls):
+        section = field.metadata.get("section") or section  # a heading is named by the first field that it is over
         if field.name in without:
             continue
         kind, item, optional = _shape(hints[field.name], f"{cls.__name__}.{field.name}")
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
-        metadata = {key: field.metadata[key] for key in field.metadata if key != "help"}
+        metadata = {key: field.metadata[key] for key in field.metadata if key not in ("help", "section")}
         found[field.name] = Setting(
             name=field.name,
             kind=kind,
@@ -103,6 +105,7 @@ def settings_of(cls: type, *, without: Collection[str] = ()) -> dict[str, Settin
             optional=optional,
             default=default,
             help=field.metadata.get("help", ""),
+            section=section,
             **metadata,
         )
     return found
@@ -197,14 +200,25 @@ def make_config(cls: type[Config], values: Mapping[str, Any], *, source: str) ->
     return cls(**collect(settings_of(cls).values(), values, source=source))
 
 
+# Words that make names alike which mean the opposite.
+OPPOSITES = ({"keep", "skip"}, {"enable", "disable"}, {"min", "max"}, {"include", "exclude"}, {"allow", "deny"})
+
+
 def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
     """The end of an error message about an unknown word: the most similar known one, if any is similar.
 
     Args:
         similarity: of the two words, at least; from 0 to 1.
     """
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=similarity)
-    return f"; did you mean {found[0]}?" if found else ""
+    found = difflib.get_close_matches(word, list(known), n=3, cutoff=similarity)
+    meant = next((name for name in found if not _opposite(word, name)), None)
+    return f"; did you mean {meant}?" if meant else ""
+
+
+def _opposite(word: str, other: str) -> bool:
+    """Whether one of two names undoes the other: ``keep_special_tokens`` and ``skip_special_tokens``."""
+    one, two = (set(re.split(r"[_-]+", name.lower())) for name in (word, other))
+    return any((one ^ two) >= pair and len(one & pair) == 1 for pair in OPPOSITES)
 
 
 def parse_quantity(text: str, *, unit: str) -> int:

@@ -16,6 +16,7 @@ from llmjax.config import EngineConfig, ServerConfig
 from llmjax.launcher import place_of
 from llmjax.parsing.choice import check_reasoning_parser, check_tool_parser
 from llmjax.serve.listen import bind, check_tls
+from llmjax.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -49,6 +50,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     check_reasoning_parser(server_config.reasoning_parser)
     tracer = None if server_config.otlp_traces_endpoint is None else _tracer(server_config.otlp_traces_endpoint)
     sock = bind(server_config)
+    logger.info("llmjax %s starts with %s; it answers when the model is loaded", __version__, engine_config.model)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(_serve(engine_config, server_config, sock, tracer))

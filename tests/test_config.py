@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import find_config, load_configs, read_yaml
 from llmjax.errors import ConfigError
-from llmjax.settings import check_value, collect, make_config, parse_quantity, parse_text, settings_of, spellings
+from llmjax.settings import (
+    check_value,
+    collect,
+    make_config,
+    nearest,
+    parse_quantity,
+    parse_text,
+    settings_of,
+    spellings,
+)
 
 pytestmark = pytest.mark.once  # no device computes here
 
@@ -138,6 +147,20 @@ def test_unknown_key_names_the_nearest() -> None:
         collect(ENGINE.values(), {"max_modellen": 1}, source="s")
     with pytest.raises(ConfigError, match=r"^s: unknown key 'zzzz'$"):
         collect(ENGINE.values(), {"zzzz": 1}, source="s")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("keep_special_tokens", ["skip_special_tokens"], None),
+        ("--keep-special-tokens", ["--skip-special-tokens", "--keep-special-token"], "--keep-special-token"),
+        ("max_tokens", ["min_tokens"], None),
+        ("max_token", ["min_tokens", "max_tokens"], "max_tokens"),
+        ("skip_special_token", ["skip_special_tokens"], "skip_special_tokens"),
+    ],
+)
+def test_the_opposite_is_not_the_nearest(word: str, known: list[str], meant: str | None) -> None:
+    assert nearest(word, known) == (f"; did you mean {meant}?" if meant else "")
 
 
 def test_one_setting_under_two_names_is_refused() -> None:

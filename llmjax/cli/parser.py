@@ -21,6 +21,40 @@ from llmjax.settings import Setting, nearest, parse_text, settings_of
 NOTES = "notes"  # where the values of a command line hold what is to be said of its flags
 FLAG_SIMILARITY = 0.7  # below it, a flag that is suggested for an unknown one is rarely what was meant
 
+# The settings of an engine and a server that --help shows; --help all shows the others too.
+COMMON = frozenset(
+    {
+        "model",
+        "gguf_file",
+        "tokenizer",
+        "chat_template",
+        "offline",
+        "dtype",
+        "quantization",
+        "kv_cache_dtype",
+        "max_model_len",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+        "kv_cache_memory_bytes",
+        "gpu_memory_utilization",
+        "enable_prefix_caching",
+        "speculative_config",
+        "device",
+        "tensor_parallel_size",
+        "pipeline_parallel_size",
+        "data_parallel_size",
+        "served_model_name",
+        "host",
+        "port",
+        "api_key",
+        "allowed_hosts",
+        "allowed_origins",
+        "tool_call_parser",
+        "reasoning_parser",
+        "log_level",
+    }
+)
+
 EPILOG = """A flag wins over the file of --config, the file over the default. TOKENS may be written 8k (8,000) or 8K
 (8,192), BYTES also 4GB or 4GiB; an ITEM flag is repeated or, where items hold no commas, given a,b,c.
 Flags of vLLM, candle-vLLM and llama-server are known too: docs/flags.md says what becomes of each."""
@@ -35,8 +69,12 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, *, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter)
+        super().__init__(
+            prog=prog, description=description, allow_abbrev=False, formatter_class=_Formatter, add_help=False
+        )
         self._optionals.title = "options"
+        self.hidden: set[str] = set()  # settings that only --help all shows
+        self.add_argument("-h", "--help", nargs="?", metavar="all", action=_Help, help="show this, or all flags")
         self.foreign: Mapping[str, Setting] | None = None
         self.rows: Sequence[ForeignFlag] = FLAGS
         # Taken out of the arguments before any parser sees them (llmjax.cli.run): here for --help alone.
@@ -70,6 +108,21 @@ class Parser(argparse.ArgumentParser):
             if names and not row.ours:
                 self.add_argument(*names, action=_Foreign, row=row, settings=settings)
 
+    def short_help(self) -> str:
+        """What ``--help`` shows: of settings that a command shares with all others, those that people change most."""
+        if not self.hidden:
+            return self.format_help()
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        formatter.add_text(self.description)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_arguments([action for action in group._group_actions if action.dest not in self.hidden])
+            formatter.end_section()
+        formatter.add_text(f"{len(self.hidden)} more settings: {self.prog} --help all")
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message.removeprefix("argument "))
 
@@ -78,13 +131,14 @@ def add_settings(parser: Parser, settings: Iterable[Setting], *, section: str) -
     """Adds a flag for every setting.
 
     Args:
-        section: heading in ``--help`` of the settings before the first that brings its own.
+        section: heading in ``--help`` of the settings that bring none.
     """
-    group = None
+    groups: dict[str, Any] = {}
     for setting in settings:
-        if group is None or setting.section:
-            group = parser.add_argument_group(setting.section or section)
-        _add_setting(group, setting)
+        title = setting.section or section
+        if title not in groups:
+            groups[title] = parser.add_argument_group(title)
+        _add_setting(groups[title], setting)
 
 
 def add_config_flags(
@@ -104,7 +158,8 @@ def add_config_flags(
     parser.foreign = {}
     for cls in classes or (EngineConfig,):
         settings = settings_of(cls, without=without)
-        add_settings(parser, settings.values(), section=cls.__name__)
+        add_settings(parser, settings.values(), section="settings")
+        parser.hidden |= settings.keys() - COMMON
         parser.foreign = {**parser.foreign, **settings}
 
 
@@ -142,7 +197,11 @@ def _add_setting(group: Any, setting: Setting) -> None:
     help = setting.help.replace("%", "%%") + _default(setting)
     plain = [setting.flag, *(alias.flag for alias in setting.aliases if alias.value is None and alias.unit == 1)]
     common = {"dest": setting.name, "default": argparse.SUPPRESS}
-    if setting.kind is bool:
+    if setting.kind is bool and setting.name.startswith("no_"):  # what turns it off has no second no
+        group.add_argument(*plain, **common, action="store_true", help=help)
+        off = f"--{setting.flag.removeprefix('--no-')}"
+        group.add_argument(off, **common, action="store_false", help=argparse.SUPPRESS)
+    elif setting.kind is bool:
         group.add_argument(*plain, **common, action=argparse.BooleanOptionalAction, help=help)
     else:
         action: Any = _Extend if setting.kind is list else _Merge if setting.kind is dict else "store"
@@ -201,7 +260,7 @@ def _default(setting: Setting) -> str:
     if isinstance(default, bool):
         shown = "on" if default else "off"
     elif default is None or default in ("", (), [], {}):
-        shown = "none"
+        return ""
     elif setting.kind is list:
         shown = (setting.separator or " ").join(map(str, default))
     else:
@@ -241,6 +300,16 @@ def _with_objects(argv: Sequence[str]) -> list[str]:
             content = {key: content}
         written += [flag, json.dumps(content)]
     return [*written, *argv[end:]]
+
+
+class _Help(argparse.Action):
+    """Prints the help and ends the program."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if values not in (None, "all"):
+            raise ConfigError(f"{option_string} takes nothing or all, not {values!r}")
+        print(parser.format_help() if values else parser.short_help(), end="")
+        parser.exit()
 
 
 class _Extend(argparse.Action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -38,6 +39,8 @@ from llmjax.host_memory import free_memory
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 from llmjax.platforms import Platform, select_platform, use_compilation_cache
+
+logger = logging.getLogger(__name__)
 
 DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
 MICRO_BATCHES = 2  # of stages: one step is read here while the next one is on its way
@@ -112,7 +115,10 @@ def load(
         check_draft(config, config.speculative, platform)
     path = resolve_model(config)
     located(path)
+    say = logger.info if progress else logger.debug
+    say("loading %s", path)
     model = load_model(config, platform, path=path, cache_dir=cache_dir, programs=programs, progress=progress)
+    say("the weights are there after %.1f s; the step programs are compiled, or read as kept", model.load_seconds)
     config = _for_vectors(config, model, platform)
     speculative = config.speculative
     if speculative is not None:

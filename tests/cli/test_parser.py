@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llmjax.cli import main
 from llmjax.cli.commands import COMMANDS, Group
-from llmjax.cli.parser import Parser
+from llmjax.cli.parser import COMMON, Parser
 from llmjax.cli.sampling import HELP, NOT_FLAGS, add_sampling_flags, given_sampling, sampling_settings
 from llmjax.cli.serve import parse
 from llmjax.config import EngineConfig, ServerConfig
@@ -116,20 +116,21 @@ def test_any_arguments_are_settings_or_a_config_error(argv: list[str]) -> None:
         assert isinstance(configs.engine, EngineConfig)
 
 
-def help_of(capsys: pytest.CaptureFixture[str], *command: str) -> str:
+def help_of(capsys: pytest.CaptureFixture[str], *command: str, all: bool = False) -> str:
     with pytest.raises(SystemExit) as stop:
-        main([*command, "--help"])
+        main([*command, "--help", *(["all"] if all else [])])
     assert stop.value.code == 0
     return capsys.readouterr().out
 
 
 def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) -> None:
-    text = help_of(capsys, "serve")
+    text = help_of(capsys, "serve", all=True)
     words = " ".join(text.split())
     entries = re.split(r"\n  (?=--)", text)
     for setting in [*settings_of(EngineConfig).values(), *settings_of(ServerConfig).values()]:
         entry = next(entry for entry in entries if re.match(rf"{setting.flag}\b(?!-)", entry))
-        assert "(default" in entry, setting.flag
+        assert ("(default" in entry) or setting.default in (None, "", (), [], {}), setting.flag
+    assert "(default: none)" not in text
     assert text.startswith("usage: llmjax serve [options] [MODEL]\n")
     assert "\nmemory and scheduling:\n" in text
     assert "  --page-size, --block-size N\n" in text
@@ -139,6 +140,28 @@ def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) ->
     assert "--mem MiB the same as --kv-cache-memory-bytes, in MiB" in words
     assert "A flag wins over the file of --config" in words
     assert max(map(len, text.splitlines())) <= 110
+
+
+def test_help_is_short_unless_all_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = help_of(capsys, "serve"), help_of(capsys, "serve", all=True)
+    flags, every = (set(re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)) for text in (short, whole))
+    assert {"--model", "--port", "--max-model-len", "--config", "--debug"} <= flags < every
+    assert len(short.splitlines()) < 120 < len(whole.splitlines())
+    assert f"{len(settings_of(EngineConfig) | settings_of(ServerConfig)) - len(COMMON)} more settings" in short
+    assert "llmjax serve --help all" in short and "more settings" not in whole
+    assert main(["serve", "--help", "port"]) == 1
+    assert "--help takes nothing or all, not 'port'" in capsys.readouterr().err
+
+
+def test_the_settings_of_short_help_are_settings() -> None:
+    assert settings_of(EngineConfig).keys() | settings_of(ServerConfig).keys() >= COMMON
+
+
+@pytest.mark.parametrize("command", [["quantize"], ["eval", "perplexity"], ["chat"], ["bench", "serve"]])
+def test_headings_of_help_are_words(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, *command, all=True)
+    assert not re.search(r"^[A-Z]\w*:$", text, re.MULTILINE)
+    assert "--no-no-" not in text
 
 
 def lines_of(group: Group) -> Iterator[tuple[list[str], Group | None]]:

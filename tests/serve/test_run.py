@@ -53,6 +53,8 @@ def process(
             seen.append(line)
             found = re.search(r"is served at (http://127\.0\.0\.1:\d+)/v1", line)
             if found:
+                shown = "".join(seen)  # what a start shows while nobody is answered yet
+                assert re.search(r"llmjax [\d.]+ starts with .*\n.* loading .*\n.* the weights are there after ", shown)
                 assert server.stdout.readline().startswith("try: curl http://127.0.0.1:")
                 yield server, found[1]
                 return
