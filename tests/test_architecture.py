@@ -9,7 +9,7 @@ import pytest
 
 from tests.import_graph import LAYERS, ROOT, files, graph, imports, modules, reached
 
-pytestmark = pytest.mark.once  # no device computes here
+pytestmark = pytest.mark.smoke
 
 # The packages and modules of llmjax, each importing only what stands before it or with it.
 ORDER = (

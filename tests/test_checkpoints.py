@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.checkpoints import GOLDEN, POOLED, TESTS, pack, unpacked
-
-pytestmark = pytest.mark.once
 
 
 def written(folder: Path, text: str) -> Path:

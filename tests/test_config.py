@@ -23,7 +23,7 @@ from llmjax.settings import (
     spellings,
 )
 
-pytestmark = pytest.mark.once  # no device computes here
+pytestmark = pytest.mark.smoke
 
 ENGINE = settings_of(EngineConfig)
 SERVER = settings_of(ServerConfig)

@@ -12,6 +12,8 @@ import pytest
 
 from llmjax.system import python_path
 
+pytestmark = pytest.mark.smoke
+
 # What people install beside llmjax, or what only other commands and other devices need.
 NEVER = frozenset(
     {

@@ -14,8 +14,6 @@ from llmjax.errors import ConfigError
 from llmjax.launcher import first_host, launched_settings, place_of
 from tests.machines import two_nodes
 
-pytestmark = pytest.mark.once  # no device computes here
-
 CORES = frozenset(range(8))
 
 

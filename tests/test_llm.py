@@ -22,6 +22,8 @@ from llmjax.engine.waited import WaitedEngine
 from llmjax.errors import CheckpointError, ConfigError, EngineDead, InvalidRequest, PromptTooLong
 from tests.checkpoints import GOLDEN
 
+pytestmark = [pytest.mark.jax_api, pytest.mark.smoke]
+
 LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "engine" / "golden" / "characters"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)

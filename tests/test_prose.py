@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.once  # no device computes here
+pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = ("kernels", "models", "llmjax", "serve", "configs", "docs", "benchmarks", "tests")

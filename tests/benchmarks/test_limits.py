@@ -18,7 +18,7 @@ from llmjax.kernels.cpu.matrices import METHODS
 REPEAT = 100  # short pieces of work, of which some have the machine for themselves
 
 native = library()
-pytestmark = [pytest.mark.skipif(native is None, reason="the C++ library is not built"), pytest.mark.once]
+pytestmark = pytest.mark.skipif(native is None, reason="the C++ library is not built")
 
 
 @pytest.mark.slow

@@ -18,6 +18,8 @@ from llmjax.errors import CheckpointError
 from llmjax.quantization.gguf_export import export_gguf
 from tests.checkpoints import GOLDEN
 
+pytestmark = pytest.mark.smoke
+
 LLAMA = GOLDEN / "llama"
 F32 = np.dtype(np.float32)
 WEIGHTS = {f"w{i}": np.full((2, 3), i, np.float32) for i in range(4)}

@@ -16,8 +16,6 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.once
-
 
 @pytest.fixture(scope="module")
 def audit() -> ModuleType:

@@ -22,6 +22,8 @@ from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.sampling.params import PARAM_NAMES, SamplingParams
 from llmjax.settings import settings_of
 
+pytestmark = pytest.mark.smoke
+
 
 def test_no_flags_give_the_defaults() -> None:
     configs = parse([])

@@ -13,6 +13,8 @@ from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.constraints.test_schema_suite import Bytes
 
+pytestmark = pytest.mark.smoke
+
 EOS = 256
 
 

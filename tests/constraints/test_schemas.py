@@ -13,8 +13,6 @@ from llmjax.constraints.finite import target
 from llmjax.constraints.schemas import enforceable
 from llmjax.errors import InvalidRequest
 
-pytestmark = pytest.mark.once  # no device computes here
-
 PLAIN = {"type": "string"}
 TREE = {
     "$ref": "#/$defs/node",

@@ -16,6 +16,8 @@ from llmjax.machine_share import MachineShare
 from llmjax.platforms import Platform, select_platform
 from tests.checkpoints import GOLDEN
 
+pytestmark = pytest.mark.jax_api
+
 LLAMA = GOLDEN / "llama"
 MEMORY = 120_000
 
@@ -59,7 +61,6 @@ def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable
     return start
 
 
-@pytest.mark.once  # sizes are planned by the engine
 def test_pages_get_what_steps_leave(on_card: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
     llm = on_card(gpu_memory_utilization=0.5)
     try:

@@ -17,8 +17,6 @@ from llmjax.errors import GenerationFailed, InvalidRequest
 from llmjax.outputs import Logprob
 from tests.checkpoints import GOLDEN
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 VOCAB, EOS = 96, 2

@@ -18,6 +18,8 @@ from llmjax import LLM, SamplingParams
 from llmjax.engine.slots import SlotEditor
 from tests.checkpoints import GOLDEN
 
+pytestmark = pytest.mark.jax_api
+
 LLAMA = GOLDEN / "llama"
 
 NUM_REQUESTS = 500

@@ -29,6 +29,8 @@ from llmjax.errors import CompileError
 from tests.checkpoints import GOLDEN
 from tests.waiting import until_ended
 
+pytestmark = pytest.mark.jax_api
+
 LLAMA = GOLDEN / "llama"
 LONG = 300  # seconds that a process may take on a machine that is busy
 

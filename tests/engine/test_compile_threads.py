@@ -12,6 +12,8 @@ import pytest
 
 from llmjax.engine.compile_threads import CompileThreads
 
+pytestmark = pytest.mark.jax_api
+
 
 def test_calls_run_in_order_and_bring_results_and_errors() -> None:
     threads = CompileThreads(1)

@@ -24,7 +24,7 @@ from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
 from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
 
-pytestmark = needs_plugin
+pytestmark = [needs_plugin, pytest.mark.jax_api]
 Shape = jax.ShapeDtypeStruct
 
 TIED = {**LLAMA, "tie_word_embeddings": True}

@@ -24,8 +24,6 @@ from tests.checkpoints import GOLDEN
 from tests.engine.test_process import Recorder, alive, collect
 from tests.waiting import until_async
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 LLAMA = GOLDEN / "llama"
 FOREVER = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
 SHORT = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

@@ -82,7 +82,6 @@ def twins(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> tupl
     return plain, drafted_of("llama", "llama", **settings)
 
 
-@pytest.mark.once  # which tokens it has seen is the scheduler's affair
 def test_the_draft_model_keeps_in_step(twins: tuple[LLM, LLM]) -> None:
     """Chunks of prompts, preemptions, cached prefixes, plain steps between, accepted drafts to the last."""
     plain, drafted = twins
@@ -100,7 +99,6 @@ def test_the_draft_model_keeps_in_step(twins: tuple[LLM, LLM]) -> None:
     assert drafted.stats.accepted_tokens > 0.9 * drafted.stats.draft_tokens > 0
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     "options",
     [
@@ -120,7 +118,6 @@ def test_sampled_tokens_are_those_of_plain_decoding(twins: tuple[LLM, LLM], opti
     assert drafted.stats.accepted_tokens - accepted > 0.6 * (drafted.stats.draft_tokens - drafts) > 0
 
 
-@pytest.mark.once
 def test_memory_is_planned_for_both(twins: tuple[LLM, LLM]) -> None:
     plain, drafted = (llm.engine for llm in twins)
     ((own,), (others,)) = drafted.kv_plan.groups, plain.kv_plan.groups

@@ -103,7 +103,6 @@ def test_prompts_never_see_rounded_activations(isa: str, engine_as: Callable[...
     assert not np.array_equal(found["auto"][2][1:], found["float"][2][1:])
 
 
-@pytest.mark.once  # with AVX2 alone there is nothing to compare
 @pytest.mark.real_model
 @pytest.mark.parametrize("name", ["smollm2", pytest.param("gemma3", marks=pytest.mark.exhaustive)])
 def test_perplexity_is_the_same_on_every_cpu(

@@ -22,7 +22,7 @@ from llmjax.parsing.parser import OutputParser
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
-pytestmark = pytest.mark.once  # no device computes here
+pytestmark = pytest.mark.smoke
 
 TOKENIZER = load_tokenizer(Path(__file__).parent / "golden" / "characters")
 EOS = 2

@@ -17,6 +17,8 @@ from llmjax.engine import memory
 from tests.checkpoints import GOLDEN
 from tests.levels import at_levels
 
+pytestmark = pytest.mark.jax_api
+
 TOLERANCE = 2e-4
 KV_BYTES = {  # 20 to 28 pages of full attention: less than two requests of 64 tokens
     "llama": 28 * 1536,

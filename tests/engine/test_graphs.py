@@ -32,6 +32,8 @@ from llmjax.sampling.settings import Feature
 from tests.checkpoints import GOLDEN
 from tests.engine.compilers import compiler_of
 
+pytestmark = pytest.mark.jax_api
+
 OTHER = {"xla_llvm_disable_expensive_passes": "True"}
 
 

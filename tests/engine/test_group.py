@@ -27,8 +27,6 @@ from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.cpu import shared_sum
 from tests.waiting import until
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 HOST = "127.0.0.1"
 BUCKET = Bucket(tokens=4, rows=4, decode=True, steps=8)
 

@@ -31,8 +31,6 @@ from llmjax.models.layers.state import AllTokens, LastState, LastTokens
 from tests.checkpoints import GOLDEN
 from tests.engine.test_scheduler import SimulatedEngine, check_results, run, shapes, workloads
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 LLAMA = GOLDEN / "llama"
 ALL = AllTokens()
 

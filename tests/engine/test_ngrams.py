@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.engine import ngrams
 from llmjax.engine.ngrams import NgramIndex
-
-pytestmark = pytest.mark.once  # no device computes here
 
 
 def searched(tokens: list[int], *, shortest: int, longest: int, count: int) -> tuple[int, ...]:

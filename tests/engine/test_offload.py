@@ -425,7 +425,7 @@ def generated(llm: LLM) -> list[tuple[list[int], int | None]]:
 
 
 # Where pages go is decided on the host: one model for every JAX.
-ENGINES = [("llama", "int8"), pytest.param("deepseek-v2", "auto", marks=pytest.mark.once)]
+ENGINES = [("llama", "int8"), ("deepseek-v2", "auto")]
 MORE_ENGINES = [
     ("llama", "fp8"),
     ("gemma3", "auto"),
@@ -463,7 +463,6 @@ def test_tokens_are_the_same_from_memory_and_after_a_restart_from_disk(
     llm.close()
 
 
-@pytest.mark.once
 def test_a_long_prompt_is_read_from_disk_after_a_restart(tmp_path: Path, compile_cache_dir: str) -> None:
     """Of 4,096 tokens, all but the last page, one token of which has to be computed."""
     prompt = np.random.default_rng(0).integers(0, 96, 4096).tolist()

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.engine.pace import LEAST_TOKENS, ChunkPace, Pace
-
-pytestmark = pytest.mark.once  # no device computes here
 
 
 def test_doubles_up_to_the_most() -> None:

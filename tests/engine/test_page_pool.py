@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from llmjax.engine.page_pool import DUMMY_PAGE, PageKey, PagePool
 from llmjax.errors import LLMJaxError
 
-pytestmark = pytest.mark.once  # no device computes here
+pytestmark = pytest.mark.smoke
 
 NUM_PAGES = 7
 KEYS = [PageKey.chain(b"", (token, token + 1)) for token in range(5)]

@@ -14,8 +14,6 @@ from llmjax.tokenizer.backend import HuggingFaceBackend
 from llmjax.tokenizer.pieces import ByteLevelPieces
 from llmjax.tokenizer.tokenizer import SpecialTokens
 
-pytestmark = pytest.mark.once  # no device computes here
-
 POOLER: dict[str, Any] = {
     "kind": "last",
     "task": "classify",

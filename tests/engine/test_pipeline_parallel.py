@@ -96,7 +96,6 @@ def check(model: Path, stages: int, *all_params: SamplingParams, **settings: Any
     np.testing.assert_allclose([x for _, x in several], [x for _, x in one], atol=1e-4)
 
 
-@pytest.mark.once  # stages speak over sockets; what each computes, other tests compute with every JAX
 def test_every_feature_of_sampling_in_three_stages() -> None:
     overrides = {"max_position_embeddings": CONTEXT}
     check(GOLDEN / "llama", 3, LONG, EVERYTHING, LONG, hf_overrides=overrides, max_model_len=CONTEXT)
@@ -168,7 +167,6 @@ def test_families(name: str, stages: int) -> None:
     check(GOLDEN / name, stages, LONG_ENOUGH, EVERYTHING, LONG_ENOUGH, max_model_len=64)
 
 
-@pytest.mark.once
 def test_two_streams_are_in_two_stages_at_once() -> None:
     """While the last stage decodes one of them, the first stage has been told to decode the other."""
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
@@ -187,7 +185,6 @@ def test_two_streams_are_in_two_stages_at_once() -> None:
     assert order.startswith("SST" + "SS" + "TS" * 20)
 
 
-@pytest.mark.once
 @pytest.mark.usefixtures("patience")
 def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
     ports = [free_port("127.0.0.1") for _ in range(3)]  # of two servers, and of what cuts connections
@@ -221,7 +218,6 @@ def test_pages_are_exchanged_with_an_engine_that_has_no_stages() -> None:
             assert 0 < hits < 16 if cut else hits == 16  # tokens of four pages
 
 
-@pytest.mark.once
 def test_nobody_is_started_for_stages_that_there_are_no_layers_for(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[EngineConfig] = []
     monkeypatch.setattr(build, "LocalRanks", started.append)

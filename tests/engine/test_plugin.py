@@ -22,6 +22,8 @@ from tests.engine.test_pooling import ENCODERS
 from tests.levels import at_levels
 from tests.stand_in_plugin import build, library, needs_stand_in, registered, run
 
+pytestmark = pytest.mark.jax_api
+
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 BYTES = ("i1", "i8", "ui8", "f8E4M3FN", "f8E5M2")
 
@@ -37,7 +39,6 @@ def compare(reference: Any, found: Any) -> None:
 
 
 @needs_stand_in
-@pytest.mark.once  # its compiler is its own; what it is given to compile is looked at below
 def test_a_plugin_gives_what_the_cpu_gives(tmp_path: Path) -> None:
     """A checkpoint of q4_k_m, which is dequantized, on three devices."""
     write_random_model(tmp_path / "three", Shape(576, 512, 1, 9, 3, 515), max_position_embeddings=64)

@@ -97,16 +97,12 @@ def start(name: str, cache: str, **settings: Any) -> Served:
     return Served(name, llm, dict(np.load(archive)) if archive.exists() else {})
 
 
-FEW = ["qwen3-embedding", "bert", "nomic-bert-moe", "modernbert-labels", "gemma-embedding"]
 EVERY = [*DECODERS, *ENCODERS, *BOTH_SIDES]
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        *(name if name in FEW else pytest.param(name, marks=pytest.mark.once) for name in EVERY),
-        *at_levels(MORE_ENCODERS, slow=("modernbert-masked", "new")),
-    ],
+    params=[*EVERY, *at_levels(MORE_ENCODERS, slow=("modernbert-masked", "new"))],
 )
 def served(request: Any, compile_cache_dir: str) -> Iterator[Served]:
     found = start(request.param, compile_cache_dir)

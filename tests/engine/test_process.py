@@ -36,8 +36,6 @@ from llmjax.tokenizer import Tokenizer
 from tests.checkpoints import GOLDEN
 from tests.waiting import until_async, until_ended
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 LLAMA = GOLDEN / "llama"
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
 LONG_CONTEXT = 4096

@@ -26,6 +26,8 @@ from llmjax.engine import program_cache
 from llmjax.engine.program_cache import ENVIRONMENTS, FOLDER, ProgramCache, ProgramSpec
 from llmjax.sampling.state import SamplerState, make_sampler_state, set_bias
 
+pytestmark = pytest.mark.jax_api
+
 SLOTS, VOCAB, IDS = 2, 8, 3
 DIGEST_BYTES = hashlib.sha256().digest_size
 

@@ -20,6 +20,8 @@ from llmjax.engine.programs import StepPrograms
 from llmjax.errors import CompileError
 from tests.waiting import until
 
+pytestmark = pytest.mark.jax_api
+
 BUCKETS = make_buckets(max_num_seqs=4, max_num_batched_tokens=64)
 LARGEST = Bucket(tokens=64, rows=4, decode=False)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from rich.console import Console
 
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.report import startup_table
-
-pytestmark = pytest.mark.once  # no device computes here
 
 INFO = EngineInfo(
     model_name="m",

@@ -5,12 +5,8 @@ from __future__ import annotations
 import gc
 import weakref
 
-import pytest
-
 from llmjax.engine.request import EngineOutput, SequenceTimes
 from llmjax.errors import GenerationFailed
-
-pytestmark = pytest.mark.once  # no device computes here
 
 
 def test_an_output_whose_error_leads_back_to_it_is_collected() -> None:

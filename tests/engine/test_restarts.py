@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from llmjax.engine.restarts import RestartPolicy, Restarts
-
-pytestmark = pytest.mark.once  # no device computes here
 
 POLICY = RestartPolicy(most=4, period=100, first_wait=1, longest_wait=3)
 

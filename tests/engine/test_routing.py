@@ -11,8 +11,6 @@ from llmjax.engine.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.routing import FIRST_GUESS, PrefixIndex, Router
 from llmjax.sampling.params import SamplingParams
 
-pytestmark = pytest.mark.once  # no device computes here
-
 PAGE = 4
 
 

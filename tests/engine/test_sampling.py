@@ -10,6 +10,8 @@ import pytest
 
 from llmjax import LLM, SamplingParams
 
+pytestmark = pytest.mark.smoke
+
 EOS = 2
 PROMPT = [20, 33, 47, 15, 90, 61, 8, 77, 40]
 Edit = Callable[[np.ndarray, list[int]], None]  # changes logits f64 [V] given the output so far

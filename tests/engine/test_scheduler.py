@@ -49,7 +49,7 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.settings import RequestSampling
 from llmjax.speculative import SpeculativeConfig
 
-pytestmark = pytest.mark.once  # no device computes here
+pytestmark = pytest.mark.smoke
 
 VOCAB = 5
 STOP = 4

@@ -27,6 +27,8 @@ from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.sampling.state import set_bias
 
+pytestmark = pytest.mark.jax_api
+
 LAYOUT = BatchLayout(bucket=Bucket(tokens=4, rows=4, decode=True), num_slots=4, pages_per_sequence=8, num_groups=1)
 FORMAT = RowFormat(size_in=64, codes=Codes(bits=4), group_size=32, scale="f16")
 MATRIX = QTensor(

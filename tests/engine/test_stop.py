@@ -14,8 +14,6 @@ from llmjax.parsing.content import ContentReading
 from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.schemas import ToolSchemas
 
-pytestmark = pytest.mark.once  # no device computes here
-
 letters = st.text("ab", min_size=1, max_size=4)
 
 

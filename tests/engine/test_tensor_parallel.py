@@ -16,6 +16,8 @@ from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import found_on_devices
 from tests.levels import at_levels
 
+pytestmark = pytest.mark.jax_api
+
 LLAMA = GOLDEN / "llama"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 

@@ -22,8 +22,6 @@ from llmjax.outputs import Logprob
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.structured import StructuredOutputsParams
 
-pytestmark = pytest.mark.once  # no device computes here
-
 
 def passed(message: Any, incoming: Any) -> Any:
     """The message as the other side gets it."""

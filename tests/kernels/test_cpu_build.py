@@ -16,8 +16,6 @@ import pytest
 from llmjax.kernels.cpu import build
 from llmjax.kernels.cpu.compilers import install_command
 
-pytestmark = pytest.mark.once
-
 SCRIPT = """#!/bin/sh
 all="$*"
 while [ $# -gt 0 ]; do

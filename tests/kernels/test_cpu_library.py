@@ -22,6 +22,8 @@ from llmjax.kernels.cpu.library import ISA_VARIABLE, Library, describe, forced_i
 from llmjax.kernels.cpu.linear import linear as cpu_linear
 from tests.kernels.instruction_sets import INSTRUCTION_SETS
 
+pytestmark = pytest.mark.jax_api
+
 ROOT = Path(__file__).parents[2]
 
 PROGRAM = """

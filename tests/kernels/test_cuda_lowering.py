@@ -50,6 +50,8 @@ from tests.described_card import (
     needs_plugin,
 )
 
+pytestmark = pytest.mark.jax_api
+
 Shape = jax.ShapeDtypeStruct
 
 

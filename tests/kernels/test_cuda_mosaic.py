@@ -23,6 +23,8 @@ from tests.described_card import H100, compile_for_card, lower_for, needs_plugin
 from tests.kernels.attention_case import Case, empty_pages, filled_pages, make_data
 from tests.kernels.test_cuda_lowering import ATTENTIONS
 
+pytestmark = pytest.mark.jax_api
+
 ROOT = Path(__file__).parents[2]
 BF16 = {"activations": "bfloat16", "cache": "bfloat16"}
 # Keys begin behind the window; heads are filled up to a power of two.

@@ -31,6 +31,8 @@ from tests.described_card import H100, dumped, lower_for, needs_plugin, on_mosai
 from tests.kernels.attention_case import Case, Data, empty_pages, filled_pages, make_data, without_unseen
 from tests.kernels.test_cuda_lowering import Attention
 
+pytestmark = pytest.mark.jax_api
+
 HURRY = {"xla_backend_optimization_level": "0"}
 BF16: dict[str, Any] = {"activations": "bfloat16", "cache": "bfloat16", "decode": True}
 F16: dict[str, Any] = {"activations": "float16", "cache": "float16", "decode": True}

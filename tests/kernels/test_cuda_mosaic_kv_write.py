@@ -23,6 +23,8 @@ from tests.kernels.attention_case import Case, empty_pages, filled_pages, make_d
 from tests.kernels.test_cuda_kv_write import check_nearly_same
 from tests.kernels.test_cuda_lowering import Attention
 
+pytestmark = pytest.mark.jax_api
+
 MIX = ((1, 50), (0, 0), (13, 13), (9, 30))
 CASES = {
     "bf16": Case(MIX, cache="bfloat16", activations="bfloat16"),

@@ -14,6 +14,8 @@ from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.loops import bounded_loops, for_loop, while_loop
 from tests.kernels.experts_case import Maker
 
+pytestmark = pytest.mark.jax_api
+
 
 @pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize(("first", "end"), [(0, 0), (0, 7), (3, 5), (6, 7), (5, 2)])

@@ -18,6 +18,8 @@ from llmjax.kernels.offloading import HOST_MEMORY, SplitStack, experts_anywhere
 from llmjax.kernels.qtensor import QTensor
 from tests.kernels.experts_case import Maker
 
+pytestmark = pytest.mark.jax_api
+
 EXPERTS, CHOICES = 6, 2
 maker = partial(Maker, count=EXPERTS, size=48, inner=40)
 

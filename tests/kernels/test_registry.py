@@ -9,6 +9,8 @@ import pytest
 from llmjax.kernels.dense_linear import LINEAR
 from llmjax.kernels.registry import Implementation, Operation, traced_for
 
+pytestmark = pytest.mark.jax_api
+
 
 def only_even(x: jax.Array, **_: object) -> str | None:
     return "odd" if x.shape[0] % 2 else None

@@ -15,6 +15,8 @@ import pytest
 from llmjax.kernels.cpu import shared_sum
 from llmjax.kernels.cpu.shared_sum import FOLDER, ROOM, NotShared
 
+pytestmark = pytest.mark.jax_api
+
 SHAPES = [(1, 3), (4, 576), (7, 0), (3, ROOM - 5), (1,)]
 ROUNDS = 40
 # Another device: it sums the same shapes, and then goes.

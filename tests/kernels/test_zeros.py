@@ -11,6 +11,8 @@ import pytest
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.zeros import zeros
 
+pytestmark = pytest.mark.jax_api
+
 needs_library = pytest.mark.skipif(library() is None, reason="the C++ kernels are not built")
 LARGE = (3, 1 << 20)
 PAGES = Path("/proc/self/pagemap")

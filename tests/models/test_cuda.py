@@ -28,6 +28,8 @@ from tests.described_card import H100, lower_for
 from tests.levels import at_levels
 from tests.models.test_published import CHECKPOINTS, config_of
 
+pytestmark = pytest.mark.jax_api
+
 BF16, REQUESTS, PAGES_EACH = jnp.dtype(jnp.bfloat16), 4, 256
 FAST = ("Qwen/Qwen3-0.6B",)
 # Kinds of layers that kernels are made for, and sizes of heads from 64 to 256.

@@ -17,6 +17,8 @@ from llmjax.models import ModelConfig, abstract_model, init_random, merge, model
 from llmjax.models.layers.state import make_stacks
 from tests.checkpoints import GOLDEN
 
+pytestmark = pytest.mark.jax_api
+
 CONFIG = model_config(
     {
         "model_type": "gemma3_text",

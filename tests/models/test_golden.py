@@ -145,6 +145,7 @@ OF_THEIR_OWN = [
     *("bloom", "gpt2", "gpt-oss", "llama4", "deepseek-v3", "lfm2", "mamba", "mamba2", "falcon-h1", "gemma3n"),
     *("minimax", "deepseek-v32-sparse", "kimi-linear"),
 ]
+SECOND_JAX = ["llama", "gemma3", "qwen3-next"]  # of each kind of layer state one
 IN_EVERY_RUN = [name for name in MORE if name not in COVERED]
 ROPES = [
     ("llama", "rope-linear"),
@@ -166,7 +167,10 @@ def close(got: Any, case: Any) -> None:
     assert np.abs(got[case.at] - case.logits).max() <= TOLERANCE
 
 
-@pytest.fixture(scope="module", params=at_levels([*CHECKPOINTS, *MORE, *VARIANTS], fast=CHECKPOINTS, slow=OF_THEIR_OWN))
+@pytest.fixture(
+    scope="module",
+    params=at_levels([*CHECKPOINTS, *MORE, *VARIANTS], fast=CHECKPOINTS, slow=OF_THEIR_OWN, jax_api=SECOND_JAX),
+)
 def model(request: Any, golden: Any, stepper: Any) -> Any:
     """A checkpoint and one engine for all its tests."""
     checkpoint = golden(request.param)
@@ -236,7 +240,7 @@ def test_checkpoints_hold_what_models_need(golden: Any, name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=() if name in OF_THEIR_OWN else pytest.mark.once) for name in IN_EVERY_RUN),
+        *IN_EVERY_RUN,
         *(pytest.param(name, marks=pytest.mark.slow) for name in [*COVERED, *VARIANTS]),
     ],
 )

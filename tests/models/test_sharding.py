@@ -17,6 +17,8 @@ from llmjax.models import abstract_model, model_config
 from tests.checkpoints import GOLDEN
 from tests.models.test_quantized import CHECKPOINTS as ONE_OF_EACH
 
+pytestmark = pytest.mark.jax_api
+
 ROOT = Path(__file__).parents[2]
 # Kinds of layers, and on each device: columns of the first attention's o, key/value heads of its pages.
 CHECKPOINTS = {

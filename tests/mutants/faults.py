@@ -240,8 +240,8 @@ MUTANTS = (
     Mutant(
         "a stop string is shown",
         "llmjax/engine/stop.py",
-        "return text[: scan.end if self._include else scan.end - len(self.found)]",
-        "return text[: scan.end]",
+        "return self._show(self.end if self._include else self.end - len(self.found))",
+        "return self._show(self.end)",
         ("tests/engine/test_stop.py",),
     ),
     Mutant(
@@ -282,7 +282,6 @@ MUTANTS = (
             "tests/serve/test_app.py",
             "tests/serve/test_run.py",
             "tests/serve/test_cancel.py",
-            "tests/serve/test_drain.py",
         ),
     ),
     Mutant(

@@ -20,6 +20,8 @@ from llmjax.parsing.choice import (
 from llmjax.parsing.families import TOOLS
 from llmjax.parsing.reasoning import REASONING
 
+pytestmark = pytest.mark.smoke
+
 # What published templates of these families hold.
 TEMPLATES = [
     ("{{ tools }}<tool_call>\n{}\n</tool_call>", "hermes", None),

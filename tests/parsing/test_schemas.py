@@ -9,8 +9,6 @@ import pytest
 
 from llmjax.parsing.schemas import ToolSchemas, json_of_text
 
-pytestmark = pytest.mark.once  # no device computes here
-
 OPTIONAL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 
 

@@ -15,8 +15,6 @@ from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.reasoning import REASONING
 from llmjax.parsing.schemas import ToolSchemas
 
-pytestmark = pytest.mark.once  # no device computes here
-
 SCHEMAS = ToolSchemas(
     [
         {"function": {"name": "ping"}},

@@ -22,8 +22,6 @@ from llmjax.quantization.rounding import Result, round_to_nearest
 from llmjax.weights.uniform import SAVED_SCHEMES
 from tests.checkpoints import GOLDEN
 
-pytestmark = pytest.mark.once  # files are written and read by NumPy
-
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
 OWN_NAMES = ["yi", "falcon-7b", "gpt2", "chatglm", "stablelm-2-12b", "nemotron-h-moe", "dbrx", "lfm2-moe", "mamba2"]
 F32, BF16 = np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)

@@ -23,8 +23,6 @@ from llmjax.quantization.mixes import Choice
 from llmjax.weights.ggml.reference import quantize
 from tests.checkpoints import GOLDEN
 
-pytestmark = pytest.mark.once  # files are written and read by NumPy
-
 FAMILIES = ["llama", "llama-bias", "mistral", "qwen2", "qwen3", "gemma3"]
 F32 = np.dtype(np.float32)
 

@@ -12,8 +12,6 @@ from llmjax.errors import ConfigError
 from llmjax.models import model_config
 from llmjax.quantization.mixes import MIXES, Choice, ModelShape, tensor_scheme
 
-pytestmark = pytest.mark.once  # no device computes here
-
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "golden" / "mixes.json").read_text())
 HEAD = 32
 

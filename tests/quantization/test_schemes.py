@@ -7,8 +7,6 @@ import pytest
 from llmjax.errors import ConfigError
 from llmjax.quantization.schemes import SCHEMES, SchemeRules, scheme_key, scheme_named
 
-pytestmark = pytest.mark.once  # no device computes here
-
 
 def test_names() -> None:
     spellings = ("q4k", "Q4_K", "q2k", "q8_0", "Q80", "iq4_nl", "int8", "INT8G128", "int4_asym")

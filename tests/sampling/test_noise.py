@@ -5,9 +5,12 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import scipy.stats
 
 from llmjax.sampling.noise import gumbel, row_keys
+
+pytestmark = pytest.mark.jax_api
 
 
 @partial(jax.jit, static_argnames="vocab")

@@ -21,8 +21,6 @@ from llmjax.serve.context import engine_id, is_of
 from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.models import _card
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 
 class Idle:
     """An engine that is asked for nothing."""

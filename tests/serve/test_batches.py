@@ -24,8 +24,6 @@ from llmjax.serve.files import FileStore
 from llmjax.serve.limits import BodyLimits
 from tests.waiting import until
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 KEYS = ("first-key", "second-key")
 MOST_BYTES, MOST_FILE = 200_000, 50_000

@@ -13,8 +13,6 @@ from llmjax import BeamSearchParams
 from tests.serve.conftest import Running
 from tests.serve.test_cancel import hang_up
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello the world"}]
 SEARCH: dict[str, Any] = {"use_beam_search": True, "n": 3, "max_tokens": 8}

@@ -11,8 +11,6 @@ import pytest
 from llmjax.cli import main
 from tests.serve.conftest import Running
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 LENGTHS = ["--num-prompts", "3", "--num-warmups", "0", "--random-vocab-size", "250", "--input-len", "8"]
 
 

@@ -34,8 +34,6 @@ from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringReq
 from llmjax.serve.protocol.pooling import CohereEmbedRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
-pytestmark = pytest.mark.once  # no device computes here
-
 MODELS: list[Any] = [ChatRequest, CompletionRequest, TokenizeChatRequest, TokenizeTextRequest, DetokenizeRequest]
 OTHERS: list[Any] = [ChatMessage, StreamOptions, BatchChatRequest, CohereEmbedRequest]
 OTHERS += [GenerateRequest, GenerativeScoringRequest]

@@ -16,8 +16,6 @@ from llmjax.cli.serve import serve_parser, settings
 from llmjax.config import EngineConfig, ServerConfig
 from tests.serve.conftest import CONTEXT, Running
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 RUST = [{"role": "user", "content": "Explain how to best learn Rust."}]
 
 

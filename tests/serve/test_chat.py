@@ -10,6 +10,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+pytestmark = [pytest.mark.jax_api, pytest.mark.smoke]
+
 MODEL = "tiny-llama"
 HELLO: list[Any] = [{"role": "user", "content": "Hello the world"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "messages": HELLO, "temperature": 0, "max_tokens": 12}

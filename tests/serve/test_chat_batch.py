@@ -8,8 +8,6 @@ import httpx
 import pytest
 from openai.types.chat import ChatCompletion
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, BATCH = "/v1/chat/completions", "/v1/chat/completions/batch"
 TEXTS = ["the", "and the hen", "x"]
 CONVERSATIONS = [[{"role": "user", "content": text}] for text in TEXTS]

@@ -17,8 +17,6 @@ from llmjax.config import ServerConfig
 from tests.serve.scripted import scripted_engine
 from tests.serve.test_tools import BODY, SCRIPTS, SPECIAL
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CLIENTS = Path(__file__).parent / "clients"
 PACKAGES = {"openai.mjs": "openai", "ai_sdk.mjs": "@ai-sdk/openai"}
 # Whoever has tools and no result of one calls two; else there is nothing to do.

@@ -23,8 +23,6 @@ from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.sse import EventStream
 from tests.virtual_time import VirtualLoop
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 HEADERS = b"Host: localhost\r\nContent-Type: application/json\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\n" + HEADERS
 GET = b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -203,7 +201,7 @@ def test_late_body(strict: Strict, connect: Connect) -> None:
 
 @pytest.mark.parametrize("enough", [True, False])
 def test_a_body_has_more_time_the_longer_it_is(strict: Strict, connect: Connect, enough: bool) -> None:
-    """What comes at the least pace is no timeout, though it takes longer than one."""
+    """What comes at the least pace is waited for, though it takes longer than the limit."""
     piece = b" " * (200 * MIN_BYTES_PER_SECOND)  # 200 s more
     head = POST + b"Content-Length: %d\r\n\r\n" % (len(piece) + len(PROMPT))
     with connect() as sock:

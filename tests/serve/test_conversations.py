@@ -17,8 +17,6 @@ from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import ChatRequest
 from tests.serve.conftest import Running
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT = "/v1/chat/completions"
 MOST = 4
 

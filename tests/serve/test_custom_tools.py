@@ -12,8 +12,6 @@ from hypothesis import strategies as st
 from llmjax.serve.custom_tools import InputForm, InputReader, arguments_of, as_function, chosen, from_chat, input_form
 from llmjax.serve.errors import ApiError
 
-pytestmark = pytest.mark.once  # no device computes here
-
 
 def read(text: str, cuts: list[int]) -> str:
     reader = InputReader()

@@ -17,8 +17,6 @@ from tests.engine.test_process import alive
 from tests.serve.test_run import ENDLESS, children, process, stream
 from tests.waiting import until, until_ended
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 
 @pytest.fixture(scope="module")
 def config(engine_config: EngineConfig) -> EngineConfig:

@@ -14,8 +14,6 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 HELLO = [{"role": "user", "content": "the"}]
 BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 4}
 TEMPLATE = (

@@ -12,7 +12,7 @@ import pytest
 from llmjax.config import ServerConfig
 from llmjax.serve.limits import BodyLimits
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
+pytestmark = pytest.mark.smoke
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

@@ -13,8 +13,6 @@ from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.responses import ResponsesRequest
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello the world"}]
 BODY: dict[str, Any] = {"messages": HELLO, "max_tokens": 6, "ignore_eos": True}

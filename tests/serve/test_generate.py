@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 GENERATE, SCORE = "/inference/v1/generate", "/generative_scoring"
 HELLO = [{"role": "user", "content": "Hello the hén"}]

@@ -17,8 +17,6 @@ from llmjax.serve.drain import Gate
 from llmjax.serve.openapi import BODIES, describe
 from llmjax.serve.routes.chat import CHAT_ROUTES
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 
 def test_load_is_the_number_of_requests_in_progress(running: Any) -> None:
     gate = Gate()

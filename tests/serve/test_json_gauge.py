@@ -13,8 +13,6 @@ from llmjax.serve.errors import ApiError
 from llmjax.serve.json_gauge import JsonGauge
 from llmjax.serve.limits import BodyLimits
 
-pytestmark = pytest.mark.once  # no device computes here
-
 strings = st.text(alphabet=st.sampled_from('a"\\{}[],: é\u2028😀\n'), max_size=6)
 json_values = st.recursive(
     st.none() | st.integers() | st.floats(allow_nan=False) | strings,

@@ -24,8 +24,6 @@ from llmjax.serve.logprobs import (
 )
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
-pytestmark = pytest.mark.once  # no device computes here
-
 PIECES = {0: b"a", 1: b"b", 2: "é".encode()[:1], 3: "é".encode()[1:], 4: b"ab", 5: b""}
 
 

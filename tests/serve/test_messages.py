@@ -18,8 +18,6 @@ from llmjax.errors import GenerationFailed
 from llmjax.outputs import CompletionOutput, RequestOutput
 from tests.serve.scripted import scripted_engine
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 MESSAGES = "/v1/messages"
 CONTEXT = 1024
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
@@ -15,8 +14,6 @@ from llmjax.config import EngineConfig
 from llmjax.engine.info import EngineState
 from llmjax.engine.stats import QUEUE_FULL, DraftCounts, OffloadCounts, StepStats
 from llmjax.serve.metrics import TOKEN_LATENCY, EngineMetrics, Histogram, one_two_five
-
-pytestmark = pytest.mark.once  # no device computes here
 
 
 @given(st.lists(st.one_of(st.floats(0, 100), st.sampled_from(TOKEN_LATENCY))))

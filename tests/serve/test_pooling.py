@@ -22,8 +22,6 @@ from tests.serve.conftest import Running
 from tests.serve.test_bench import bench
 from tests.serve.test_wrong_types import check_fields
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 
 def config(name: str, folder: Path, cache: str, *, ends: bool, **settings: Any) -> EngineConfig:
     return EngineConfig(

@@ -19,8 +19,6 @@ from llmjax.serve.listen import bind
 from llmjax.serve.server import DrainingServer
 from llmjax.tokenizer import ChatTemplate, load_tokenizer
 
-pytestmark = pytest.mark.once  # no device computes here
-
 HELLO = [{"role": "user", "content": "Hello"}]
 BUSY = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 

@@ -23,8 +23,6 @@ from llmjax.serve.middleware import RequestLog
 from llmjax.serve.rates import Allowance, RateLimits
 from tests.serve.test_access import Idle
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 
 class Clock:
     """Seconds that pass when they are told to."""

@@ -13,8 +13,6 @@ from llmjax.config import EngineConfig, ServerConfig
 from llmjax.outputs import RequestMetrics
 from llmjax.serve.generation import request_metrics
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 NAMES = {"queue_time_ms", "time_to_first_token_ms", "generation_time_ms", "mean_itl_ms", "tokens_per_second"}
 

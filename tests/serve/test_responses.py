@@ -22,8 +22,6 @@ from llmjax.errors import GenerationFailed, QueueFull
 from llmjax.outputs import CompletionOutput, RequestOutput
 from tests.serve.scripted import scripted_engine
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 RESPONSES = "/v1/responses"
 CONTEXT = 1024
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)

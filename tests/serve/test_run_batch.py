@@ -11,8 +11,6 @@ from openai.types.chat import ChatCompletion
 
 from llmjax.cli import main
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Hello the world"}]
 

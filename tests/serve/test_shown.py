@@ -18,8 +18,6 @@ from llmjax.serve.routes.ops import server_info
 from llmjax.serve.shown import SHOWN, shown
 from llmjax.speculative import SpeculativeConfig
 
-pytestmark = pytest.mark.once  # no device computes here
-
 # Listed fields whose text is a name; what else is listed is a number, a switch or one of some choices.
 NAMES = {
     EngineConfig: {"revision", "served_model_name", "quantization", "device", "device_ids", "cpu_list"},

@@ -13,8 +13,6 @@ from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.sse import EventStream
 from tests import virtual_time
 
-pytestmark = pytest.mark.once  # no device computes here
-
 
 def play(
     events: AsyncGenerator[bytes, None],

@@ -12,8 +12,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 USER = [{"role": "user", "content": "the answer"}]
 SCHEMA: dict[str, Any] = {

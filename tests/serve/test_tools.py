@@ -19,8 +19,6 @@ from llmjax.errors import ConfigError
 from llmjax.serve.answers import OutputFormats
 from tests.serve.scripted import END, scripted_engine
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 CHAT = "/v1/chat/completions"
 CONTEXT = 1024
 WEATHER: dict[str, Any] = {

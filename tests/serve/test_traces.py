@@ -17,8 +17,6 @@ from llmjax.serve.app import create_app
 from llmjax.serve.traces import otlp_tracer
 from tests.serve.conftest import Running
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 

@@ -13,8 +13,6 @@ from llmjax.engine import offload
 from tests.checkpoints import GOLDEN
 from tests.serve.conftest import Running
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 LLAMA = GOLDEN / "llama"
 PROMPT = [1, 5, 9, 2, 7, 3, 8, 4, 6, 11, 1, 5, 9, 2, 7, 3, 8, 4]
 BODY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "return_token_ids": True}

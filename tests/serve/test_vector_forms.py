@@ -10,8 +10,6 @@ import pytest
 
 from llmjax.serve.vector_forms import TYPES, Endianness, VectorForm, to_json
 
-pytestmark = pytest.mark.once  # numpy alone
-
 RNG = np.random.default_rng(7)
 VECTORS = np.concatenate(
     [

@@ -10,8 +10,6 @@ import pytest
 
 from llmjax.serve import openapi
 
-pytestmark = pytest.mark.once  # what is asked of the engine, other tests ask with every JAX
-
 VALUES: list[Any] = [
     None,
     True,

@@ -13,8 +13,6 @@ from llmjax.templating.arguments import MAX_DEPTH, read_arguments
 from llmjax.templating.rendering import render
 from llmjax.templating.wire import RenderRequest
 
-pytestmark = pytest.mark.once  # no device computes here
-
 DEEP = "[" * 10**5
 
 

@@ -12,8 +12,6 @@ from llmjax.templating.rendering import compile_template, render
 from llmjax.templating.systems import Systems, marked, placed
 from llmjax.templating.wire import RenderRequest
 
-pytestmark = pytest.mark.once  # no device computes here
-
 SHOW = "{{ m.role[0] ~ ':' ~ m.content ~ ';' }}"
 ANY = "{% for m in messages %}" + SHOW + "{% endfor %}"
 STRICT = (

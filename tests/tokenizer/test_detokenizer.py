@@ -23,6 +23,8 @@ from llmjax.tokenizer.gguf import tokenizer_from_gguf
 from llmjax.tokenizer.pieces import decoder_of
 from llmjax.tokenizer.tokenizer import SpecialTokens
 
+pytestmark = pytest.mark.smoke
+
 Golden = Callable[[str], Any]
 Keys = Callable[[dict[str, Any]], dict[str, Any]]
 IDS = st.lists(st.integers(0, 10**6), max_size=60)

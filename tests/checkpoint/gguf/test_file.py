@@ -20,6 +20,8 @@ from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config, hf_tensors
 from llmjax.errors import CheckpointError
 
+pytestmark = pytest.mark.smoke
+
 F32 = np.dtype(np.float32)
 TOKENS = ["<unk>", "▁Hello", "日本", "👩‍👩‍👧", "", "a\nb", "é"]
 

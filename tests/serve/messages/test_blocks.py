@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.serve.errors import ApiError
 from llmjax.serve.messages.conversation import is_prefill, messages_of
-
-pytestmark = pytest.mark.once  # no device computes here
 
 JSON: Any = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=4),

@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 
 from llmjax.serve.messages.call_ids import read_id, shown_id
 
-pytestmark = pytest.mark.once  # no device computes here
-
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), max_size=20))
 def test_ids_that_models_write_come_back(id: str) -> None:

@@ -12,8 +12,6 @@ from llmjax.serve.errors import ApiError
 from llmjax.serve.responses.conversation import listed, messages_of
 from llmjax.serve.sealing import sealed, unsealed
 
-pytestmark = pytest.mark.once  # no device computes here
-
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "done"}
 TEMPLATE_CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -11,8 +11,6 @@ from hypothesis import strategies as st
 from llmjax.serve.errors import ApiError
 from llmjax.serve.responses.store import ResponseStore, StoredResponse
 
-pytestmark = pytest.mark.once  # no device computes here
-
 MOST, MOST_BYTES, LIFETIME = 3, 100, 10.0
 
 
