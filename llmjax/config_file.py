@@ -65,10 +65,15 @@ def find_config(name: str) -> Path:
     """
     if Path(name).is_file():
         return Path(name)
-    bundled = {path.stem: path for folder in _bundled_folders() for path in sorted(folder.glob("*.yaml"))}
+    bundled = bundled_configs()
     if name not in bundled:
         raise ConfigError(f"--config: no file {name!r}, and no bundled config of that name ({', '.join(bundled)})")
     return bundled[name]
+
+
+def bundled_configs() -> dict[str, Path]:
+    """The settings files that come with llmjax, by name."""
+    return {path.stem: path for folder in _bundled_folders() for path in sorted(folder.glob("*.yaml"))}
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

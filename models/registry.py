@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -399,6 +400,7 @@ CLASSIFIER = "ForSequenceClassification"
 REWARDS = ("ForRewardModel", "ForProcessRewardModel")
 # What ends the name of a decoder without a head, and of one with.
 _BARE, _WITH_HEAD = ("TextModel", "Model"), ("ForCausalLM", "LMHeadModel")
+_ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 
 Conversion = Literal["embed", "classify"]
 
@@ -519,9 +521,14 @@ def _named(config: Mapping[str, Any]) -> str:
 def _unknown(architecture: Any) -> str:
     """What to say about one that is not known."""
     known = sorted(FAMILIES)
-    (nearest,) = difflib.get_close_matches(str(architecture)[:100], known, n=1, cutoff=0)
-    override = json.dumps({"architectures": [nearest]})
-    return (
-        f"config.json: architecture {architecture!r} is not supported; if it is {nearest} under another name, "
-        f"set hf_overrides to {override}; supported are {', '.join(known)}"
+    hint = "".join(
+        f"; if it is {nearest} under another name, set hf_overrides to {json.dumps({'architectures': [nearest]})}"
+        for nearest in _near(str(architecture)[:100], known)
     )
+    return f"config.json: architecture {architecture!r} is not supported{hint}; supported are {', '.join(known)}"
+
+
+def _near(architecture: str, known: Sequence[str]) -> list[str]:
+    """The known name that is most like another one, if any is: what all names end with says nothing."""
+    stems = {_ENDING.sub("", name): name for name in known}
+    return [stems[stem] for stem in difflib.get_close_matches(_ENDING.sub("", architecture), stems, n=1)]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from llmjax.checkpoint.gguf.choice import choose_gguf, relative_ggufs
 from llmjax.config import EngineConfig
+from llmjax.config_file import bundled_configs
 from llmjax.errors import CheckpointError, ConfigError
 
 PYPI, MODELSCOPE = "pypi://", "modelscope://"
@@ -100,8 +101,9 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
 
 def _repository(text: str, model: str) -> str:
     if not _REPOSITORY.fullmatch(text) or text.lower().endswith((".gguf", ".safetensors")):
+        hint = f"; --config {text} is a bundled configuration" if text in bundled_configs() else ""
         raise CheckpointError(
-            f"{model!r} is not on this machine, and is not an id of the form organization/name either"
+            f"{model!r} is not on this machine, and is not an id of the form organization/name either{hint}"
         )
     return text
 

@@ -159,6 +159,11 @@ def test_a_name_that_is_neither_here_nor_an_id(model: str) -> None:
         resolve(model)
 
 
+def test_a_name_of_a_bundled_config_is_told_apart() -> None:
+    with pytest.raises(CheckpointError, match=r"either; --config smollm2 is a bundled configuration$"):
+        resolve("smollm2")
+
+
 def test_a_file_of_another_format(tmp_path: Path) -> None:
     make(tmp_path, "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model.safetensors is not a .gguf file; .* give the folder"):

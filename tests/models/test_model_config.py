@@ -595,9 +595,13 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
     ("keys", "message"),
     [
         (
-            {"architectures": ["FooForCausalLM"]},
-            "architecture 'FooForCausalLM' is not supported; if it is BloomForCausalLM under another name, "
+            {"architectures": ["BlooomForCausalLM"]},
+            "architecture 'BlooomForCausalLM' is not supported; if it is BloomForCausalLM under another name, "
             'set hf_overrides to {"architectures": ["BloomForCausalLM"]}; supported are Apertus',
+        ),
+        (
+            {"architectures": ["WhisperForConditionalGeneration"]},
+            "architecture 'WhisperForConditionalGeneration' is not supported; supported are Apertus",
         ),
         ({"architectures": ["LlamaVision"], "model_type": "llama"}, "architecture 'LlamaVision' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),

@@ -188,10 +188,11 @@ def architecture_of(gguf: GGUFFile) -> Architecture:
     if not isinstance(name, str):
         raise CheckpointError(f"{gguf.path}: key 'general.architecture' is missing or not a string")
     if name not in ARCHITECTURES:
-        (nearest,) = difflib.get_close_matches(name[:100], ARCHITECTURES, n=1, cutoff=0)
+        nearest = "".join(
+            f"; the nearest in name is {known}" for known in difflib.get_close_matches(name[:100], ARCHITECTURES, n=1)
+        )
         raise CheckpointError(
-            f"{gguf.path}: architecture {name!r} is not supported; the nearest in name is {nearest}; supported are "
-            f"{', '.join(ARCHITECTURES)}"
+            f"{gguf.path}: architecture {name!r} is not supported{nearest}; supported are {', '.join(ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]
 
@@ -208,10 +209,10 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
     if embedding is None:
         raise CheckpointError(f"{gguf.path}: tensor 'token_embd.weight' is missing")
     blocks = keys.integer("block_count")
-    _check_layers(gguf, blocks)
     layers = blocks - keys.integer("nextn_predict_layers", 0, least=0)  # the last ones guess further tokens
     if layers < 1:
         keys.fail("nextn_predict_layers", f"leaves no layer of {blocks}")
+    _check_layers(gguf, blocks, layers)
     context = keys.integer("context_length")
     keys.integer("vocab_size", embedding.shape[0])  # the embedding's rows are what counts
     (act_key, act), (stored_eps, eps_key) = architecture.activation, architecture.eps
@@ -431,10 +432,11 @@ def hf_generation_config(gguf: GGUFFile) -> dict[str, Any]:
     return {"do_sample": True, **found} if found else {}
 
 
-def _check_layers(gguf: GGUFFile, layers: int) -> None:
+def _check_layers(gguf: GGUFFile, blocks: int, layers: int) -> None:
+    """All blocks are there, or all but those that guess further tokens, which converters drop and count all the same."""
     found = {int(match["layer"]) for name in gguf.tensors if (match := LAYER_TENSOR.fullmatch(name))}
-    if len(found) != layers or max(found) != layers - 1:
-        raise CheckpointError(f"{gguf.path}: block_count is {layers}, but the tensors are of {len(found)} layers")
+    if len(found) not in (blocks, layers) or max(found) != len(found) - 1:
+        raise CheckpointError(f"{gguf.path}: block_count is {blocks}, but the tensors are of {len(found)} layers")
 
 
 def _original_dtype(gguf: GGUFFile) -> str:

@@ -17,6 +17,8 @@ import pytest
 
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.experts import with_stacked_experts
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.model import hf_config
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig
@@ -1362,3 +1364,17 @@ def test_a_file_of_nothing_but_layers_that_guess_further_tokens(tmp_path: Path) 
     keys = {"block_count": 1, "nextn_predict_layers": 1}
     with pytest.raises(CheckpointError, match="nextn_predict_layers' leaves no layer of 1"):
         open_checkpoint(write(tmp_path / "some.gguf", "glm4moe", keys, tensors))
+
+
+@pytest.mark.parametrize("dropped", [0, 1, 2])
+def test_layers_that_guess_further_tokens_may_be_counted_and_left_out(tmp_path: Path, dropped: int) -> None:
+    config = open_checkpoint(GOLDEN / "glm4-moe").config
+    layers = config["num_hidden_layers"]
+    tensors = {f"blk.{layer}.attn_norm.weight": np.ones(24, F32) for layer in range(layers + 1 - dropped)}
+    tensors["token_embd.weight"] = np.zeros((96, 24), F32)
+    file = GGUFFile.open(write(tmp_path / "some.gguf", "glm4moe", glm4_moe(config), tensors))
+    if dropped < 2:
+        assert hf_config(file)["num_hidden_layers"] == layers
+    else:
+        with pytest.raises(CheckpointError, match=f"block_count is {layers + 1}, but the tensors are of {layers - 1} "):
+            hf_config(file)
