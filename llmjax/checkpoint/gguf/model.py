@@ -433,7 +433,7 @@ def hf_generation_config(gguf: GGUFFile) -> dict[str, Any]:
 
 
 def _check_layers(gguf: GGUFFile, blocks: int, layers: int) -> None:
-    """All blocks are there, or all but those that guess further tokens, which converters drop and count all the same."""
+    """All blocks are there, or all but those that guess further tokens: converters drop and count them."""
     found = {int(match["layer"]) for name in gguf.tensors if (match := LAYER_TENSOR.fullmatch(name))}
     if len(found) not in (blocks, layers) or max(found) != len(found) - 1:
         raise CheckpointError(f"{gguf.path}: block_count is {blocks}, but the tensors are of {len(found)} layers")
