@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         runs = [read(path) for path in options.runs]
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    console = Console(markup=False) if sys.stdout.isatty() else Console(markup=False, width=WIDTH)
     new = runs[-1]
     if len(runs) == 1:
         tests, files = slowest(new.tests, options.count), slowest(new.files, options.count)

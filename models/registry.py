@@ -89,7 +89,6 @@ from llmjax.models.fields import Fields
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.pooling import Pooler
-from llmjax.models.layers.rope_scaling import check_base
 from llmjax.models.names import Names
 
 
@@ -423,7 +422,6 @@ def model_config(
     if max_model_len is not None and max_model_len < 1:
         raise UnsupportedModel(f"max_model_len = {max_model_len} must be at least 1")
     family, made = _architecture(config)
-    check_base(Fields(config))
     model = FAMILIES[family](config, max_model_len=max_model_len)
     if config.get("is_causal") is False and model.causal:
         model = replace(model, layers=tuple(_bidirectional(layer, family) for layer in model.layers))

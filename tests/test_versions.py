@@ -56,7 +56,7 @@ def test_the_oldest_jax_is_tested() -> None:
     lines = (ROOT / ".ci" / "oldest.txt").read_text(encoding="utf-8").splitlines()
     pins = [Requirement(line) for line in lines if not line.startswith("#")]
     assert {one.name: str(one.specifier) for one in pins} == {"jax": f"=={OLDEST}", "jaxlib": f"=={OLDEST}"}
-    assert f"python_of {PYTHON})" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert f"python_of {PYTHON})" in (ROOT / ".ci" / "environments.sh").read_text(encoding="utf-8")
 
 
 def test_tools_look_for_what_the_oldest_python_has() -> None:

@@ -98,13 +98,6 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
     return Fields({key: value for key, value in merged.items() if value is not None}, defaults, name)
 
 
-def check_base(fields: Fields) -> None:
-    """Raises ``UnsupportedModel`` if a config.json says ``rope_theta`` twice, and not the same."""
-    own, within = fields.get("rope_theta"), fields.mapping("rope_parameters").get("rope_theta")
-    if own is not None and within is not None and own != within:
-        raise fields.error("rope_theta", f"contradicts rope_parameters, where it is {within}")
-
-
 def of_whole_heads(parameters: Fields) -> Fields:
     """The rope keys of a family whose heads are rotated whole: its classes in transformers do not look at
     ``partial_rotary_factor``, or, with a scaling, fail over it. A GGUF file's rope.dimension_count counts all the same.

@@ -13,7 +13,6 @@ from llmjax import models
 from llmjax.checkpoint.checkpoint import open_checkpoint
 from llmjax.checkpoint.overrides import check_reached, overridden
 from llmjax.errors import CheckpointError
-from llmjax.models.errors import UnsupportedModel
 from tests.checkpoints import GOLDEN
 
 LLAMA = GOLDEN / "llama"
@@ -70,12 +69,9 @@ def test_where_kinds_of_layers_have_their_own_it_is_an_error() -> None:
     check(config, rope_parameters=NESTED["rope_parameters"])
 
 
-def test_files_that_contradict_themselves_are_refused() -> None:
-    with pytest.raises(
-        UnsupportedModel, match=r"rope_theta = 10000\.0 contradicts rope_parameters, where it is 1000000\.0"
-    ):
-        models.model_config(llama(rope_theta=1e4, **FLAT))
-    models.model_config(llama(rope_theta=1e6, **FLAT))
+def test_of_a_file_that_says_it_twice_rope_parameters_count_as_in_transformers() -> None:
+    twice = llama(rope_theta=1e4, **FLAT)
+    assert np.array_equal(frequencies(twice), frequencies(llama(rope_theta=1e6, **FLAT)))
 
 
 def test_opening_a_model_checks_them() -> None:

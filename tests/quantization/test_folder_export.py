@@ -257,7 +257,8 @@ def test_what_is_copied_along(tmp_path: Path) -> None:
 
 
 def test_numbers_of_gguf_are_json(tmp_path: Path) -> None:
-    source = open_checkpoint(GOLDEN / "llama", overrides={"some": np.float32(0.5), "more": np.arange(2)})
+    overrides = {"rms_norm_eps": np.float32(0.5), "eos_token_id": np.arange(2)}
+    source = open_checkpoint(GOLDEN / "llama", overrides=overrides)
     written(source, tmp_path / "out", "int8")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert (config["some"], config["more"]) == (0.5, [0, 1])
+    assert (config["rms_norm_eps"], config["eos_token_id"]) == (0.5, [0, 1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.client import Control
 from tests.waiting import until
 
 KEY = "the-key"
@@ -194,6 +196,8 @@ def begun(guarded: Any, admin: httpx.Client, body: dict[str, Any]) -> tuple[thre
 def settled(guarded: Any) -> int:
     """Tokens that the engine has made, once no step runs and none will."""
     until(lambda: guarded.engine.client.engine.idle)
+    guarded.engine.client.control(Control.PING).result()  # the step before it has been read, and told to the loop
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), guarded.loop).result()
     return int(guarded.engine.stats.generation_tokens)
 
 

@@ -44,7 +44,7 @@ def app_of(clock: Clock, *, requests: int = 0, tokens: int = 0) -> Starlette:
         routes=[Route("/answer", answer, methods=["GET", "POST"]), Route("/other", answer, methods=["POST"])],
         middleware=[
             Middleware(RequestLog, enabled=False, id_header=False),
-            Middleware(ApiKeys, keys=["one", "two"], open_paths=frozenset(), salted=False),
+            Middleware(ApiKeys, keys=["one", "two"], admin_keys=[], open_paths=frozenset(), salted=False),
             Middleware(RateLimits, paths=frozenset({"/answer"}), requests=requests, tokens=tokens, clock=clock),
         ],
         exception_handlers={ApiError: handle_error},

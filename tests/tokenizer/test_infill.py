@@ -82,7 +82,7 @@ def test_a_vocabulary_without_such_tokens_says_so(tmp_path: Path) -> None:
 def test_a_request_with_a_suffix(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path, "<fim_prefix>", "<fim_suffix>", "<fim_middle>")
     info = SimpleNamespace(max_model_len=64, vocab_size=tokenizer.vocab_size)
-    server: Any = SimpleNamespace(tokenizer=tokenizer, engine=SimpleNamespace(info=info))
+    server: Any = SimpleNamespace(tokenizer=tokenizer, engine=SimpleNamespace(info=info), literal_texts=None)
     asked = completion_prompts(server, ["a", "b"], add_special_tokens=True, suffix="c")
     found = [tokenizer.decode(prompt.token_ids, skip_special_tokens=False) for prompt in asyncio.run(asked)]
     assert found == [f"<fim_prefix>{text}<fim_suffix>c<fim_middle>" for text in "ab"]

@@ -282,7 +282,7 @@ def test_scores_of_qwen3_reranker(tmp_path: Path, compile_cache_dir: str) -> Non
 
 @pytest.mark.real_model
 def test_vectors_of_fifty_texts(minilm_path: Path, tmp_path: Path, compile_cache_dir: str) -> None:
-    golden = np.load(POOLED.parent / "minilm.npz")
+    golden = np.load(Path(__file__).parents[2] / "engine" / "golden" / "minilm.npz")
     path = converted(str(minilm_path), tmp_path, CONVERSIONS["bert"], tokenizer=word_pieces(minilm_path))
     llm = LLM(str(path), dtype="float32", max_num_seqs=32, max_model_len=256, compilation_cache_dir=compile_cache_dir)
     params = PoolingParams(truncate_prompt_tokens=-1)
