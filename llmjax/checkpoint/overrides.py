@@ -49,7 +49,7 @@ def check_reached(
         return  # whoever needs it says why
     for key in overrides.keys() - READ_ELSEWHERE:
         try:
-            reached = models.model_config({**config, key: _Probe()}, convert=convert) != as_it_is
+            reached = models.model_config(overridden(config, {key: _Probe()}), convert=convert) != as_it_is
         except Exception:  # of whatever kind: it has been looked at
             reached = True
         if not reached:
