@@ -118,7 +118,7 @@ def test_any_text_in_any_pieces(tools: str, reasoning: str | None, data: st.Data
     assert all(call.name for call in whole.calls)
 
 
-# What families write around an answer, and is no part of it.
+# What families write around an answer, beside its text.
 FRAMES = ("</think>", "<channel|>", "<|close|>", "<|message_sep|>", "all\n")
 
 
