@@ -519,11 +519,12 @@ def _named(config: Mapping[str, Any]) -> str:
 def _unknown(architecture: Any) -> str:
     """What to say about one that is not known."""
     known = sorted(FAMILIES)
-    hint = "".join(
-        f"; if it is {nearest} under another name, set hf_overrides to {json.dumps({'architectures': [nearest]})}"
-        for nearest in _near(str(architecture)[:100], known)
+    near = _near(str(architecture)[:100], known)
+    override = json.dumps({"architectures": near or ["NAME"]})
+    return (
+        f"config.json: architecture {architecture!r} is not supported; if it is {(near or ['one of these'])[0]} under "
+        f"another name, set hf_overrides to {override}; supported are {', '.join(known)}"
     )
-    return f"config.json: architecture {architecture!r} is not supported{hint}; supported are {', '.join(known)}"
 
 
 def _near(architecture: str, known: Sequence[str]) -> list[str]:

@@ -91,7 +91,9 @@ def test_a_gguf_file_of_an_unknown_architecture(tmp_path: Path) -> None:
     write_gguf(tmp_path / "x.gguf", "fancy", attention__head_count=4, attention__head_count_kv=[1, 2], expert_count=8)
     found = inspect_model(tmp_path / "x.gguf")
     assert found.problem is not None
-    assert found.problem.startswith(f"{tmp_path / 'x.gguf'}: architecture 'fancy' is not supported; the nearest")
+    assert found.problem.startswith(
+        f"{tmp_path / 'x.gguf'}: architecture 'fancy' is not supported; supported are llama"
+    )
     assert (found.architecture, found.container, found.model) == ("fancy", "GGUF version 3", None)
     assert found.types == [StoredType("F32", 3, 3 * 2048, 3 * 8192), StoredType("Q8_0", 1, 2048, 34 * 64)]
     assert found.setting("max_position_embeddings") == 256
