@@ -601,7 +601,7 @@ def test_longrope_does_not_depend_on_what_is_served() -> None:
         ),
         (
             {"architectures": ["WhisperForConditionalGeneration"]},
-            "architecture 'WhisperForConditionalGeneration' is not supported; if it is one of these under another name, ",
+            "architecture 'WhisperForConditionalGeneration' is not supported; if it is one of these under ",
         ),
         ({"architectures": ["LlamaVision"], "model_type": "llama"}, "architecture 'LlamaVision' is not supported"),
         ({"architectures": [7]}, "architecture 7 is not supported"),
