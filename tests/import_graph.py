@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -12,13 +13,20 @@ LAYERS = ("kernels", "models", "llmjax", "serve")  # each may import itself and 
 CPU_LIBRARY = "llmjax.kernels.cpu.library"  # which loads what the C++ sources are compiled into
 
 
+@functools.cache
+def _statements(path: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """What a file imports, anywhere in it; each file is parsed once a process."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Full names of the modules that a file imports, anywhere in it."""
     package = path.relative_to(ROOT).parent.parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in _statements(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
+        else:
             base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield module
@@ -49,10 +57,10 @@ def graph(known: Mapping[str, Path]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for name, path in known.items():
         others: set[str] = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in _statements(path):
             if isinstance(node, ast.Import):
                 others.update(alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 assert node.level == 0 and node.module, f"{path}: imports are absolute"
                 full = {f"{node.module}.{alias.name}" for alias in node.names}
                 others |= {one if one in known else node.module for one in full}
