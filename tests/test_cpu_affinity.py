@@ -171,7 +171,10 @@ print(json.dumps([pool_threads(), sorted(masks), [device.id for device in platfo
 @LINUX
 @pytest.mark.parametrize(
     ("settings", "threads", "devices"),
-    [({}, None, 1), ({"threads": 3}, 3, 1), ({"device_ids": "4,5,0,1", "threads": 2}, 2, 2)],
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (({}, None, 1), ({"threads": 3}, 3, 1))),
+        ({"device_ids": "4,5,0,1", "threads": 2}, 2, 2),
+    ],
 )
 def test_two_engines_divide_cores_and_threads(settings: dict[str, Any], threads: int | None, devices: int) -> None:
     """What each has to run on; their devices are in the CPU, which each of them has for itself."""

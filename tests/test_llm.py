@@ -204,6 +204,7 @@ def test_calls_of_several_threads_come_one_after_another(llm: LLM) -> None:
     assert found == [tokens * 3 for tokens in expected]
 
 
+@pytest.mark.slow
 def test_generate_from_several_threads_keeps_one_model(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,6 +339,7 @@ def test_a_step_that_fails_is_the_last_one(settings: dict[str, Any], monkeypatch
     llmjax.llm._kept.close()
 
 
+@pytest.mark.slow
 def test_generate_lets_go_of_a_model_before_it_loads_the_next(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

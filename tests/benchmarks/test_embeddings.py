@@ -12,6 +12,7 @@ from benchmarks.embeddings import OURS, Taken, main, rows, texts_of
 from tests.pooled_models import write_with_tokenizer
 
 
+@pytest.mark.slow
 def test_a_row_for_each_number_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = write_with_tokenizer("bert", tmp_path, ends=True)
     main([str(model), "--counts", "1", "3", "--rounds", "1"])

@@ -21,6 +21,7 @@ def test_models_are_of_one_size() -> None:
     assert set(sizes) == {ATTENTION, "mamba", "mamba2", "qwen3-next", "kimi-linear"}
 
 
+@pytest.mark.slow
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--tokens", "40", "--hidden", "128", "--layers", "1", "--rounds", "1", "--only", "mamba"])
     head, _, attention, mamba = capsys.readouterr().out.splitlines()

@@ -44,6 +44,7 @@ def test_loading_needs_little_beside_what_it_keeps(tmp_path: Path) -> None:
     assert found.seconds > 0
 
 
+@pytest.mark.slow
 def test_the_table_has_a_row_for_each_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "s.gguf"
     write_synthetic(path, "Q8_0", 1)

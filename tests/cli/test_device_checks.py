@@ -101,6 +101,7 @@ def test_wrong_entries_are_counted() -> None:
 
 
 @needs_stand_in
+@pytest.mark.slow
 def test_a_plugin_is_examined(tmp_path: Path) -> None:
     environment = registered(tmp_path, build(tmp_path), devices=3)
     command = [sys.executable, "-m", "llmjax", "doctor", "--json", "--device", "gcu", "--kv-cache-memory-bytes", "1GiB"]

@@ -28,6 +28,7 @@ def engine(compile_cache_dir: str) -> list[str]:
     return [*line.split(), "--dtype", "float32"]
 
 
+@pytest.mark.slow
 def test_the_report_names_windows_and_figure(text: str, engine: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     expected = RESULTS["perplexity"]["llama"][0]
     assert main(["eval", "perplexity", "--text", text, "--context", "32", *engine]) == 0

@@ -61,6 +61,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable
     return start
 
 
+@pytest.mark.slow
 def test_pages_get_what_steps_leave(on_card: Callable[..., LLM], plain: Callable[[str], Any]) -> None:
     llm = on_card(gpu_memory_utilization=0.5)
     try:

@@ -201,6 +201,7 @@ def test_a_cold_engine_traces_the_steps_that_it_begins_with_and_no_others(tmp_pa
 
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="shows processes")
+@pytest.mark.slow
 def test_it_ends_with_its_engine(tmp_path: Path) -> None:
     """Even if that is killed."""
     done = engine(tmp_path, "left")

@@ -146,6 +146,7 @@ def test_offline(config: EngineConfig, offline: LLM) -> None:
         llm.close()
 
 
+@pytest.mark.slow
 async def test_questions_are_answered_for_both(engine: AsyncLLM, offline: LLM) -> None:
     one = offline.kv_stats()
     assert engine.kv_stats().total == 2 * one.total
@@ -229,6 +230,7 @@ async def test_a_killed_engines_streams_end_the_others_finish_and_it_comes_back(
     assert "engine 1 is started again in " in caplog.text
 
 
+@pytest.mark.slow
 async def test_when_all_die_at_once_nobody_serves_until_they_are_back(engine: AsyncLLM) -> None:
     tasks = await begin(engine, ["a", "b"])
     before = [state.restarts for state in engine.states]
@@ -283,6 +285,7 @@ async def test_one_that_dies_too_often_ends_all_and_says_its_status(
         engine.client.close()
 
 
+@pytest.mark.slow
 async def test_a_process_that_cannot_be_started_is_tried_again(
     engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -308,6 +311,7 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
     assert (await collect(engine, [9], SHORT, "after"))[-1].finished
 
 
+@pytest.mark.slow
 async def test_one_that_hangs_is_killed_and_comes_back(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tasks = await begin(engine, ["a", "b"])
     at, before = places(engine, ["a", "b"]), engine.states[0].restarts
@@ -326,6 +330,7 @@ async def test_one_that_hangs_is_killed_and_comes_back(engine: AsyncLLM, monkeyp
     await asyncio.wait_for(tasks[other], 60)
 
 
+@pytest.mark.slow
 async def test_shutdown_ends_all_even_one_that_is_being_started(config: EngineConfig) -> None:
     engine = AsyncLLM.from_config(config)
     client = client_of(engine)

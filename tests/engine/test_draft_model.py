@@ -82,6 +82,7 @@ def twins(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> tupl
     return plain, drafted_of("llama", "llama", **settings)
 
 
+@pytest.mark.slow
 def test_the_draft_model_keeps_in_step(twins: tuple[LLM, LLM]) -> None:
     """Chunks of prompts, preemptions, cached prefixes, plain steps between, accepted drafts to the last."""
     plain, drafted = twins
@@ -167,6 +168,7 @@ def drawn(target: Table, draft: Table, params: SamplingParams, *, count: int, dr
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.slow
 def test_tokens_have_the_distribution_of_the_first_model(temperature: float) -> None:
     count, rng = 8_000, np.random.default_rng(1)
     target, draft = (Table(rng.normal(0, 1.2, (VOCAB, VOCAB)).astype(np.float32)) for _ in range(2))
@@ -192,6 +194,7 @@ def test_a_model_that_guesses_like_the_first_is_always_right() -> None:
     assert (drawn(table, table, SamplingParams(temperature=1), count=200, drafts=3) != NO_TOKEN).all()
 
 
+@pytest.mark.slow
 def test_a_vocabulary_with_other_padding() -> None:
     table = np.random.default_rng(3).normal(0, 1, (VOCAB, VOCAB)).astype(np.float32)
     table[:, -1] = -1e9  # no text has it

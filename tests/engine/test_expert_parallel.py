@@ -50,6 +50,7 @@ def check(cases: dict[str, dict[str, Any]]) -> None:
             assert found["page_mentions"] and not found["page_copies"], name
 
 
+@pytest.mark.slow
 def test_devices_with_whole_experts() -> None:
     check(CASES)
 

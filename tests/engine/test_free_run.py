@@ -72,7 +72,15 @@ def generated(llm: LLM, form: dict[str, Any], **options: Any) -> list[list[int]]
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("options", [{}, {"logprobs": 1}, {"temperature": 0.0}, {"min_tokens": 5}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ({"logprobs": 1}, {"temperature": 0.0})),
+        {"min_tokens": 5},
+    ],
+    ids=str,
+)
 def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[tuple[int, int]] = []
     ran = FreeRun.ran

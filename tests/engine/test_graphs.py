@@ -86,6 +86,7 @@ def compiler() -> StepCompiler:
     return compiler_of("llama", decode_steps=3)
 
 
+@pytest.mark.slow
 def test_two_ways_of_compiling_bring_the_same_tokens(compiler: StepCompiler) -> None:
     assert difference(replace(compiler, options=OTHER), compiler) is None
 
@@ -122,6 +123,7 @@ def test_a_single_row_takes_every_branch_and_leaves_it_out(family: str, compiler
     assert scored == [family == "mixed"] + [False] * (len(batches) - 1)
 
 
+@pytest.mark.slow
 def test_mixed_steps_in_which_few_rows_sample_take_every_branch_too(compiler: StepCompiler) -> None:
     """All rows, as many as `sample` has a way of their own for, and none; the few ask for each feature and for none."""
     layout = next(layout for bucket, layout in compiler.layouts.items() if not bucket.decode)
@@ -177,6 +179,7 @@ def test_a_failure_is_a_reason(compiler: StepCompiler) -> None:
 @pytest.mark.parametrize(
     "settings", [{"max_model_len": 3}, pytest.param({"kv_cache_memory_bytes": 4 * 1536}, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_small_caches_are_enough(settings: dict[str, int], compiler: StepCompiler) -> None:
     compiler = compiler_of("llama", decode_steps=3, **settings)
     assert difference(compiler, compiler) is None
@@ -195,6 +198,7 @@ def test_a_compiler_that_does_not_say_what_steps_take(compiler: StepCompiler, mo
         compiler.bytes_beside_kv()
 
 
+@pytest.mark.slow
 def test_what_steps_take_beside_pages(compiler: StepCompiler) -> None:
     taken = compiler.bytes_beside_kv()
     sampler = 4 * 96 * 7  # slots, tokens, bytes
@@ -256,6 +260,7 @@ def test_a_test_that_has_passed_is_not_made_again(
     assert made == [4, 4, 2]
 
 
+@pytest.mark.slow
 def test_what_steps_take_is_measured_once(compiler: StepCompiler, tmp_path: Path) -> None:
     first = replace(compiler, cache=ProgramCache(tmp_path))
     taken = first.bytes_beside_kv()

@@ -18,7 +18,13 @@ def generated(llm: Any, prompt: list[int], count: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "name", ["deepseek-v32-sparse", pytest.param("gemma3n", marks=pytest.mark.slow), "gemma4", "llama4-long"]
+    "name",
+    [
+        "deepseek-v32-sparse",
+        pytest.param("gemma3n", marks=pytest.mark.slow),
+        "gemma4",
+        pytest.param("llama4-long", marks=pytest.mark.slow),
+    ],
 )
 def test_tokens_are_the_most_likely_ones(name: str, engine_of: Any) -> None:
     """Of Hugging Face's model, behind prompts in several steps and from the prefix cache; and decodes go on as prompts

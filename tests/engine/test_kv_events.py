@@ -62,6 +62,7 @@ class Listener:
 
 @settings(max_examples=100)
 @given(st.data())
+@pytest.mark.slow
 def test_who_listens_knows_what_is_cached(data: st.DataObject) -> None:
     shape = replace(data.draw(shapes()), events=True, share_prefixes=True)
     engine, listener = SimulatedEngine(shape), Listener()

@@ -167,6 +167,7 @@ def test_families(name: str, stages: int) -> None:
     check(GOLDEN / name, stages, LONG_ENOUGH, EVERYTHING, LONG_ENOUGH, max_model_len=64)
 
 
+@pytest.mark.slow
 def test_two_streams_are_in_two_stages_at_once() -> None:
     """While the last stage decodes one of them, the first stage has been told to decode the other."""
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]

@@ -39,6 +39,7 @@ def compare(reference: Any, found: Any) -> None:
 
 
 @needs_stand_in
+@pytest.mark.slow
 def test_a_plugin_gives_what_the_cpu_gives(tmp_path: Path) -> None:
     """A checkpoint of q4_k_m, which is dequantized, on three devices."""
     write_random_model(tmp_path / "three", Shape(576, 512, 1, 9, 3, 515), max_position_embeddings=64)
@@ -152,7 +153,14 @@ def has_fixed_length(loop: Any) -> bool:
 MODELS = ("llama", "gemma3", "mixtral", "deepseek-v3", "qwen3-next", "lfm2", "minimax")
 
 
-@pytest.mark.parametrize(("model", "platform"), [*((model, "gcu") for model in MODELS), ("lfm2", "cpu")])
+@pytest.mark.parametrize(
+    ("model", "platform"),
+    at_levels(
+        [*((model, "gcu") for model in MODELS), ("lfm2", "cpu")],
+        fast=[("llama", "gcu"), ("mixtral", "gcu"), ("lfm2", "gcu"), ("lfm2", "cpu")],
+        slow=[(model, "gcu") for model in ("gemma3", "deepseek-v3", "qwen3-next", "minimax")],
+    ),
+)
 def test_what_steps_are_lowered_to(model: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = compiler_of(model, kv_cache_dtype="int8")
     monkeypatch.setattr("llmjax.engine.program_cache.platform_of", lambda device: platform)

@@ -98,11 +98,17 @@ def start(name: str, cache: str, **settings: Any) -> Served:
 
 
 EVERY = [*DECODERS, *ENCODERS, *BOTH_SIDES]
+# What they do is in others too.
+COVERED = ("qwen2-labels", "gpt2-labels", "bert-cls", "xlm-roberta-labels", "modernbert", "gte", "qwen2-both-sides")
 
 
 @pytest.fixture(
     scope="module",
-    params=[*EVERY, *at_levels(MORE_ENCODERS, slow=("modernbert-masked", "new"))],
+    params=at_levels(
+        [*EVERY, *MORE_ENCODERS],
+        fast=[name for name in EVERY if name not in COVERED],
+        slow=(*COVERED, "modernbert-masked", "new"),
+    ),
 )
 def served(request: Any, compile_cache_dir: str) -> Iterator[Served]:
     found = start(request.param, compile_cache_dir)
@@ -124,6 +130,7 @@ EIGHT_BITS = [*ENCODERS, "roberta"]
 
 
 @pytest.mark.parametrize("name", at_levels(EIGHT_BITS, fast=("bert",), slow=("modernbert", "gte")))
+@pytest.mark.slow
 def test_encoders_of_eight_bits(name: str, compile_cache_dir: str) -> None:
     """Vectors, or logits of labels, point where those of the weights as stored do, and are not the same."""
     found = start(name, compile_cache_dir, quantization="int8")

@@ -400,6 +400,7 @@ def _write_often(path: str, byte: int) -> None:
         program_cache._replace(Path(path), header(Path(path), payload) + payload)
 
 
+@pytest.mark.slow
 def test_two_processes_write_one_file(tmp_path: Path) -> None:
     """Whoever reads meanwhile sees one of their files, whole."""
     path = tmp_path / ("ab" * DIGEST_BYTES)

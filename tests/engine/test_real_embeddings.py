@@ -15,6 +15,7 @@ GOLDEN = Path(__file__).parent / "golden" / "minilm.npz"
 
 @pytest.mark.real_model
 @pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_vectors_of_fifty_texts(dtype: str, minilm_path: Path, compile_cache_dir: str) -> None:
     golden = np.load(GOLDEN)
     texts = golden["texts"].tolist()

@@ -614,7 +614,7 @@ def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
     return arrivals
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(st.data())
 def test_random_workloads(data: st.DataObject) -> None:
     shape = data.draw(shapes())
@@ -637,6 +637,7 @@ def needed(span: Span, longest: int, batched: int) -> int:
 
 @settings(max_examples=150)
 @given(data=st.data())
+@pytest.mark.slow
 def test_prompts_that_go_on_find_room_behind_windows(data: st.DataObject) -> None:
     """Long prompts, each the one before it and more, over as few pages as one request needs: no plan is ever empty
     while nothing is under way, and somebody always gets on."""

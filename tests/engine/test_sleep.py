@@ -135,6 +135,7 @@ def test_a_profile(llm: LLM) -> None:
     assert list(folder.rglob("*.xplane.pb"))
 
 
+@pytest.mark.slow
 def test_files_that_hold_another_model(llm: LLM, folder: Path) -> None:
     config = (folder / "config.json").read_text()
     llm.sleep(2)

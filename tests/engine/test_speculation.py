@@ -83,7 +83,7 @@ class OfAnyLength(Speculation):
         return self.lengths[-1]
 
 
-@pytest.mark.parametrize("family", ["mistral", "deepseek-v2-lite"])
+@pytest.mark.parametrize("family", ["mistral", pytest.param("deepseek-v2-lite", marks=pytest.mark.slow)])
 def test_greedy_tokens_are_those_of_the_plain_model(
     drafted_of: Callable[..., LLM], plain: Callable[[str], Any], family: str
 ) -> None:
@@ -97,6 +97,7 @@ def test_greedy_tokens_are_those_of_the_plain_model(
     assert llm.stats.draft_tokens - drafts > llm.stats.accepted_tokens - accepted
 
 
+@pytest.mark.slow
 def test_greedy_tokens_with_an_int8_cache(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> None:
     settings = {**SMALL, "kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**19}
     plain, drafted = engine_of("llama", **settings), drafted_of("llama", **{**settings, "max_num_seqs": 1})
@@ -309,6 +310,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.slow
 def test_tokens_have_the_distribution_of_the_model(temperature: float) -> None:
     """What stands behind the known token, and behind a draft that was right, against the exact probabilities."""
     count, rng = 5_000, np.random.default_rng(1)

@@ -13,6 +13,7 @@ HEADERS = Path(__file__).parents[2] / "kernels" / "cpu" / "src"
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+@pytest.mark.slow
 def test_a_team_runs_phases_in_order_and_at_a_known_cost(sanitizer: str, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     if compiler is None:

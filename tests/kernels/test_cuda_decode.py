@@ -43,6 +43,7 @@ def blocks_of(programs: np.ndarray, keys: int = 64) -> np.ndarray:
     keys=st.sampled_from([16, 64]),
     window=st.sampled_from([None, 1, 100, 4096]),
 )
+@pytest.mark.slow
 def test_programs_share_the_keys_of_all_rows_evenly(
     kv_len: list[int], shares: int, keys: int, window: int | None
 ) -> None:
@@ -107,7 +108,9 @@ MIXES = {
 }
 
 
-@pytest.mark.parametrize("shares", [1, 5, 40])
+@pytest.mark.parametrize(
+    "shares", [pytest.param(1, marks=pytest.mark.slow), 5, pytest.param(40, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", MIXES)
 def test_equals_the_reference_however_rows_are_divided(name: str, shares: int) -> None:
     """With more parts than are merged at a time, fewer, and none."""

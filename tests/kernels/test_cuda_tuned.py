@@ -139,6 +139,7 @@ def test_the_tuner_goes_downhill() -> None:
     assert len(tried) < 20
 
 
+@pytest.mark.slow
 def test_the_tuner_measures_what_an_engine_of_defaults_asks_for() -> None:
     """Keys of its buckets, at small sizes of everything else."""
     form = tune_gpu.FORMATS["q4_k"](64)

@@ -58,7 +58,7 @@ def test_as_on_the_device(kind: str, offloaded: int) -> None:
     check(run(x, chosen, shares, two), experts_reference(x, chosen, shares, weights, activation="silu"))
 
 
-@pytest.mark.parametrize("offloaded", [1, 3])
+@pytest.mark.parametrize("offloaded", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_16_bit_activations_are_rounded_once(offloaded: int) -> None:
     """But for sums in another order, which few elements show."""
     make = maker("float32")

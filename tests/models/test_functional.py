@@ -60,7 +60,11 @@ def test_thirty_layers_of_two_kinds_are_two_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kinds"), [("qwen3-next", 3), ("kimi-linear", 3), ("mamba", 1), ("granite4", 2), ("deepseek-v2", 2)]
+    ("name", "kinds"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("qwen3-next", 3), ("kimi-linear", 3))),
+        *(("mamba", 1), ("granite4", 2), ("deepseek-v2", 2)),
+    ],
 )
 def test_hybrids_of_many_layers_are_as_many_functions_as_kinds(name: str, kinds: int) -> None:
     """However many layers a model has, those that are equal are compiled once."""
@@ -99,7 +103,9 @@ def test_equal_configs_give_equal_graphs() -> None:
     assert graphs[0] == graphs[1] and hash(graphs[0]) == hash(graphs[1])
 
 
-@pytest.mark.parametrize("family", ["llama", "opt-350m", "gemma2", "phi", "qwen3-next", "gpt2"])
+@pytest.mark.parametrize(
+    "family", ["llama", "opt-350m", "gemma2", "phi", pytest.param("qwen3-next", marks=pytest.mark.slow), "gpt2"]
+)
 def test_logits_need_nothing_of_the_layers(family: str) -> None:
     config = model_config(json.loads((GOLDEN / family / "config.json").read_text()))
     graph, shapes = abstract_model(config, dtype=jnp.float32, activation_dtype=jnp.float32)

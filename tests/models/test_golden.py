@@ -139,6 +139,7 @@ VARIANTS = [
 COVERED = [
     *("starcoder2-plain", "phi-norm", "phi4-mini", "stablelm-3b", "stablelm-2", "gpt-neox-in-turn", "gpt2-scaled"),
     *("gpt-bigcode-heads", "opt-no-bias", "falcon-40b", "cohere", "bamba", "lfm2-moe"),
+    *("nemotron-h", "falcon-h1", "minimax-m2", "glm4-moe", "gemma2", "llama4", "gpt-oss"),  # many parts, all in others
 ]
 # Of MORE and VARIANTS, those that keep of the tokens behind them, or look at, what no other does.
 OF_THEIR_OWN = [

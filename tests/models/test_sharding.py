@@ -130,6 +130,7 @@ def test_a_state_space_beside_attention(on_two_devices: dict[str, Any]) -> None:
     assert on_two_devices["falcon-h1"]["difference"] < 2e-4
 
 
+@pytest.mark.slow
 def test_state_space_of_one_group_lies_on_three_devices(on_three_devices: dict[str, Any]) -> None:
     """Whose norm goes over what all of them have: three, three and two of eight heads."""
     found = on_three_devices["one-group"]

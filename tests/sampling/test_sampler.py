@@ -263,6 +263,7 @@ def test_batches_agree_with_the_written_order(batch: list[Row]) -> None:
 
 @settings(max_examples=100)
 @given(st.lists(rows(), min_size=R, max_size=R))
+@pytest.mark.slow
 def test_logits_are_edited_as_written(batch: list[Row]) -> None:
     state = make_sampler_state(num_slots=R, vocab_size=V, max_bans=BANS)
     sampled = [resolve(row) for row in batch]

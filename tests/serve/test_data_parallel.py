@@ -51,6 +51,7 @@ def complete(url: str, prompt: list[int], count: int = 8) -> httpx.Response:
     return httpx.post(f"{url}/v1/completions", json=body, timeout=120)
 
 
+@pytest.mark.slow
 def test_metrics_have_a_label_for_each_engine(server: tuple[int, str]) -> None:
     _, url = server
     before = by_engine(url, "vllm:request_success_total")

@@ -339,6 +339,7 @@ def test_the_best_document_comes_first(reranker: Running, path: str) -> None:
     assert answer["usage"]["total_tokens"] > 40
 
 
+@pytest.mark.slow
 def test_a_language_model_reranks(tmp_path: Path, compile_cache_dir: str, start_server: Callable[..., Any]) -> None:
     found = golden("qwen3-reranker")
     template, query, document = split_prompt(found["long/tokens"])

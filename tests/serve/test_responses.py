@@ -241,6 +241,7 @@ def test_custom_tools(http: httpx.Client) -> None:
     assert listed[1]["input"] == text and listed[2]["output"] == "done"
 
 
+@pytest.mark.slow
 def test_formats_of_custom_tools(http: httpx.Client) -> None:
     digits = {**EDIT, "format": {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3,5}"}}
     for choice in ("required", {"type": "custom", "name": "edit"}):

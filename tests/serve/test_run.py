@@ -150,6 +150,7 @@ def test_streams_that_take_too_long_are_cut(
     assert json.loads(record.getMessage())["error"] == "the request was aborted"
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(engine_config: EngineConfig) -> None:
     with process(engine_config, "--shutdown-timeout", "600") as (server, url):
         lines: list[str] = []
@@ -242,6 +243,7 @@ def listens_at(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_config: EngineConfig) -> None:
     with process(engine_config.replace(multi_process=True, tensor_parallel_size=2)) as (server, url):
         (leader,) = children(server.pid)
@@ -306,6 +308,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_ends_by_the_clock(engine_config: EngineConfig) -> None:
     with process(engine_config, "--shutdown-timeout", "1", program=("-c", HANGING)) as (server, _):
         server.send_signal(signal.SIGTERM)
@@ -328,6 +331,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_what_was_built_at_start_is_never_searched_for_garbage(engine_config: EngineConfig) -> None:
     with process(engine_config, program=("-c", COUNTING)) as (server, _):
         server.send_signal(signal.SIGTERM)

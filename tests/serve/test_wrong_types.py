@@ -84,7 +84,16 @@ def check_fields(http: httpx.Client, path: str, base: dict[str, Any], *, togethe
     return wrong
 
 
-@pytest.mark.parametrize(("path", "base"), BODIES, ids=str)
+# Their fields are those of other paths, and are read by the same code.
+AS_OTHERS = ("/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render")
+AS_OTHERS += ("/v1/responses/input_tokens", "/v1/messages/count_tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "base"),
+    [pytest.param(*body, marks=pytest.mark.slow if body[0] in AS_OTHERS else ()) for body in BODIES],
+    ids=str,
+)
 def test_values_of_all_kinds(
     http: httpx.Client, path: str, base: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

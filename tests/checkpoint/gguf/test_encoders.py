@@ -270,6 +270,7 @@ def test_scores_of_classifiers(name: str, tmp_path: Path, compile_cache_dir: str
         np.testing.assert_allclose(vector, golden[f"{case}/vector"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_scores_of_qwen3_reranker(tmp_path: Path, compile_cache_dir: str) -> None:
     golden = np.load(POOLED / "qwen3-reranker" / "golden.npz")
     embedding = open_checkpoint(POOLED / "qwen3-reranker").tensors["model.embed_tokens.weight"].read(F32)
@@ -281,6 +282,7 @@ def test_scores_of_qwen3_reranker(tmp_path: Path, compile_cache_dir: str) -> Non
 
 
 @pytest.mark.real_model
+@pytest.mark.slow
 def test_vectors_of_fifty_texts(minilm_path: Path, tmp_path: Path, compile_cache_dir: str) -> None:
     golden = np.load(Path(__file__).parents[2] / "engine" / "golden" / "minilm.npz")
     path = converted(str(minilm_path), tmp_path, CONVERSIONS["bert"], tokenizer=word_pieces(minilm_path))

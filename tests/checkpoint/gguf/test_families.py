@@ -1282,7 +1282,8 @@ def qwen3_next_apart(path: Path) -> Checkpoint:
     ("conversion", "make"),
     [
         ("qwen3-next", qwen3_next_apart),
-        *((name, partial(converted, name)) for name in ("deepseek-v3", *WITH_FACTORS)),
+        ("deepseek-v3", partial(converted, "deepseek-v3")),
+        *(pytest.param(name, partial(converted, name), marks=pytest.mark.slow) for name in WITH_FACTORS),
     ],
 )
 def test_logits_of_files_with_other_tensors(

@@ -7,6 +7,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import abstract_model, init_random, merge, model_config
@@ -16,6 +17,7 @@ from tests.checkpoints import GOLDEN
 TOKENS = 24
 
 
+@pytest.mark.slow
 def test_bfloat16_weights_of_many_rows() -> None:
     """XLA takes batched products of bfloat16 for a few rows only."""
     config = model_config(json.loads((GOLDEN / "minicpm3" / "config.json").read_text()))

@@ -61,7 +61,7 @@ def test_each_layer_has_its_own_calibration() -> None:
     assert int(after.state.data[-1].min()) == 1
 
 
-@pytest.mark.parametrize("name", ["gemma3", "qwen3-next"])
+@pytest.mark.parametrize("name", [pytest.param("gemma3", marks=pytest.mark.slow), "qwen3-next"])
 def test_a_model_over_several_stacks_of_a_kind(name: str, golden: Callable[..., Any], stepper: Any) -> None:
     model = golden(name)
     case = next(iter(model.cases.values()))

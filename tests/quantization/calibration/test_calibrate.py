@@ -102,6 +102,7 @@ def norm(x: np.ndarray, weight: np.ndarray, *, plus_one: bool, eps: float) -> np
 
 
 @pytest.mark.parametrize("family", ["llama-bias", "gemma3"])
+@pytest.mark.slow
 def test_inputs_are_those_of_the_projections(family: str, platform: Platform) -> None:
     """Products of what is captured give what the layer computes."""
     checkpoint = opened(family)
@@ -137,8 +138,8 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
     ("family", "method"),
     at_levels(
         [*((family, "awq") for family in FAMILIES), ("llama", "gptq"), ("gemma3", "gptq")],
-        fast=[("llama", "awq"), ("llama", "gptq"), ("gemma3", "gptq")],
-        slow=[("llama-bias", "awq"), ("gemma3", "awq")],
+        fast=[("llama", "awq"), ("llama", "gptq")],
+        slow=[("llama-bias", "awq"), ("gemma3", "awq"), ("gemma3", "gptq")],
     ),
 )
 def test_eight_bits_are_the_same_model(family: str, method: str, platform: Platform, tmp_path: Path) -> None:
@@ -161,7 +162,9 @@ def test_eight_bits_are_the_same_model(family: str, method: str, platform: Platf
     assert 0 < np.linalg.norm(after - before) < 1.5 * np.linalg.norm(rounded - before) < 0.1 * np.linalg.norm(before)
 
 
-@pytest.mark.parametrize(("family", "method"), [("llama", "gptq"), ("llama", "awq"), ("mamba2", "gptq")])
+@pytest.mark.parametrize(
+    ("family", "method"), [("llama", "gptq"), ("llama", "awq"), pytest.param("mamba2", "gptq", marks=pytest.mark.slow)]
+)
 def test_outputs_gain(family: str, method: str, platform: Platform) -> None:
     plan = SavePlan.of(opened(family), "int4_asym", group_size=16)
     options: dict[str, Any] = {"clip": False} if method == "awq" else {}
@@ -241,8 +244,8 @@ def test_refusals(platform: Platform) -> None:
             # Mamba 2's steps are exponents, so its logits say little of what GPTQ gains: see `test_outputs_gain`.
             if (family, method) != ("mamba2", "gptq")
         ),
-        fast=[("qwen3_5", "gptq"), ("minicpm3", "gptq"), ("minicpm3", "awq"), ("mamba", "awq")],
-        slow=[("qwen3_5", "awq"), ("mamba2", "awq"), ("lfm2", "gptq")],
+        fast=[("minicpm3", "gptq"), ("minicpm3", "awq")],
+        slow=[("qwen3_5", "gptq"), ("qwen3_5", "awq"), ("mamba", "awq"), ("mamba2", "awq"), ("lfm2", "gptq")],
     ),
 )
 def test_eight_bits_of_other_mixers_are_the_same_model(
@@ -261,6 +264,7 @@ def test_eight_bits_of_other_mixers_are_the_same_model(
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "minicpm3", "mamba", "kimi-linear", "deepseek-v32-sparse"])
+@pytest.mark.slow
 def test_inputs_of_last_projections(family: str, platform: Platform) -> None:
     """What is captured gives what the half adds."""
     checkpoint = opened(family)
@@ -290,8 +294,11 @@ MORE_EXPERTS += ["jamba", "minimax", "lfm2-moe", "dbrx", "olmoe", "phimoe"]
     ("family", "method"),
     at_levels(
         itertools.product((*EXPERTS, *MORE_EXPERTS), ("gptq", "awq")),
-        fast=[("qwen3-moe", "gptq"), ("mixtral", "awq"), ("gpt-oss", "gptq")],
-        slow=[("llama4", "awq"), ("deepseek-v2", "gptq"), ("kimi-linear", "gptq"), ("dbrx", "awq")],
+        fast=[("mixtral", "awq")],
+        slow=[
+            *(("qwen3-moe", "gptq"), ("gpt-oss", "gptq")),
+            *(("llama4", "awq"), ("deepseek-v2", "gptq"), ("kimi-linear", "gptq"), ("dbrx", "awq")),
+        ],
     ),
 )
 def test_experts_are_calibrated(family: str, method: str, platform: Platform) -> None:
@@ -361,7 +368,7 @@ def test_an_expert_that_no_token_reaches_is_rounded_and_named(
         assert np.array_equal(results[name].value.codes, rows.codes)
 
 
-@pytest.mark.parametrize("method", ["gptq", "awq"])
+@pytest.mark.parametrize("method", at_levels(["gptq", "awq"], fast=["awq"], slow=["gptq"]))
 def test_an_indexer_is_calibrated_with_its_mixer(
     method: str, platform: Platform, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -381,6 +388,7 @@ def test_an_indexer_is_calibrated_with_its_mixer(
 
 
 @pytest.mark.parametrize("family", ["deepseek-v32-sparse", "glm-moe-dsa-shared"])
+@pytest.mark.slow
 def test_tokens_see_the_keys_that_indexers_choose(
     family: str, platform: Platform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -422,8 +430,15 @@ OTHERS += ["stablelm-2-12b", "bloom", "mpt", "gpt-bigcode", "exaone4", "nemotron
     ("family", "method"),
     at_levels(
         itertools.product((*SIDE_BY_SIDE, *OTHERS), ("gptq", "awq")),
-        fast=[("phi", "awq"), ("falcon-h1", "awq"), ("cohere", "gptq")],
-        slow=[("gpt-neox", "awq"), ("gpt2", "gptq"), ("olmo2", "awq"), ("bloom", "awq"), ("bitnet", "gptq")],
+        fast=[("phi", "awq"), ("cohere", "gptq")],
+        slow=[
+            ("falcon-h1", "awq"),
+            ("gpt-neox", "awq"),
+            ("gpt2", "gptq"),
+            ("olmo2", "awq"),
+            ("bloom", "awq"),
+            ("bitnet", "gptq"),
+        ],
     ),
 )
 def test_eight_bits_of_other_layers_are_the_same_model(
@@ -459,7 +474,7 @@ def test_logits_are_nearer_than_rounded_to_nearest(
     assert 0 < np.linalg.norm(after - before) < np.linalg.norm(plainly - before)
 
 
-@pytest.mark.parametrize("family", ["falcon-h1", "cohere"])
+@pytest.mark.parametrize("family", [pytest.param("falcon-h1", marks=pytest.mark.slow), "cohere"])
 def test_outputs_of_halves_side_by_side(family: str, platform: Platform) -> None:
     """Products of what is captured, with their factors, are what the layer adds."""
     checkpoint = opened(family)
