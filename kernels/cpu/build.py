@@ -1,12 +1,14 @@
 """Compiles the C++ kernels into one shared library. Needs a C++17 compiler, nothing else.
 
 Installing the package does it; in a checkout run ``python -m llmjax.kernels.cpu.build`` after changing a source.
+With ``--target`` it compiles for another kind of machine, by the compiler that the package ``ziglang`` brings.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -48,6 +50,10 @@ ARM: dict[str, tuple[str, ...]] = {
     "dotprod": ("-march=armv8.2-a+dotprod+fp16",),
     "i8mm": ("-march=armv8.2-a+dotprod+fp16+i8mm+bf16",),
 }
+ZIG_ARM = {  # the same; Zig names processors and their features, and knows no -march
+    "dotprod": ("-mcpu=generic+v8_2a+dotprod+fullfp16",),
+    "i8mm": ("-mcpu=generic+v8_2a+dotprod+fullfp16+i8mm+bf16",),
+}
 GENERIC = "generic"  # what every processor of a kind has: SSE2, or NEON
 
 # Sources of `src/by_isa`, and the instruction sets that they gain from; others take what the next narrower one has.
@@ -68,6 +74,36 @@ BY_ISA = {
 }
 EXACT = ("searches", "quantizers")  # whose results are those of ggml's quantizers, bit for bit
 COMMON = ("units/layers", "units/states", "packing", "methods", "isa")  # compiled once
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of machine to compile for on any other: Zig's clang brings the headers and libraries of each."""
+
+    machines: str  # in words
+    zig: str  # what Zig calls it, with the oldest C library or system that it is to run on
+    wheel: str  # the platform in a wheel's name, which promises the same
+    extensions: Mapping[str, tuple[str, ...]]
+
+    @property
+    def compiler(self) -> tuple[str, ...]:
+        if importlib.util.find_spec("ziglang") is None:
+            raise BuildError(f"to compile for {self.machines}, {ZIG} is needed: pip install '{ZIG}'")
+        return (sys.executable, "-m", "ziglang", "c++", "-target", self.zig)
+
+
+ZIG = "ziglang>=0.15"  # a requirement, as pip reads it
+
+# Only what jaxlib has wheels for.
+TARGETS = {
+    "x86_64-linux": Target(
+        "Linux on x86-64, glibc 2.17 or newer", "x86_64-linux-gnu.2.17", "manylinux_2_17_x86_64", X86
+    ),
+    "aarch64-linux": Target(
+        "Linux on 64-bit Arm, glibc 2.17 or newer", "aarch64-linux-gnu.2.17", "manylinux_2_17_aarch64", ZIG_ARM
+    ),
+    "aarch64-macos": Target("macOS 11 or newer on Apple silicon", "aarch64-macos.11.0", "macosx_11_0_arm64", ZIG_ARM),
+}
 
 
 class BuildError(Exception):
@@ -92,7 +128,7 @@ class _Compiler:
     def digest(self) -> str:
         """Of what compiles the library and of what, whichever instruction sets for."""
         version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
-        found = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, BY_ISA)).encode())
+        found = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, ZIG_ARM, BY_ISA)).encode())
         for folder in (SOURCES, SOURCES / "by_isa", SOURCES / "units", FFI_HEADERS):
             for path in sorted(path for path in folder.iterdir() if path.is_file()):
                 found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
@@ -142,8 +178,9 @@ class _Contents:
 
 
 def build(
-    target: Path = LIBRARY,
+    output: Path = LIBRARY,
     *,
+    target: str | None = None,
     sanitize: str | None = None,
     every_isa: bool = False,
     progress: Callable[[int, int], None] | None = None,
@@ -153,7 +190,8 @@ def build(
     A second build of the same file waits for the first, and finds what it has made.
 
     Args:
-        target: the file to write.
+        output: the file to write.
+        target: one of ``TARGETS``, for which every instruction set is compiled; else it is for this kind of machine.
         sanitize: what to give to ``-fsanitize=`` ("address,undefined" or "thread"); slow, for tests.
         every_isa: the library is for other machines too: every instruction set of this kind of processor, and an error
             if the compiler lacks one. Else it has those that this machine's processor uses, goes without one that the
@@ -161,15 +199,38 @@ def build(
         progress: is told how many files are compiled, and of how many: of none first; not called if nothing is.
 
     Raises:
-        BuildError: with what the compiler said, or how to get one.
+        BuildError: with what the compiler said, how to get one, or which targets there are.
     """
-    with _alone(target.parent):
-        return _build(target, sanitize, every_isa, progress)
+    if target is not None and target not in TARGETS:
+        raise BuildError(f"there is no target {target}; there are: {', '.join(TARGETS)}")
+    kind = _native() if target is None else _cross(TARGETS[target])
+    with _alone(output.parent):
+        return _build(output, kind, sanitize, every_isa or target is not None, progress)
 
 
-def _build(target: Path, sanitize: str | None, every_isa: bool, progress: Callable[[int, int], None] | None) -> Path:
+@dataclass(frozen=True)
+class _Kind:
+    """Of machines, those that a library is for."""
+
+    command: tuple[str, ...]  # that compiles for it
+    extensions: Mapping[str, tuple[str, ...]]
+    linux: bool
+
+
+def _native() -> _Kind:
     extensions = _extensions()
-    compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(sanitize))
+    return _Kind(_find_compiler(extensions), extensions, linux="linux" in sysconfig.get_platform())
+
+
+def _cross(target: Target) -> _Kind:
+    return _Kind(target.compiler, target.extensions, linux="linux" in target.zig)
+
+
+def _build(
+    output: Path, kind: _Kind, sanitize: str | None, every_isa: bool, progress: Callable[[int, int], None] | None
+) -> Path:
+    extensions = kind.extensions
+    compiler = _Compiler(command=kind.command, flags=_flags(sanitize))
     used = set(extensions) if every_isa else compiler.native_sets(extensions)
     wanted = {isa: flags for isa, flags in extensions.items() if isa in used}
     left_out = tuple(isa for isa, flags in wanted.items() if not compiler.accepts(flags))
@@ -180,8 +241,8 @@ def _build(target: Path, sanitize: str | None, every_isa: bool, progress: Callab
     isas: dict[str, tuple[str, ...]] = {GENERIC: ()}
     isas |= {isa: flags for isa, flags in wanted.items() if isa not in left_out}
     contents = _Contents(compiler.digest(), frozenset(isas), left_out, portable=every_isa)
-    if contents.served_by(target):
-        return target
+    if contents.served_by(output):
+        return output
     with tempfile.TemporaryDirectory() as directory:
         jobs = _jobs(isas, contents)
         if progress is not None:
@@ -195,13 +256,13 @@ def _build(target: Path, sanitize: str | None, every_isa: bool, progress: Callab
         linked = Path(directory, "library")
         objects = (str(Path(directory, job.name)) for job in jobs)
         checked = (f"-fsanitize={sanitize}",) if sanitize else ()
-        exports = _exports(Path(directory)) if every_isa else ()
-        compiler.run("-shared", *checked, *objects, "-o", str(linked), *_link_flags(portable=every_isa), *exports)
+        linking = _link_flags(Path(directory), portable=every_isa) if kind.linux else ("-pthread",)
+        compiler.run("-shared", *checked, *objects, "-o", str(linked), *linking)
         # A new file and not new contents: a process may have the old one mapped.
-        staged = target.with_name(f".{target.name}.{os.getpid()}")
+        staged = output.with_name(f".{output.name}.{os.getpid()}")
         shutil.copy(linked, staged)
-        staged.replace(target)
-    return target
+        staged.replace(output)
+    return output
 
 
 @dataclass(frozen=True)
@@ -252,13 +313,14 @@ def _compiler_cache() -> tuple[str, ...]:
 class Progress:
     """Says how far a build is, a line for each tenth of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: str | None = None) -> None:
+        self._for = target or "this CPU"
         self._start = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
         if done == 0:
             cores = f"{count} cores" if (count := _usable_cores()) > 1 else "one core"
-            self._say(f"compiling {total} files for this CPU on {cores}; once, mostly a minute or two")
+            self._say(f"compiling {total} files for {self._for} on {cores}; once, mostly a minute or two")
         elif done == total or done * 10 // total > (done - 1) * 10 // total:
             seconds = time.monotonic() - self._start
             rest = "" if done == total else f", about {seconds / done * (total - done):.0f} s to go"
@@ -335,39 +397,49 @@ def _flags(sanitize: str | None) -> tuple[str, ...]:
     return (*common, "-O2", "-DNDEBUG", "-ffp-contract=fast", "-fvisibility=hidden")
 
 
-def _link_flags(*, portable: bool) -> tuple[str, ...]:
-    """For a library that other machines are to load, C++'s own is part of it: theirs may be older."""
-    if "linux" not in sysconfig.get_platform():
-        return ("-pthread",)
-    inside = ("-static-libstdc++", "-static-libgcc") if portable else ()
-    return ("-pthread", "-Wl,-z,defs", *inside)
-
-
-def _exports(directory: Path) -> tuple[str, ...]:
-    """What keeps C++'s own to the library, as a file for the linker: not every one takes --exclude-libs."""
-    if "linux" not in sysconfig.get_platform():
-        return ()
+def _link_flags(directory: Path, *, portable: bool) -> tuple[str, ...]:
+    """For Linux. In a library that other machines are to load, C++'s own is part of it, since theirs may be older, and
+    a file in a folder keeps that to the library: not every linker takes --exclude-libs."""
+    if not portable:
+        return ("-pthread", "-Wl,-z,defs")
     script = directory / "exports"
     script.write_text("{ global: llmjax_*; local: *; };\n")
-    return (f"-Wl,--version-script={script}",)
+    return ("-pthread", "-Wl,-z,defs", "-static-libstdc++", "-static-libgcc", f"-Wl,--version-script={script}")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    targets = "".join(f"  {name:14} {target.machines}\n" for name, target in TARGETS.items())
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog=f"targets:\n{targets}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--sanitize", help="address,undefined or thread")
     parser.add_argument("--every-isa", action="store_true", help="for other machines too: all instruction sets")
-    parser.add_argument("--output", type=Path, default=LIBRARY)
+    parser.add_argument("--target", choices=tuple(TARGETS), help=f"for another kind of machine, listed below, by {ZIG}")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help=f"the file to write: {LIBRARY.name} beside build.py, which is where it is loaded from, or with --target "
+        f"{_output_for('TARGET')} in this folder",
+    )
     parser.add_argument("--optional", action="store_true", help="without a compiler say what that costs, and go on")
     given = parser.parse_args()
+    output = given.output or (LIBRARY if given.target is None else _output_for(given.target))
+    what = {"target": given.target, "sanitize": given.sanitize, "every_isa": given.every_isa}
     try:
-        built = build(given.output, sanitize=given.sanitize, every_isa=given.every_isa, progress=Progress())
+        built = build(output, **what, progress=Progress(given.target))
     except BuildError as error:
         if not given.optional:
             sys.exit(f"C++ kernels: {error}")
-        given.output.unlink(missing_ok=True)  # an older one would be taken for one of these sources
+        output.unlink(missing_ok=True)  # an older one would be taken for one of these sources
         print(f"C++ kernels: left out, so that everything runs several times slower on the CPU: {error}", flush=True)
         return
     print(f"C++ kernels: {built}", flush=True)
+
+
+def _output_for(target: str) -> Path:
+    return Path(f"{LIBRARY.stem}-{target}{LIBRARY.suffix}")
 
 
 if __name__ == "__main__":
