@@ -404,7 +404,7 @@ def _link_flags(directory: Path, *, portable: bool) -> tuple[str, ...]:
         return ("-pthread", "-Wl,-z,defs")
     script = directory / "exports"
     script.write_text("{ global: llmjax_*; local: *; };\n")
-    return ("-pthread", "-Wl,-z,defs", "-static-libstdc++", "-static-libgcc", f"-Wl,--version-script={script}")
+    return ("-pthread", "-Wl,-z,defs", "-static-libstdc++", "-static-libgcc", "-s", f"-Wl,--version-script={script}")
 
 
 def main() -> None:

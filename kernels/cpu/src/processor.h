@@ -39,20 +39,44 @@ inline CpuId cpuid(unsigned leaf, unsigned sub_leaf) {
 
 inline bool has_bit(unsigned bits, int bit) { return (bits >> bit & 1) != 0; }
 
-inline bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_bit(cpuid(1, 0).ecx, 29);  // F16C
-}
+// Not by __builtin_cpu_supports: Zig's clang links what answers it without what finds the answer, so it is always no.
+struct Processor {
+  CpuId first, seventh, more;  // leaves 1, 7 and 7.1
+  unsigned saved = 0;          // registers that the system keeps for each thread
 
-inline bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-}
+  Processor() : first(cpuid(1, 0)), seventh{}, more{} {
+    if (cpuid(0, 0).eax >= 7) seventh = cpuid(7, 0);
+    if (seventh.eax >= 1) more = cpuid(7, 1);
+    constexpr int kOsXsave = 27;
+    if (has_bit(first.ecx, kOsXsave)) {
+      unsigned high;
+      __asm__ volatile("xgetbv" : "=a"(saved), "=d"(high) : "c"(0));
+    }
+  }
+
+  bool avx2() const {
+    constexpr int kFma = 12, kAvx = 28, kF16c = 29, kAvx2 = 5;
+    constexpr unsigned kVectors = 0x6;
+    return (saved & kVectors) == kVectors && has_bit(first.ecx, kAvx) && has_bit(first.ecx, kFma) &&
+           has_bit(first.ecx, kF16c) && has_bit(seventh.ebx, kAvx2);
+  }
+  bool avx512() const {
+    constexpr int kF = 16, kDq = 17, kBw = 30, kVl = 31;
+    constexpr unsigned kMasksAndWideVectors = 0xe0;
+    return avx2() && (saved & kMasksAndWideVectors) == kMasksAndWideVectors && has_bit(seventh.ebx, kF) &&
+           has_bit(seventh.ebx, kDq) && has_bit(seventh.ebx, kBw) && has_bit(seventh.ebx, kVl);
+  }
+  bool avx_vnni() const { return avx2() && has_bit(more.eax, 4); }
+  bool avx512_vnni() const { return avx512() && has_bit(seventh.ecx, 11); }
+  bool avx512_bf16() const { return avx512_vnni() && has_bit(more.eax, 5); }
+  bool amx() const {
+    constexpr int kBf16 = 22, kTile = 24, kInt8 = 25;
+    return avx512_bf16() && has_bit(seventh.edx, kBf16) && has_bit(seventh.edx, kTile) && has_bit(seventh.edx, kInt8);
+  }
+};
 
 // Linux hands out the tile registers on request, once a process.
-inline Has has_amx() {
-  constexpr int kBf16 = 22, kTile = 24, kInt8 = 25;
-  const unsigned found = cpuid(7, 0).edx;
-  if (!has_avx512() || !has_bit(found, kBf16) || !has_bit(found, kTile) || !has_bit(found, kInt8)) return Has::kNo;
+inline Has ask_for_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? Has::kYes : Has::kRefused;
@@ -62,15 +86,16 @@ inline Has has_amx() {
 }
 
 inline Has has(int isa) {
+  static const Processor processor;
   const auto whether = [](bool there) { return there ? Has::kYes : Has::kNo; };
   switch (isa) {
     case kGeneric: return Has::kYes;
-    case kAvx2: return whether(has_avx2());
-    case kAvxVnni: return whether(has_avx2() && has_bit(cpuid(7, 1).eax, 4));
-    case kAvx512: return whether(has_avx512());
-    case kAvx512Vnni: return whether(has_avx512() && __builtin_cpu_supports("avx512vnni"));
-    case kAvx512Bf16: return whether(has(kAvx512Vnni) == Has::kYes && has_bit(cpuid(7, 1).eax, 5));
-    case kAmx: return has(kAvx512Bf16) == Has::kYes ? has_amx() : Has::kNo;
+    case kAvx2: return whether(processor.avx2());
+    case kAvxVnni: return whether(processor.avx_vnni());
+    case kAvx512: return whether(processor.avx512());
+    case kAvx512Vnni: return whether(processor.avx512_vnni());
+    case kAvx512Bf16: return whether(processor.avx512_bf16());
+    case kAmx: return processor.amx() ? ask_for_tiles() : Has::kNo;
     default: return Has::kNo;
   }
 }
