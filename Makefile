@@ -84,7 +84,10 @@ audit: $(dev_stamp)
 # container of an old system is needed; the wheel is made from the archive of sources, as where there is nothing else.
 TARGET ?= $(patsubst arm64,aarch64,$(shell uname -m))-$(patsubst Darwin,macos,$(patsubst Linux,linux,$(shell uname -s)))
 wheel: $(dev_stamp)
-	LLMJAX_KERNEL_TARGET=$(TARGET) $(BIN)/python -m build --outdir dist
+	rm -rf build/wheel
+	LLMJAX_KERNEL_TARGET=$(TARGET) $(BIN)/python -m build --outdir build/wheel
+	$(BIN)/python .ci/check_wheel.py build/wheel/*.whl
+	mkdir -p dist && mv build/wheel/* dist/
 
 bench: $(serve_stamp) $(library)
 	$(BIN)/llmjax bench latency --config $(CONFIG) $(ARGS)
