@@ -1,5 +1,5 @@
-"""Whether wheels hold what their names promise: a library for that processor and system, which needs no newer one, has all
-that Python looks for in it, and shows nothing else.
+"""Whether wheels hold what their names promise: a library for that processor and system, which needs no newer one and
+shows nothing but kernels.
 
     python .ci/check_wheel.py dist/*.whl
 """

@@ -4,9 +4,11 @@ The compiler is a script that compiles nothing, which is done in a second."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +98,62 @@ def test_without_a_compiler_it_is_said_what_that_costs_and_what_installs_one(tmp
     process = run("--output", str(target), **nothing)
     process.communicate(timeout=60)
     assert process.returncode == 1
+
+
+def test_a_target_has_every_set_and_is_written_beside(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the script instead of Zig's clang, which takes minutes: `.ci/nightly wheel` has that."""
+    monkeypatch.setattr(build.Target, "compiler", property(lambda target: (os.environ["CXX"], target.zig)))
+    output = build.build(tmp_path / "library.so", target="aarch64-linux")
+    names = {Path(name).name for name in compiled.read_text().split()}
+    assert {"int8_vectors_i8mm.o", "int8_vectors_dotprod.o", "attention_generic.o"} <= names
+    assert not [name for name in names if "avx" in name or "amx" in name]
+    text = output.read_text()
+    assert "portable with dotprod generic i8mm" in text and "aarch64-linux-gnu.2.17" in text
+
+
+def test_a_target_that_there_is_not_and_one_without_its_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(build.BuildError, match="there is no target riscv64-linux; there are: x86_64-linux, aarch64"):
+        build.build(tmp_path / "library.so", target="riscv64-linux")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(build.BuildError, match=r"Apple silicon, ziglang.* is needed: pip install 'ziglang>="):
+        build.build(tmp_path / "library.so", target="aarch64-macos")
+
+
+# What one of them lacks: F16C, which AVX2's sources are compiled with, has a bit of its own.
+@pytest.mark.skipif(shutil.which("qemu-x86_64") is None, reason="there is no emulator (qemu-user)")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.parametrize(
+    ("processor", "sets"),
+    [("max", ["avx2", "generic"]), *((f"max,-{bit}", ["generic"]) for bit in ("f16c", "fma", "avx2", "avx", "xsave"))],
+)
+def test_a_processor_that_lacks_a_part_of_a_set_does_not_use_it(
+    processor: str, sets: list[str], tmp_path: Path
+) -> None:
+    program = tmp_path / "processor"
+    subprocess.run(
+        ["g++", "-std=c++17", "-static", str(build.SOURCES / "processor.cc"), "-o", str(program)], check=True
+    )
+    done = subprocess.run(["qemu-x86_64", "-cpu", processor, str(program)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == sets
+
+
+# Its compiler answered __builtin_cpu_supports with no, whatever the processor had.
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the first time it compiles C++'s library
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="ziglang is not installed")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.skipif(f"{platform.machine()}-{sys.platform}" not in build.TARGETS, reason="Zig compiles for others")
+def test_the_compiler_of_wheels_finds_this_machines_sets(tmp_path: Path) -> None:
+    found = []
+    for number, command in enumerate((("g++",), build.TARGETS[f"{platform.machine()}-linux"].compiler)):
+        program = str(tmp_path / f"processor{number}")
+        subprocess.run([*command, "-std=c++17", str(build.SOURCES / "processor.cc"), "-o", program], check=True)
+        found.append(subprocess.run([program], capture_output=True, text=True, check=True).stdout)
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

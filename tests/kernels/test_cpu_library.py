@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -209,6 +210,16 @@ def test_what_the_system_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     found = Library(isas=("generic", "amx"), usable=("generic",), refused=("amx",))
     monkeypatch.setattr("llmjax.kernels.cpu.library._load", lambda: found)
     assert describe() == "C++ kernels for generic (available: generic; amx is there, but the system refuses it)"
+
+
+def test_all_that_python_calls_is_looked_for_when_the_library_is_loaded() -> None:
+    text = "".join(path.read_text() for path in build.HERE.glob("*.py") if path.name not in ("build.py", "library.py"))
+    called = set(
+        re.findall(r"\bllmjax_[a-z0-9_]+", text + Path(cpu_library.__file__).read_text().partition("AGAIN =")[2])
+    )
+    assert len(called) > 20
+    called -= {"llmjax_cpu"}  # as in the library's name
+    assert called == {*cpu_library.TARGETS, *cpu_library.FUNCTIONS}
 
 
 @pytest.mark.parametrize("function", ["llmjax_force_isa", "llmjax_pack_blocks", "llmjax_quantize", "llmjax_shared_sum"])
