@@ -202,7 +202,8 @@ class EngineConfig:
         "auto",
         "what products with quantized weights may round activations to: int8 with a scale for each group, or float for "
         "exactness; fp8, on NVIDIA GPUs from compute capability 8.9 on: to 8-bit floats where weights are such; auto: "
-        "on CPUs int8 while tokens are generated, but not for prompts, and not where dtype is float32",
+        "on CPUs int8 while tokens are generated, but not for prompts, and not where dtype is float32, so that greedy "
+        "tokens may depend on what else the engine computes, which with float they do not",
         choices=("auto", "float", "int8", "fp8"),
     )
     seed: int = setting(0, "seed of requests that do not set one")
@@ -280,8 +281,8 @@ class EngineConfig:
         None,
         "guess next tokens and verify several in one step, as JSON: "
         '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\', or '
-        '\'{"model": SMALLER_MODEL, "num_speculative_tokens": 4}\'; what is sampled stays the same (default: tokens '
-        "are made one by one)",
+        '\'{"model": SMALLER_MODEL, "num_speculative_tokens": 4}\'; what tokens are drawn from stays the same '
+        "(default: tokens are made one by one)",
     )
     stream_interval: int = setting(
         1, "tokens of each piece of a stream at least, but for the first and the last; requests may ask for more"

@@ -11,6 +11,7 @@ from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_nor
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import MLP
+from llmjax.models.layers.residual import NormedStream, PreNorm
 from llmjax.models.names import QKV, Names
 
 # What Hugging Face's BloomConfig means by a missing key; none says how long texts may be.
@@ -22,6 +23,7 @@ DEFAULTS = {
     "max_position_embeddings": 2048,
     "layer_norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
+    "apply_residual_connection_post_layernorm": False,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
@@ -51,7 +53,6 @@ NAMES = Names(
 def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
     """See ``llmjax.models.model_config``."""
     fields = Fields(config, DEFAULTS, aliases=ALIASES)
-    fields.require("apply_residual_connection_post_layernorm", False)
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
     kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
@@ -66,7 +67,9 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         o_bias=True,
     )
     half = MLP(inner=4 * fields.integer("hidden_size"), activation="gelu_pytorch_tanh")
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm)
+    normed = fields.flag("apply_residual_connection_post_layernorm")  # halves are added to what their norms leave
+    residual = NormedStream() if normed else PreNorm()
+    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm, residual=residual)
     return decoder_config(
         fields, architecture="BloomForCausalLM", layers=[layer] * len(kinds), norm=norm, embedding_norm=norm
     )

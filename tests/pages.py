@@ -1,4 +1,4 @@
-"""Pages of the docs that are written from tables and tests.
+"""Pages of the docs that are written, or have tables that are, from tables and tests.
 
 ``python -m tests.pages`` writes them; with ``--check``, as ``make check`` calls it, it says which are out of date.
 """
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from llmjax.migration import page as flags
 from tests.models import supported
+from tests.parallel import limits
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES: Mapping[Path, Callable[[], str]] = {
     DOCS / "flags.md": flags.page,
+    DOCS / "scaling.md": limits.page,
     DOCS / "supported-models.md": supported.page,
 }
 

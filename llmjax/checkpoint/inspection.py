@@ -182,6 +182,9 @@ def _gguf_config(gguf: GGUFFile) -> dict[str, Any]:
         value = gguf.metadata.get(f"{architecture}.{key}")
         if value is not None:
             found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+    layers, further = found.get("num_hidden_layers"), gguf.metadata.get(f"{architecture}.nextn_predict_layers")
+    if isinstance(layers, int) and isinstance(further, int):  # the last ones guess further tokens
+        found["num_hidden_layers"] = layers - further
     return found
 
 

@@ -29,7 +29,7 @@ from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
-from llmjax.models import Experts, ModelGraph
+from llmjax.models import Attention, Experts, ModelGraph
 from llmjax.models.config import ModelConfig
 from llmjax.parallel.division import Division
 from llmjax.parallel.stages import Stage
@@ -100,12 +100,13 @@ def check_stages(config: EngineConfig) -> None:
 
     Raises:
         CheckpointError: the model cannot be found or read.
-        ConfigError: it cannot be divided so.
+        ConfigError: it cannot be divided so, or run with these settings.
     """
     checkpoint = open_checkpoint(
         resolve_model(config), overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion
     )
     model = checkpoint.model_config(max_model_len=config.max_model_len)
+    _check_chunks(model, config.page_size)
     for number in range(config.pipeline_parallel_size):
         Stage.of(model, number=number, count=config.pipeline_parallel_size)
 
@@ -129,6 +130,7 @@ def load_model(
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
+        ConfigError: the model cannot run with these settings; raised before weights are read.
     """
     path = resolve_model(config) if path is None else path
     started = time.monotonic()
@@ -137,6 +139,7 @@ def load_model(
         open_checkpoint(path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion)
     )
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
+    _check_chunks(model_config, config.page_size)
     stage = Stage.of(model_config, number=config.stage, count=config.pipeline_parallel_size)
     division = Division(stage.config, len(platform.devices), whole_experts=config.enable_expert_parallel)
     if config.enable_expert_parallel and division.devices == 1:
@@ -204,6 +207,18 @@ def load_model(
         dequantized_from=dequantized,
         kv_calibration=calibration,
     )
+
+
+def _check_chunks(model: ModelConfig, page_size: int) -> None:
+    """Refuses pages of which chunks of attention do not consist (see ``by_chunk``)."""
+    for chunk in {layer.mixer.chunk for layer in model.layers if isinstance(layer.mixer, Attention)} - {None}:
+        assert chunk is not None
+        if chunk % page_size:
+            fitting = max(size for size in range(1, page_size + 1) if chunk % size == 0)
+            raise ConfigError(
+                f"page_size {page_size}: the model's attention_chunk_size, {chunk}, is not a multiple of it; "
+                f"set page_size to {fitting}, or max_model_len to {chunk} or less"
+            )
 
 
 def _stored_as(checkpoint: Checkpoint) -> str:

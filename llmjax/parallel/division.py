@@ -7,7 +7,7 @@ what one has less than others is zeros. Norms, routers and what makes latent vec
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,6 +32,7 @@ from llmjax.models import (
 )
 from llmjax.models.layers.attention import DividedHeads
 from llmjax.models.layers.layer import FeedForward, Mixer
+from llmjax.models.layers.mamba2 import DividedGroups
 from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, Share, even_share, inner_share, of_entries, spread_share
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -68,21 +69,10 @@ class Division:
             raise ConfigError("enable_expert_parallel: the model has no experts")
         if self.devices == 1:
             return
-        mixers = [mixer for layer in self.config.layers for mixer in (layer.mixer, layer.beside) if mixer is not None]
         said = f"tensor_parallel_size {self.devices}"
-        if any(isinstance(mixer, Attention) and not _norms_can_be_divided(mixer) for mixer in mixers):
-            raise ConfigError(
-                f"{said}: norms over all heads that take a mean away or follow rotation cannot be divided yet"
-            )
-        spaces = [mixer for mixer in mixers if isinstance(mixer, Mamba2)]
-        if any(self._norm_is_cut(mixer) and mixer.groups > 1 for mixer in spaces):
-            raise ConfigError(f"{said}: state spaces with norms of several groups are divided by whole groups alone")
-        halves = [layer.feed_forward for layer in self.config.layers]
-        if any(isinstance(half, Experts) and half.own_norms is not None for half in halves):
-            raise ConfigError(f"{said}: experts with norms behind them cannot be divided yet")
-        if any(layer.per_layer is not None or layer.state_of is not None for layer in self.config.layers):
-            raise ConfigError(f"{said}: embeddings of layers, and keys that layers share, cannot be divided yet")
-        most = max(_count(mixer) for mixer in mixers)
+        for undivided in undivided_parts(self.config):
+            raise ConfigError(f"{said}: {undivided} cannot be divided yet")
+        most = most_devices(self.config)
         if self.devices > most:
             raise ConfigError(f"{said}: the model has {most} heads in a layer, and each device needs one")
 
@@ -172,8 +162,12 @@ class Division:
         shared = of_entries(shares.share_of_keys, mixer.state_dim)
         return inner, inner, shared, shared, shares.share_of_queries
 
-    def _norm_is_cut(self, mixer: Mamba2) -> bool:
-        return mixer.norm is not None and self._state_space(mixer).queries != mixer.heads // mixer.groups
+    def _divided_groups(self, mixer: Mamba2) -> DividedGroups | None:
+        shares, size = self._state_space(mixer), mixer.heads // mixer.groups
+        if mixer.norm is None or shares.queries == size:  # groups are whole
+            return None
+        numbers = np.maximum(shares.share_of_keys, 0).ravel().tolist()
+        return DividedGroups(mixer.groups, size * mixer.head_dim, tuple(numbers))
 
     def _attention(self, mixer: Attention) -> HeadShares:
         return HeadShares(mixer.kv_heads, mixer.heads // mixer.kv_heads, self.devices)
@@ -200,8 +194,8 @@ class Division:
             shared = mixer.value_heads // mixer.key_heads
             return replace(mixer, key_heads=share.shape[1], value_heads=shared * share.shape[1])
         if isinstance(mixer, Mamba2):
-            normed = mixer.inner if self._norm_is_cut(mixer) else None
-            return replace(mixer, heads=share.shape[1], groups=self._state_space(mixer).pieces, normed=normed)
+            pieces = self._state_space(mixer).pieces
+            return replace(mixer, heads=share.shape[1], groups=pieces, divided=self._divided_groups(mixer))
         assert isinstance(mixer, Attention)
         slopes = mixer.slopes
         if slopes is not None:  # of all devices, one after another
@@ -233,6 +227,20 @@ class Division:
                 return replace(half, inner=inner, shared=shared)
 
 
+def undivided_parts(config: ModelConfig) -> list[str]:
+    """What a model has that cannot be divided over devices yet, as people call it."""
+    return [part for part, is_in in UNDIVIDED.items() if any(is_in(layer) for layer in config.layers)]
+
+
+def most_devices(config: ModelConfig) -> int:
+    """How many devices may divide a model that has no `undivided_parts`."""
+    return max(_count(mixer) for layer in config.layers for mixer in _mixers(layer))
+
+
+def _mixers(layer: LayerSpec) -> list[Mixer]:
+    return [layer.mixer] if layer.beside is None else [layer.mixer, layer.beside]
+
+
 def _mixer_of(layer: LayerSpec, name: str) -> Mixer:
     """The mixer that a parameter of a layer is of; the first one, where it is of neither."""
     beside = layer.beside
@@ -244,10 +252,26 @@ def _goes_over_all_heads(mixer: Attention) -> bool:
     return mixer.o_norm is not None or (mixer.qk_norm is not None and mixer.qk_norm_over == "all heads")
 
 
-def _norms_can_be_divided(mixer: Attention) -> bool:
-    if mixer.qk_norm is None or mixer.qk_norm_over != "all heads":
-        return True
-    return isinstance(mixer.qk_norm, RMS) and mixer.qk_norm_first
+def _has_undivided_norms(layer: LayerSpec) -> bool:
+    return any(
+        isinstance(mixer, Attention)
+        and mixer.qk_norm is not None
+        and mixer.qk_norm_over == "all heads"
+        and not (isinstance(mixer.qk_norm, RMS) and mixer.qk_norm_first)
+        for mixer in _mixers(layer)
+    )
+
+
+def _has_norms_behind_experts(layer: LayerSpec) -> bool:
+    return isinstance(layer.feed_forward, Experts) and layer.feed_forward.own_norms is not None
+
+
+UNDIVIDED: Mapping[str, Callable[[LayerSpec], bool]] = {
+    "norms over all heads that take a mean away or follow rotation": _has_undivided_norms,
+    "experts with norms behind them": _has_norms_behind_experts,
+    "embeddings for each layer": lambda layer: layer.per_layer is not None,
+    "keys that layers share": lambda layer: layer.state_of is not None,
+}
 
 
 def _joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:

@@ -9,6 +9,16 @@ from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.state import Recurrent
 
 
+@dataclass(frozen=True)
+class DividedGroups:
+    """Groups of heads of which a device has some, or parts of some, where a norm goes over all of a group."""
+
+    groups: int  # of all devices
+    size: int  # entries of each
+    numbers: tuple[int, ...]  # which of them each of all devices' groups is or is a part of, one device after another;
+    # of what stands for none any, for its entries are zeros
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mamba2:
     """A state of each head that forgets as fast as its token says; ``heads / groups`` heads share the vectors that are
@@ -22,7 +32,8 @@ class Mamba2:
     activation: str  # behind the convolution, a key of ACTIVATIONS
     norm: RMS | None  # of what the heads of a group read; None: the gate alone
     norm_first: bool = False  # before the gate
-    normed: int | None = None  # entries that the norm goes over where several devices have them; None: a group's
+    divided: DividedGroups | None = None  # of a device's state space with norms of groups that are on several devices;
+    # None: its groups are whole
     steps: tuple[float, float] = (0.0, float("inf"))  # least and largest
     conv_bias: bool = True
     in_bias: bool = False

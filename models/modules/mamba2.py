@@ -12,12 +12,13 @@ from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.norm import Norm, rms_norm
 from llmjax.kernels.recurrent.linear_attention import linear_attention
 from llmjax.kernels.registry import Implementation, Operation
+from llmjax.kernels.sharding import all_sum, own_part
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.mamba2 import Mamba2
 from llmjax.models.layers.state import RecurrentState
 from llmjax.models.modules.convolution import Convolution
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.norm import RMSNorm, build_norm, normed_together
+from llmjax.models.modules.norm import RMSNorm, build_norm
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import mixed
 
@@ -96,13 +97,22 @@ class Mamba2Module(nnx.Module):
         return self._normed(read * jax.nn.silu(gate))
 
     def _normed(self, x: jax.Array) -> jax.Array:
-        """[T, inner], each group by itself, or the only one with what other devices have of it."""
+        """[T, inner], each group by itself, with what other devices have of it."""
         assert isinstance(self.norm, RMSNorm)
-        if self.spec.normed is not None:
-            return normed_together(x, self.norm, self.spec.normed, self.divided)
         norm = self.norm.norm
         weight = norm.weight.reshape(self.spec.groups, -1)
-        return rms_norm(x.reshape(len(x), *weight.shape), Norm(weight, norm.eps)).reshape(x.shape)
+        parts = x.reshape(len(x), *weight.shape)
+        return rms_norm(parts, Norm(weight, norm.eps), mean_square=self._mean_squares(parts)).reshape(x.shape)
+
+    def _mean_squares(self, parts: jax.Array) -> jax.Array | None:
+        """Of whole groups, f32 [T, groups, 1], of which a device has parts [T, groups, .]; None: it has all of each."""
+        whole = self.spec.divided
+        if whole is None:
+            return None
+        of = own_part(jnp.asarray(whole.numbers, jnp.int32), self.divided)
+        own = jnp.square(parts.astype(jnp.float32)).sum(axis=-1)
+        sums = all_sum(jnp.zeros((len(parts), whole.groups), jnp.float32).at[:, of].add(own), self.divided)
+        return sums[:, of, None] / whole.size
 
 
 def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:

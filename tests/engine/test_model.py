@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 
 from llmjax.config import EngineConfig
 from llmjax.engine import model
-from llmjax.errors import CheckpointError
+from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 from tests.checkpoints import GOLDEN
@@ -75,6 +76,21 @@ def test_buffers_that_old_checkpoints_carry_are_passed_over(tmp_path: Path, capl
     config = EngineConfig(model=str(tmp_path), dtype="float32", device="cpu")
     model.load_model(config, select_platform(config))
     assert not [record.message for record in caplog.records if "not used" in record.message]
+
+
+def test_chunks_of_attention_that_do_not_consist_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said before a weight is read, with what would do."""
+    name = str(GOLDEN / "llama4-long")  # chunks of 8
+    config = EngineConfig(model=name, dtype="float32", device="cpu", page_size=6)
+    monkeypatch.setattr(model, "Placer", None)
+    message = (
+        "page_size 6: the model's attention_chunk_size, 8, is not a multiple of it; set page_size to 4, or max_mod"
+    )
+    for refused in (lambda: model.load_model(config, select_platform(config)), lambda: model.check_stages(config)):
+        with pytest.raises(ConfigError, match=message):
+            refused()
+    model.check_stages(replace(config, max_model_len=8))
+    model.check_stages(replace(config, page_size=4))
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5])

@@ -88,6 +88,7 @@ MORE = [
 ]
 # The same of these, by slow tests: what they are made of is in those above.
 VARIANTS = [
+    "bloom-normed",
     "granite-moe-shared",
     "granite4-dense",
     "falcon-h1-odd",

@@ -686,7 +686,6 @@ def test_unknown_models(keys: dict[str, Any], message: str) -> None:
         ("Gemma3ForCausalLM", {"use_bidirectional_attention": 1}, "use_bidirectional_attention = 1 must be true or"),
         ("Gemma3ForCausalLM", {"rope_parameters": {"rope_type": "default"}}, "must be nested by layer type"),
         ("Gemma3ForCausalLM", {"sliding_window": None}, "sliding_window = None but some layers"),
-        ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, "post_layernorm = True is not"),
         ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 3}, "num_kv_heads = 3 does not"),
         ("FalconForCausalLM", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn = False is"),
         ("FalconForCausalLM", {"n_layer": 0, "num_hidden_layers": None}, "n_layer = 0 must be an integer"),

@@ -45,6 +45,14 @@ UNEVEN = (
 )
 # State spaces, with norms of whole groups or without, and one whose attention has a state space beside it.
 STATE_SPACES = ("falcon-h1", "granite4", "nemotron-h", "mamba2")
+# What three devices have parts of the groups of; so the norm of a group is one of several devices.
+STATE_SPACES_IN_PARTS: dict[str, dict[str, Any]] = {
+    "one-group": {"like": "granite4", "mamba_n_groups": 1},
+    "four-groups": {"like": "granite4", "mamba_n_groups": 4, "mamba_n_heads": 16, "mamba_d_head": 4},
+    "uneven": {"like": "mamba2", "n_groups": 4, "num_heads": 28, "head_dim": 2, "hidden_size": 28},
+}
+# Likewise of two devices: each has three halves of groups of four heads.
+THREE_GROUPS: dict[str, Any] = {"like": "mamba2", "n_groups": 3, "num_heads": 12, "head_dim": 4, "hidden_size": 24}
 # Channels of their own, and heads whose norm or decay is one of all devices.
 MIXERS = ("falcon-mamba", "jamba", "lfm2", "minimax", "mamba", "kimi-linear")
 MORE_NORMS = ("minimax-m2",)  # over all heads, of queries and keys together
@@ -76,8 +84,9 @@ def on_devices(count: int, *folders: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def on_two_devices() -> dict[str, Any]:
-    return on_devices(2, *(GOLDEN / name for name in ON_TWO))
+def on_two_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    space = state_space(tmp_path_factory.mktemp("two") / "three-groups", **THREE_GROUPS)
+    return on_devices(2, space, *(GOLDEN / name for name in ON_TWO))
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +95,16 @@ def on_three_devices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]
     folder.mkdir()
     config = json.loads((GOLDEN / "qwen3-next" / "config.json").read_text()) | THREE
     (folder / "config.json").write_text(json.dumps(config))
-    one_group = folder.parent / "one-group"
-    one_group.mkdir()
-    config = json.loads((GOLDEN / "granite4" / "config.json").read_text()) | {"mamba_n_groups": 1}
-    (one_group / "config.json").write_text(json.dumps(config))
-    return on_devices(3, folder, one_group, *(GOLDEN / name for name in ON_THREE))
+    spaces = [state_space(folder.parent / name, **of) for name, of in STATE_SPACES_IN_PARTS.items()]
+    return on_devices(3, folder, *spaces, *(GOLDEN / name for name in ON_THREE))
+
+
+def state_space(folder: Path, *, like: str, **changes: int) -> Path:
+    """A folder with a golden checkpoint's config.json, with changes."""
+    folder.mkdir()
+    config = json.loads((GOLDEN / like / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 @pytest.mark.parametrize("name", CHECKPOINTS)
@@ -130,12 +144,35 @@ def test_a_state_space_beside_attention(on_two_devices: dict[str, Any]) -> None:
     assert on_two_devices["falcon-h1"]["difference"] < 2e-4
 
 
-@pytest.mark.slow
-def test_state_space_of_one_group_lies_on_three_devices(on_three_devices: dict[str, Any]) -> None:
-    """Whose norm goes over what all of them have: three, three and two of eight heads."""
-    found = on_three_devices["one-group"]
+def test_a_state_space_whose_groups_are_on_two_devices(on_two_devices: dict[str, Any]) -> None:
+    found = on_two_devices["three-groups"]
     assert found["difference"] < 2e-5
-    assert found["params"]["model.layers.0.mamba.out_proj.weight"][1] == 3 * 8
+    assert found["params"]["model.layers.0.mamba.norm.weight"] == [3 * 2 * 4]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "columns"), [("one-group", 3 * 8), ("four-groups", 3 * 2 * 4), ("uneven", 3 * 4 * 2)])
+def test_state_spaces_whose_groups_are_on_several_devices(
+    on_three_devices: dict[str, Any], name: str, columns: int
+) -> None:
+    """A norm goes over all of a group: three, three and two of eight heads; halves of groups of four heads, three on
+    each device; four and three of groups of seven."""
+    found = on_three_devices[name]
+    assert found["difference"] < 2e-5
+    assert found["params"]["model.layers.0.mamba.out_proj.weight"][1] == columns
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [6, 11, 16])
+def test_a_state_space_of_eight_groups_on_as_many_devices_as_there_are(tmp_path: Path, count: int) -> None:
+    """128 heads, as Codestral has them, in more and fewer groups than there are devices."""
+    folder = state_space(
+        tmp_path / "codestral", like="mamba2", num_heads=128, n_groups=8, head_dim=2, hidden_size=128, state_size=4
+    )
+    found = on_devices(count, folder)["codestral"]
+    assert found["difference"] < 2e-5
+    heads = found["params"]["model.layers.0.mamba.A_log"][0]
+    assert 128 / count <= heads < 128 / count + 8
 
 
 @pytest.mark.parametrize("name", ON_THREE)

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from llmjax.errors import ConfigError
-from llmjax.models import Attention, Experts, Layer, ModelConfig, abstract_model, model_config
+from llmjax.models import Attention, Experts, Layer, Mamba2, ModelConfig, abstract_model, model_config
 from llmjax.parallel.division import Division
 from llmjax.parallel.shares import NOTHING
 from tests.checkpoints import GOLDEN
+from tests.models.test_published import config_of as published
 
 FAMILIES = ("llama-bias", "qwen2-moe", "deepseek-v2", "qwen3-next", "qwen3_5", "mpt", "stablelm-2-12b", "gpt-bigcode")
 BY_CHANNEL = ("mamba", "falcon-mamba", "jamba", "lfm2", "kimi-linear", "minimax")
@@ -25,6 +26,21 @@ MIXTURES = ("qwen2-moe", "deepseek-v2", "mixtral", "gpt-oss")
 
 def config_of(name: str) -> ModelConfig:
     return model_config(json.loads((GOLDEN / name / "config.json").read_text()))
+
+
+@pytest.mark.parametrize("devices", range(1, 17))
+def test_groups_of_a_state_space_whatever_the_number_of_devices(devices: int) -> None:
+    """Codestral's 128 heads in 8 groups: no device has many more heads than its part, and all of a group is normed."""
+    config = model_config(published("mistralai/Mamba-Codestral-7B-v0.1"))
+    mixer = Division(config, devices).local.layers[0].mixer
+    assert isinstance(mixer, Mamba2) and mixer.heads % mixer.groups == 0
+    assert 128 <= devices * mixer.heads < 128 + 8 * devices
+    if mixer.heads % 16:  # groups are cut
+        assert mixer.divided is not None and set(mixer.divided.numbers) == set(range(8))
+        assert (mixer.divided.groups, mixer.divided.size) == (8, 16 * 64)
+        assert len(mixer.divided.numbers) == devices * mixer.groups
+    else:
+        assert mixer.divided is None
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
@@ -92,11 +108,8 @@ def test_whole_experts_of_a_device() -> None:
     ("name", "devices", "message"),
     [
         ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
-        (
-            "granite4",
-            4,
-            "tensor_parallel_size 4: state spaces with norms of several groups are divided by whole groups alone",
-        ),
+        ("gemma3n", 2, "tensor_parallel_size 2: embeddings for each layer cannot be divided yet"),
+        ("gemma4-experts", 2, "tensor_parallel_size 2: experts with norms behind them cannot be divided yet"),
     ],
 )
 def test_what_cannot_be_divided(name: str, devices: int, message: str) -> None:

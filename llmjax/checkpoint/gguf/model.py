@@ -265,11 +265,15 @@ def _attention(
 
 
 def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, ConvertedTensor]:
-    """Tensors by Hugging Face name; one that has no such name keeps its own, so that it is seen to be unused.
+    """Tensors by Hugging Face name; one outside of layers that has no such name keeps its own, so that it is seen to be
+    unused.
 
     Args:
         gguf: a file of a supported architecture.
         config: what `hf_config` returned for it.
+
+    Raises:
+        CheckpointError: a tensor is none that layers of the architecture have, or has another shape.
     """
     architecture = architecture_of(gguf)
     modules, own = architecture.modules(gguf), models.tensor_names(config) if architecture.family_names else None
@@ -296,6 +300,11 @@ def hf_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Converted
         parts = {} if stem not in architecture.parts else architecture.parts[stem](tensor, config)
         for module, change in (parts or {modules.get(stem, ""): _change(tensor, stem, architecture, config)}).items():
             name = hf_name(tensor.name, {**modules, stem: module} if module else modules)
+            if block is not None and name == tensor.name:
+                raise CheckpointError(
+                    f"{tensor.path}: tensor {name!r} is not understood: {config['architectures'][0]} has none like it, "
+                    "so the model is another one than general.architecture says"
+                )
             if own is not None and block is not None:
                 module, _, suffix = name.removeprefix("model.").rpartition(".")
                 name = f"{own.in_model(module)[0]}.{suffix}"

@@ -19,11 +19,12 @@ from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.model import hf_config
+from llmjax.checkpoint.inspection import inspect_model
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models import ModelConfig
 from tests.checkpoint.gguf.test_model import write
-from tests.checkpoints import GOLDEN
+from tests.checkpoints import GOLDEN, TESTS
 from tests.models.conftest import Stepper
 
 F32 = np.dtype(np.float32)
@@ -1336,6 +1337,26 @@ def test_one_of_two_up_projections(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("smollm3", {"no_rope_layers": [1, 0, 0, 1]}),
+        ("dots1", {"sliding_window": 9, "max_window_layers": 2}),
+        ("llama4", {"attention_chunk_size": 8, "floor_scale": 8, "no_rope_layers": [0, 1, 1, 0]}),
+    ],
+)
+def test_what_no_key_can_say_is_told_by_overrides(name: str, told: dict[str, Any], tmp_path: Path) -> None:
+    """Such files have the same keys as others: docs/formats.md lists the fields, and what is taken for them."""
+    config = open_checkpoint(GOLDEN / name).config | CONVERSIONS[name].instead | told
+    found = converted(name, tmp_path, replace(CONVERSIONS[name], overrides=told))
+    expected = replace(open_checkpoint(GOLDEN / name), config=config).model_config()
+    assert _rounded(comparable(found.model_config())) == _rounded(comparable(expected))
+    plain = converted(name, tmp_path).model_config()
+    assert _rounded(comparable(plain)) != _rounded(comparable(expected))
+    formats = (TESTS.parent / "docs" / "formats.md").read_text(encoding="utf-8")
+    assert all(f"`{key}`" in formats for key in told)
+
+
 def test_decays_that_no_model_has(tmp_path: Path) -> None:
     config = open_checkpoint(GOLDEN / "mamba2").config
     tensors = {"token_embd.weight": np.zeros((96, 32), F32), "blk.0.ssm_a": np.zeros((8, 1), F32)}
@@ -1376,6 +1397,10 @@ def test_layers_that_guess_further_tokens_may_be_counted_and_left_out(tmp_path: 
     file = GGUFFile.open(write(tmp_path / "some.gguf", "glm4moe", glm4_moe(config), tensors))
     if dropped < 2:
         assert hf_config(file)["num_hidden_layers"] == layers
+        shown = inspect_model(file.path)  # what `llmjax inspect` shows, and what `llmjax generate` would load
+        assert shown.problem is None and shown.model == open_checkpoint(file.path).model_config()
+        assert shown.model.num_layers == layers
     else:
+        assert inspect_model(file.path).problem is not None
         with pytest.raises(CheckpointError, match=f"block_count is {layers + 1}, but the tensors are of {layers - 1} "):
             hf_config(file)

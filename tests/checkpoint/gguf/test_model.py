@@ -202,9 +202,7 @@ def test_fused_query_key_value_of_wrong_size(path: Path) -> None:
 
 def test_names_and_tied_head(path: Path) -> None:
     head = np.ones((VOCAB, HIDDEN), np.float32)
-    checkpoint = llama(
-        path, tensors={"output.weight": head, "blk.0.odd.weight": head, "rope_freqs.weight": np.ones(4, "f4")}
-    )
+    checkpoint = llama(path, tensors={"output.weight": head, "odd.weight": head, "rope_freqs.weight": np.ones(4, "f4")})
     assert checkpoint.config["tie_word_embeddings"] is False
     layer = "model.layers.0"
     assert set(checkpoint.tensors) == {
@@ -215,11 +213,18 @@ def test_names_and_tied_head(path: Path) -> None:
         *(f"{layer}.mlp.{side}_proj.weight" for side in ("gate", "up", "down")),
         f"{layer}.input_layernorm.weight",
         f"{layer}.post_attention_layernorm.weight",
-        "blk.0.odd.weight",  # unknown: seen under its own name
+        "odd.weight",  # unknown: seen under its own name
     }
     assert checkpoint.tensors["lm_head.weight"].shape == (VOCAB, HIDDEN)
     assert checkpoint.tensors["lm_head.weight"].type_name == "F32"
     assert checkpoint.tensors["lm_head.weight"].nbytes == VOCAB * HIDDEN * 4
+
+
+@pytest.mark.parametrize("name", ["attn_q_norm.weight", "post_ffw_norm.weight", "ssm_in.weight", "odd.scale_of"])
+def test_tensors_of_layers_that_the_architecture_has_none_of(path: Path, name: str) -> None:
+    """The file is of another model than its keys can say, as with norms that a converter has renamed and kept."""
+    with pytest.raises(CheckpointError, match=f"tensor 'blk.0.{name}' is not understood: LlamaForCausalLM has none"):
+        llama(path, tensors={f"blk.0.{name}": np.ones(4, np.float32)})
 
 
 def test_mistral_is_a_llama_with_a_window(path: Path) -> None:

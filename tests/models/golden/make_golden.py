@@ -368,6 +368,17 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any]]] = {
         "BloomForCausalLM",
         {**_WITHOUT, "hidden_size": 24, "n_layer": 2, "n_head": 6, "seq_length": 64},
     ),
+    "bloom-normed": (
+        "BloomForCausalLM",
+        {
+            **_WITHOUT,
+            "hidden_size": 24,
+            "n_layer": 2,
+            "n_head": 6,
+            "seq_length": 64,
+            "apply_residual_connection_post_layernorm": True,
+        },
+    ),
     "mpt": (
         "MptForCausalLM",
         {
