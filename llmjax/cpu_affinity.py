@@ -142,7 +142,10 @@ def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, t
     limited = total < len(_allowed()) if linux else not share.is_whole
     binding = Binding()
     if linux or config.cpu_list is not None or config.numa:
-        binding = binding_of(share, cpu_list=config.cpu_list, numa=config.numa, allowed=_allowed(), topology=topology)
+        allowed = _allowed()
+        if not all(topology.cores_of(node) & allowed for node in config.numa):
+            allowed = _reachable()  # numactl has bound this process, which starts others, to the node of the first
+        binding = binding_of(share, cpu_list=config.cpu_list, numa=config.numa, allowed=allowed, topology=topology)
         if binding.nodes:
             _bind_memory(binding.nodes)
         if binding.cores is not None:
@@ -230,6 +233,16 @@ def _allowed() -> frozenset[int]:
     if sys.platform != "linux":
         raise ConfigError("cpu_list and numa need Linux")
     return frozenset(os.sched_getaffinity(0))
+
+
+def _reachable() -> frozenset[int]:
+    """Cores that this process may bind itself to, wherever it runs now: those of its cgroup."""
+    bound = _allowed()
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    try:
+        return _allowed()
+    finally:
+        os.sched_setaffinity(0, bound)
 
 
 def half_of_cores() -> list[int]:

@@ -267,7 +267,8 @@ def _not_there(name: str, error: str) -> str:
     if name not in CUDA_NAMES and not (name == "auto" and named):
         return f"{said}: {why}; docs/plugins.md says how plug-ins are found"
     if cuda_plugin() is None:
-        return f"{said}: JAX has no plug-in for NVIDIA GPUs; install llmjax with it, pip install 'llmjax[cuda]'"
+        advice = "pip install 'jax[cuda13]' (drivers older than 580: jax[cuda12])"
+        return f"{said}: JAX has no plug-in for NVIDIA GPUs; {advice}"
     if wanted and not named:
         return f"{said}: JAX_PLATFORMS={wanted} leaves it out"
     driver = nvidia_cards()

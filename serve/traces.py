@@ -49,7 +49,10 @@ def otlp_tracer(endpoint: str) -> Tracer:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        raise ConfigError(f"otlp_traces_endpoint needs OpenTelemetry: pip install 'llmjax[otel]' ({error})") from error
+        raise ConfigError(
+            f"otlp_traces_endpoint needs OpenTelemetry: pip install opentelemetry-sdk "
+            f"opentelemetry-exporter-otlp-proto-http ({error})"
+        ) from error
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # the user has named none
         resource = resource.merge(Resource({SERVICE_NAME: "llmjax"}))

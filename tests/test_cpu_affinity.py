@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmjax import cpu_affinity
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import (
     MACHINE,
@@ -240,6 +241,24 @@ def test_nodes_that_are_not_there(tmp_path: Path) -> None:
     share |= {"cpu_list": "0-1", "numa": (0,)}
     with pytest.raises(ConfigError, match=r"^cpu_list names cores outside NUMA node 0, which has 0,2,4,6$"):
         binding_of(**share, topology=machine)
+
+
+@LINUX
+@pytest.mark.skipif((os.cpu_count() or 1) < 2 or len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_a_node_is_reached_from_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``numactl --cpunodebind=0``, before a program that binds each of its processes itself."""
+    machine, cores = two_nodes(tmp_path), os.sched_getaffinity(0)
+    monkeypatch.setattr(cpu_affinity, "_bind_memory", lambda nodes: None)
+    monkeypatch.setattr(cpu_affinity, "_bind_cores", lambda cores: None)
+    monkeypatch.setattr(cpu_affinity, "_start_backend", lambda threads: None)
+    here = {core for core in cores if core in machine.cores_of(0)}
+    os.sched_setaffinity(0, here)
+    try:
+        found = bind_process(EngineConfig(numa=(1,)), topology=machine)
+        assert os.sched_getaffinity(0) == here
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert found == Binding(cores & machine.cores_of(1), (1,))
 
 
 def test_one_node_for_all_or_for_each() -> None:

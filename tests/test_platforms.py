@@ -32,7 +32,7 @@ def no_platforms_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plugin", "cards", "message"),
     [
-        (None, None, "JAX has no plug-in for NVIDIA GPUs; install llmjax with it, pip install 'llmjax[cuda]'"),
+        (None, None, "JAX has no plug-in for NVIDIA GPUs; pip install 'jax[cuda13]' (drivers older than 580"),
         ("plug-in 1.2", None, "plug-in 1.2 finds no driver, and nvidia-smi does not run; see docs/cuda.md"),
         ("plug-in 1.2", "H100, 580.1, 81559 MiB", "though nvidia-smi lists H100, 580.1, 81559 MiB: "),
     ],

@@ -113,9 +113,7 @@ def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Pa
         from modelscope.hub import errors as modelscope_errors
         from modelscope.hub.snapshot_download import snapshot_download
     except ImportError:
-        raise CheckpointError(
-            f"modelscope://{repo} needs the modelscope package: pip install llmjax[modelscope]"
-        ) from None
+        raise CheckpointError(f"modelscope://{repo} needs the modelscope package: pip install modelscope") from None
     # Versions before the common base class end most failures in NotExistError or in one of requests' (an OSError).
     hub_error = getattr(modelscope_errors, "HubError", modelscope_errors.NotExistError)
     try:
@@ -147,11 +145,26 @@ def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointErr
     if isinstance(error, hf_errors.RepositoryNotFoundError):
         return CheckpointError(f"{repo} is not on Hugging Face, or is private and hf_token does not open it")
     if isinstance(error, hf_errors.LocalEntryNotFoundError | hf_errors.OfflineModeIsEnabled):
+        answer = getattr(error.__cause__, "response", None)
+        if answer is not None:  # the library says of any answer that the file is not in its cache
+            return CheckpointError(_answered(answer.status_code, at))
         why = "offline mode forbids to download it" if options.offline else _first_line(error)
         return CheckpointError(f"{at} is not in the local Hugging Face cache: {why}")
     if isinstance(error, OSError) and error.errno is not None:
         return write_error(error, _cache(options), 0)
     return CheckpointError(f"{at} cannot be fetched from Hugging Face: {_first_line(error)}")
+
+
+def _answered(status: int, at: str) -> str:
+    """What an answer of the hub other than a file means, and what to do."""
+    said = f"{at} cannot be fetched: Hugging Face answered {status}"
+    if status == 429:
+        return f"{said} (too many requests): try again in some minutes, or give hf_token, which is allowed more"
+    if status >= 500:
+        return f"{said}, a failure on its side: try again later, or give offline if the model was fetched before"
+    if status in (401, 403):
+        return f"{said}: check hf_token, or run 'hf auth login'"
+    return f"{said}: check the model's name and the revision"
 
 
 def _cache(options: HubOptions) -> Path:

@@ -181,7 +181,7 @@ def _nvidia(chosen: Platform, config: EngineConfig) -> list[Finding]:
     if config.device not in ("auto", *CUDA_NAMES):
         pass  # whatever there is, it is not asked for
     elif plugin is None:
-        advice = "JAX's plug-in is missing: pip install 'llmjax[cuda]'"
+        advice = "JAX's plug-in is missing: pip install 'jax[cuda13]' (drivers older than 580: jax[cuda12])"
     elif cards is None:
         driver = 525 if plugin.startswith("jax-cuda12") else 580
         advice = f"nvidia-smi does not run: install NVIDIA's driver, {driver} or newer, see docs/cuda.md"

@@ -19,6 +19,7 @@ from llmjax.migration.tables import FLAGS
 from llmjax.settings import Setting, nearest, parse_text, settings_of
 
 NOTES = "notes"  # where the values of a command line hold what is to be said of its flags
+WINNERS = "winners"  # and by which spellings the settings were given that win over others
 FLAG_SIMILARITY = 0.7  # below it, a flag that is suggested for an unknown one is rarely what was meant
 
 # The settings of an engine and a server that --help shows; --help all shows the others too.
@@ -87,7 +88,7 @@ class Parser(argparse.ArgumentParser):
             ConfigError: a flag is unknown (the nearest right one is named) or its value is wrong.
         """
         self._add_foreign()
-        values, unknown = self.parse_known_intermixed_args(_with_dashes(_with_objects(argv)))
+        values, unknown = self.parse_known_intermixed_args(self._with_switches(_with_dashes(_with_objects(argv))))
         if unknown:
             name = unknown[0].partition("=")[0]
             shown = [flag for flag, action in self._option_string_actions.items() if action.help != argparse.SUPPRESS]
@@ -99,6 +100,29 @@ class Parser(argparse.ArgumentParser):
         """All that the command knows, those of other programs among them."""
         self._add_foreign()
         return frozenset(self._option_string_actions)
+
+    def _with_switches(self, argv: Sequence[str]) -> list[str]:
+        """``--x false`` as ``--no-x`` and ``--x=true`` as ``--x``, where ``--x`` is a switch, as older versions of vLLM
+        have them."""
+        known = self._option_string_actions
+        end = argv.index("--") if "--" in argv else len(argv)
+        arguments = list(argv[:end])
+        written: list[str] = []
+        while arguments:
+            name, equals, word = arguments.pop(0).partition("=")
+            if not equals and arguments and name in known:
+                word = arguments[0]
+            if name not in known or known[name].nargs != 0 or word.lower() not in ("true", "false"):
+                written.append(name + equals + (word if equals else ""))
+                continue
+            if not equals:
+                del arguments[0]
+            off = f"--no-{name[2:]}"
+            if word.lower() == "true":
+                written.append(name)
+            elif off in known:
+                written.append(off)
+        return [*written, *argv[end:]]
 
     def _add_foreign(self) -> None:
         """Flags of other programs, without a line of help, where the command has none of its own."""
@@ -184,7 +208,7 @@ def configs_of(
     given = {name: value for name, value in vars(values).items() if name in names}
     for note in getattr(values, NOTES, ()):
         print(f"llmjax: note: {note}", file=sys.stderr)
-    if model is not None and "model" in given and model in MODEL_TYPES:
+    if model in MODEL_TYPES and given.keys() & {"model", "gguf_file"}:
         print(f"llmjax: note: {model}: the model's files say what it is", file=sys.stderr)
     elif model is not None:
         if given.get("model", model) != model:
@@ -196,6 +220,7 @@ def configs_of(
 def _add_setting(group: Any, setting: Setting) -> None:
     help = setting.help.replace("%", "%%") + _default(setting)
     plain = [setting.flag, *(alias.flag for alias in setting.aliases if alias.value is None and alias.unit == 1)]
+    winning = frozenset(alias.flag for alias in setting.aliases if alias.wins)
     common = {"dest": setting.name, "default": argparse.SUPPRESS}
     if setting.kind is bool and setting.name.startswith("no_"):  # what turns it off has no second no
         group.add_argument(*plain, **common, action="store_true", help=help)
@@ -206,6 +231,8 @@ def _add_setting(group: Any, setting: Setting) -> None:
     else:
         action: Any = _Extend if setting.kind is list else _Merge if setting.kind is dict else "store"
         nargs: dict[str, Any] = {"nargs": "+"} if setting.several else {}
+        if winning:
+            action, nargs = _Store, {"winning": winning}
         if "true" in setting.words:  # the flag alone stands for a value
             nargs = {"nargs": "?", "const": setting.words["true"]}
         parse = _reader(setting, Alias(setting.flag))
@@ -310,6 +337,27 @@ class _Help(argparse.Action):
             raise ConfigError(f"{option_string} takes nothing or all, not {values!r}")
         print(parser.format_help() if values else parser.short_help(), end="")
         parser.exit()
+
+
+class _Store(argparse.Action):
+    """Stores a value, unless a spelling that wins over this one has stored another."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, winning: frozenset[str], **more: Any) -> None:
+        super().__init__(option_strings, dest, **more)
+        self._winning = winning
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        winners, before = getattr(namespace, WINNERS, {}), getattr(namespace, self.dest, values)
+        kept, lost = values, values
+        if option_string in self._winning:
+            winners, lost = {**winners, self.dest: option_string}, before
+        elif self.dest in winners:
+            kept, lost = before, values
+        setattr(namespace, self.dest, kept)
+        setattr(namespace, WINNERS, winners)
+        if lost != kept:
+            note = f"{winners[self.dest]}: {lost} is not read"
+            setattr(namespace, NOTES, [*getattr(namespace, NOTES, []), note])
 
 
 class _Extend(argparse.Action):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -51,11 +52,12 @@ def settings(parser: Parser, argv: list[str]) -> Configs:
 
 
 def _derived(argv: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What mpiexec or srun says, where one of them has started this process, and the manners of candle-vLLM, where its
-    flags have."""
-    launched, said = launched_settings(given)
+    """What mpiexec or srun says, where one of them has started this process, and the manners and the NUMA nodes of
+    candle-vLLM, where its flags and its environment variable have."""
+    bound, numa = candle_vllm.mapped_nodes(given, os.environ)
+    launched, said = launched_settings({**given, **bound})
     manners, noted = candle_vllm.manners(argv, given)
-    for line in (said, noted):
+    for line in (numa, said, noted):
         if line:
             print(f"llmjax: note: {line}", file=sys.stderr)
-    return {**launched, **manners}
+    return {**bound, **launched, **manners}

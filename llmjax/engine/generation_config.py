@@ -24,6 +24,7 @@ SAMPLING_DEFAULTS = {
     "repetition_penalty": "repetition_penalty",
     "frequency_penalty": "frequency_penalty",
     "presence_penalty": "presence_penalty",
+    "repeat_last_n": "repeat_last_n",
     "max_new_tokens": "max_tokens",
 }
 

@@ -30,8 +30,8 @@ EMPTY = frozenset({"", "none", "null", "{}", "[]"})  # what changes nothing, wha
 class ForeignFlag:
     """One flag of another program, and the answer to it.
 
-    At most one of ``setting``, ``note`` and ``refusal`` says what happens to values that are not neutral. A flag with
-    none of them is one of ours, read as it is.
+    At most one of ``setting``, ``note`` and ``refusal`` says what happens to values that are not neutral; beside a
+    setting, ``note`` is of the neutral ones. A flag with none of them is one of ours, read as it is.
 
     Args:
         spellings: with dashes.
@@ -83,7 +83,7 @@ class ForeignFlag:
                 raise ConfigError(f"{source}: {self.refusal}")
             return Answer(note=f"{source}: {self.note}" if self.note else "")
         if value is None or text in self.neutral:
-            return Answer()
+            return Answer(note=f"{source}: {self.note}" if self.note and value is not None else "")
         if text in self.words:
             value = self.words[text]
         setting = settings.get(self.setting)

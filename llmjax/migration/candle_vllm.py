@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from llmjax.config import ANY_NAME
+from llmjax.config import ANY_NAME, parse_device_ids
+from llmjax.errors import ConfigError
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import PARALLEL, accepted, alias, means, ours, refused
+from llmjax.migration.rows import CHUNKS, accepted, alias, means, ours, refused
 
 NOTHING = Takes.NOTHING
 MCP = "tools are called by the client; give it the MCP servers"
@@ -60,7 +62,7 @@ PARSERS = {
 FLAGS: tuple[ForeignFlag, ...] = (
     *ours("--h --p --port --m --model-id --w --weight-path --f --weight-file --hf-token --dtype --isq --quant --cpu"),
     *ours("--d --device-ids --mem --kvcache-mem-gpu --kv-fraction --kvcache-dtype --block-size --disable-prefix-cache"),
-    *ours("--max-num-seqs --prefill-chunk-size --max-model-len --num-experts-offload-per-rank --batch --verbose --log"),
+    *ours("--max-num-seqs --max-model-len --num-experts-offload-per-rank --batch --verbose --log"),
     *refused("--hf-token-path", "give the token itself (--hf-token or HF_TOKEN), or log in with hf auth login"),
     *refused("--yarn-scaling-factor", """use --hf-overrides '{"rope_scaling": {"rope_type": "yarn", "factor": 4}}'"""),
     *ours("--multi-process --node-rank --master-addr --master-port"),
@@ -78,15 +80,48 @@ FLAGS: tuple[ForeignFlag, ...] = (
     *alias("--presence-penalty", "override_generation_config", key="presence_penalty"),
     *alias("--penalty --repeat-penalty --repetition-penalty", "override_generation_config", key="repetition_penalty"),
     *alias("--max-gen-tokens", "override_generation_config", key="max_new_tokens"),
-    *accepted("--repeat-last-n", "--penalty counts all tokens of prompt and answer", neutral="-1"),
+    *alias("--repeat-last-n", "override_generation_config", key="repeat_last_n"),
     *means("--thinking", "default_chat_template_kwargs", '{"enable_thinking": true}', off='{"enable_thinking": false}'),
     *alias("--enforce-parser", "tool_call_parser", words=PARSERS),
     *refused("--mcp-command|--mcp-args|--mcp-config", MCP),
     *ours("--record-conversation"),
     *accepted("--ui-server", "there is no web page; llmjax chat talks in a terminal", takes=NOTHING),
     *ours("--num-nodes"),
-    *refused("--num-shards", PARALLEL, neutral="1"),
+    *alias("--num-shards", "tensor_parallel_size"),
+    *alias("--prefill-chunk-size", "max_num_batched_tokens", neutral="0", note=CHUNKS),
+    *means("--fp8-kvcache", "kv_cache_dtype", "fp8"),
 )  # fmt: skip
+
+
+NUMA_VARIABLE = "MAP_NUMA_NODE"
+
+
+def mapped_nodes(given: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[dict[str, Any], str]:
+    """The NUMA nodes that ``MAP_NUMA_NODE`` names, one for each device, which candle-vLLM binds its processes to.
+
+    Args:
+        given: settings that a command line, or a file, has.
+        environment: of the process.
+
+    Returns:
+        The setting ``numa`` and the line to print; nothing and an empty line where the variable is not set, there is
+        one device, or ``numa`` is given.
+
+    Raises:
+        ConfigError: it is not a list of nodes, or a device has none.
+    """
+    text = environment.get(NUMA_VARIABLE, "").strip()
+    named = given.get("device_ids")
+    devices = len(parse_device_ids(named)) if named else given.get("tensor_parallel_size") or 1
+    if not text or devices < 2 or given.get("numa"):
+        return {}, ""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"\d{1,6}", part, re.ASCII) for part in parts):
+        raise ConfigError(f"{NUMA_VARIABLE} must be NUMA nodes such as 0,0,1,1, not {text!r}")
+    if len(parts) < devices:
+        raise ConfigError(f"{NUMA_VARIABLE} names {len(parts)} NUMA nodes for {devices} devices: name one for each")
+    nodes = [int(part) for part in parts[:devices]]
+    return {"numa": nodes}, f"{NUMA_VARIABLE}: devices have NUMA nodes {','.join(map(str, nodes))} (--numa)"
 
 
 def manners(argv: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

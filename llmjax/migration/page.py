@@ -90,7 +90,8 @@ def _meaning(flag: ForeignFlag, setting: Setting, neutral: str) -> str:
         return f"`{setting.flag} {words['true']}`".replace(" True`", "`")
     key = f", its key `{flag.key}`" if flag.key else ""
     said = "".join(f"; `{word}` is `{value}`" for word, value in flag.words.items())
-    return f"`{setting.flag}`{key}{said}" + (f"; {neutral} changes nothing" if neutral else "")
+    nothing = f"noted: {flag.note}" if flag.note else "changes nothing"
+    return f"`{setting.flag}`{key}{said}" + (f"; {neutral} {nothing}" if neutral else "")
 
 
 def _ours(name: str, settings: Mapping[str, Setting]) -> str:

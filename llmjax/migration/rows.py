@@ -8,6 +8,7 @@ from llmjax.migration.answers import ForeignFlag, Takes
 
 KERNELS = "llmjax picks its own kernels; llmjax doctor says which"
 PARALLEL = "not supported yet; --tensor-parallel-size N divides every layer over N devices"
+CHUNKS = "prompts are computed in chunks of --max-num-batched-tokens, which gives the same answers"
 LORA = "adapters are not supported yet; merge the adapter into the model's weights first"
 MEDIA = "models read text only, so nothing here has media to prepare"
 DRAFT_MODEL = "a draft model has the device, the length and the pages of the model"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
 from llmjax.migration.rows import (
+    CHUNKS,
     DRAFT_MODEL,
     KERNELS,
     LORA,
@@ -188,12 +189,7 @@ SCHEDULING = [
     *alias("--max-num-scheduled-tokens", "max_num_batched_tokens"),
     *alias("--max-num-active-seqs", "max_num_seqs"),
     *refused("--max-num-queued-tokens", "the queue is bounded by requests: --max-num-queued-reqs"),
-    *refused(
-        "--enable-chunked-prefill",
-        "prompts are always computed in chunks of --max-num-batched-tokens; raise that",
-        neutral="true",
-        takes=SWITCH,
-    ),
+    *accepted("--enable-chunked-prefill", CHUNKS, neutral="true", takes=SWITCH),
     *accepted(
         "--long-prefill-token-threshold", "a long prompt leaves other requests their tokens of each step", neutral="0"
     ),

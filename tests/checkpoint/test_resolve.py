@@ -182,7 +182,7 @@ def test_settings_that_cannot_apply_are_refused(tmp_path: Path) -> None:
 
 def test_modelscope_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
-    with pytest.raises(CheckpointError, match=r"modelscope://Qwen/Qwen3-0.6B needs .*pip install llmjax\[modelscope\]"):
+    with pytest.raises(CheckpointError, match=r"modelscope://Qwen/Qwen3-0.6B needs .*pip install modelscope$"):
         resolve("modelscope://Qwen/Qwen3-0.6B")
 
 
@@ -359,6 +359,18 @@ def test_a_repository_without_one_of_the_parts(hub: FakeHub, options: HubOptions
         (404, "RepoNotFound", "org/name is not on Hugging Face, or is private and hf_token does not open it"),
         (403, "GatedRepo", "org/name is gated: accept its terms on the hub, then give hf_token or run 'hf auth login'"),
         (404, "RevisionNotFound", "org/name has no revision 'v9' on Hugging Face"),
+        (
+            429,
+            "",
+            "org/name at revision v9 cannot be fetched: Hugging Face answered 429 (too many requests): try again in "
+            "some minutes, or give hf_token, which is allowed more",
+        ),
+        (
+            500,
+            "",
+            "org/name at revision v9 cannot be fetched: Hugging Face answered 500, a failure on its side: try again "
+            "later, or give offline if the model was fetched before",
+        ),
     ],
 )
 def test_refusals_are_one_line(hub: FakeHub, options: HubOptions, status: int, code: str, message: str) -> None:

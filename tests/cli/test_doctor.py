@@ -45,7 +45,7 @@ def test_device_that_is_not_there(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.parametrize(
     ("cards", "plugin", "advice"),
     [
-        ("NVIDIA H100, 580.65.06, 81559 MiB", None, "JAX's plug-in is missing: pip install 'llmjax[cuda]'"),
+        ("NVIDIA H100, 580.65.06, 81559 MiB", None, "JAX's plug-in is missing: pip install 'jax[cuda13]'"),
         (None, "jax-cuda13-plugin 1.2", "nvidia-smi does not run: install NVIDIA's driver, 580 or newer"),
         (None, "jax-cuda12-plugin 1.2", "nvidia-smi does not run: install NVIDIA's driver, 525 or newer"),
         ("NVIDIA H100, 580.65.06, 81559 MiB", "jax-cuda13-plugin 1.2", "--device cuda says why"),

@@ -522,7 +522,6 @@ def test_an_address_of_another_machine(config: EngineConfig) -> None:
             {"nnodes": 2, "tensor_parallel_size": 4, "device_ids": "0,1,2"},
             "tensor_parallel_size 4 over 2 processes (nnodes) is not 3 devices in each",
         ),
-        ({"multi_process": True}, "multi_process is for two devices or more"),
         ({"multi_process": True, "nnodes": 2, "tensor_parallel_size": 2}, "multi_process starts its processes itself"),
         ({"master_port": 70000}, "master_port must be at most 65535, not 70000"),
         ({"distributed_timeout_seconds": 0}, "distributed_timeout_seconds must be above 0, not 0"),

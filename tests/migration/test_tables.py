@@ -99,13 +99,17 @@ def test_the_tables_hold_together() -> None:
         assert sorted(names) == sorted(set(names)), program
         for flag in flags:
             assert flag.setting is None or flag.setting in known, flag
-            assert sum(map(bool, (flag.setting, flag.note, flag.refusal))) <= 1, flag
+            assert bool(flag.setting) + bool(flag.note) + bool(flag.refusal) <= 1 + bool(flag.setting and flag.neutral)
             assert set(flag.spellings) <= shown, flag
             for text in (flag.note, flag.refusal):
                 assert not text.endswith(".") and "\n" not in text
 
 
 CANDLE = {"served_model_name": ("*",), "cut_max_tokens": True}
+
+
+def thinking(on: bool) -> dict[str, Any]:
+    return {"default_chat_template_kwargs": {"enable_thinking": on}}
 
 
 def values_of(*argv: str) -> dict[str, Any]:
@@ -138,6 +142,10 @@ def values_of(*argv: str) -> dict[str, Any]:
         ("--enforce-eager --no-enable-prefix-caching", {"cuda_graphs": "off", "enable_prefix_caching": False}),
         ("--no-enforce-eager --no-disable-prefix-cache", {}),
         ("--enable-chunked-prefill --async-scheduling", {}),
+        ("--enable-chunked-prefill false --async-scheduling=True", {}),
+        ("--enable-prefix-caching false --access-log=FALSE", {"enable_prefix_caching": False, "access_log": False}),
+        ("--disable-prefix-cache false --offline true", {"offline": True}),
+        ("true --thinking false", {"model": "true", **thinking(False)}),
         ("--rope-theta 1e6", {"hf_overrides": {"rope_theta": 1e6}}),
         (
             '--rope-scaling {"rope_type":"yarn"} --hf-overrides {"a":1}',
@@ -183,6 +191,25 @@ def values_of(*argv: str) -> dict[str, Any]:
             "--kvcache-mem-gpu 8192 --multi-process --device-ids 0,1",
             {"kv_cache_memory_bytes": 2**33, "multi_process": True, "device_ids": "0,1"},
         ),
+        ("--weight-file /m/X.gguf", {"model": "/m/X.gguf", **CANDLE}),
+        ("--f X.gguf llama3 --quant gguf", {"model": "X.gguf", "quantization": "gguf", **CANDLE}),
+        ("--model org/name --gguf-file X.gguf", {"model": "org/name", "gguf_file": "X.gguf"}),
+        ("--m org/name --w /m", {"model": "/m", **CANDLE}),
+        ("--w /m --m org/name", {"model": "/m", **CANDLE}),
+        ("--m org/name --m org/other", {"model": "org/other", **CANDLE}),
+        ("--w /m llama3 --multi-process", {"model": "/m", **CANDLE}),
+        ("--w /m --multi-process --d 0", {"model": "/m", "device_ids": "0", **CANDLE}),
+        ("--w /m --prefill-chunk-size 0", {"model": "/m", **CANDLE}),
+        ("--w /m --prefill-chunk-size 8192", {"model": "/m", "max_num_batched_tokens": 8192, **CANDLE}),
+        ("--w /m --num-shards 2", {"model": "/m", "tensor_parallel_size": 2, **CANDLE}),
+        ("--w /m --fp8-kvcache", {"model": "/m", "kv_cache_dtype": "fp8", **CANDLE}),
+        *[
+            (
+                f"-m x.gguf --repeat-last-n {n} --repeat-penalty 1.1",
+                {"model": "x.gguf", "override_generation_config": {"repeat_last_n": n, "repetition_penalty": 1.1}},
+            )
+            for n in (64, 0, -1)
+        ],
         ("--enforce-parser qwen_coder --disable-cuda-graph", {"tool_call_parser": "qwen3_coder", "cuda_graphs": "off"}),
         (
             "-m x.gguf -c 8192 -np 4 -t 8 -ngl 99 -fa on --jinja",
@@ -229,7 +256,6 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
         ("--enable-lora", "--enable-lora: adapters are not supported yet; merge"),
         ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
         ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
-        ("--no-enable-chunked-prefill", "--no-enable-chunked-prefill: prompts are always computed in chunks"),
         ("--speculative-config.model x", "speculative_config needs num_speculative_tokens"),
         ("-lcs lookup.bin", "-lcs: prompts and outputs are looked up"),
         ("--middleware a.b c.d", "--middleware: code is not loaded into the server"),
@@ -252,6 +278,54 @@ def test_notes_say_why_nothing_comes_of_a_flag(capsys: pytest.CaptureFixture[str
         "that one), a max_tokens beyond what fits means what fits (--no-cut-max-tokens: it is an error)",
     ]
     assert {"llama", "llama3", "qwen2", "phi3", "mistral", "deep-seek", "gemma3", "yi", "stable-lm"} <= MODEL_TYPES
+
+
+def test_what_has_no_effect_is_said(capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    line = "--w /m --m a/b --multi-process --prefill-chunk-size 0 --enable-chunked-prefill false --served-model-name x"
+    parse([*line.split(), "--no-cut-max-tokens"])
+    chunks = "prompts are computed in chunks of --max-num-batched-tokens, which gives the same answers"
+    assert capsys.readouterr().err.splitlines() == [
+        "llmjax: note: --w: a/b is not read",
+        f"llmjax: note: --prefill-chunk-size: {chunks}",
+        f"llmjax: note: --no-enable-chunked-prefill: {chunks}",
+    ]
+    assert caplog.messages == ["multi_process has no effect: there is one device (tensor_parallel_size)"]
+
+
+@pytest.mark.parametrize(
+    ("line", "nodes", "numa"),
+    [
+        # As candle-vLLM: one for each of its devices; those beyond have none, and one device is where it is.
+        ("--w /m --d 0,1,2,3 --multi-process", "0,0,1,1", [0, 0, 1, 1]),
+        ("--w /m --d 0,1", " 1, 0,0,0", [1, 0]),
+        ("--w /m --num-shards 2", "0,1", [0, 1]),
+        ("--w /m --d 0", "1", []),
+        ("--w /m", "0,1", []),
+        ("--w /m --d 0,1", "", []),
+        ("--w /m --d 0,1 --numa 3,2", "0,1", [3, 2]),
+    ],
+)
+def test_numa_nodes_of_the_environment(
+    line: str, nodes: str, numa: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MAP_NUMA_NODE", nodes)
+    assert list(parse(line.split()).engine.numa) == numa
+    said = f"MAP_NUMA_NODE: devices have NUMA nodes {','.join(map(str, numa))} (--numa)"
+    assert (said in capsys.readouterr().err) == bool(numa and "--numa" not in line)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ("0", "MAP_NUMA_NODE names 1 NUMA nodes for 2 devices: name one for each"),
+        ("0,x", "MAP_NUMA_NODE must be NUMA nodes such as 0,0,1,1, not '0,x'"),
+        ("0,-1", "MAP_NUMA_NODE must be NUMA nodes"),
+        ("0,,1", "MAP_NUMA_NODE must be NUMA nodes"),
+    ],
+)
+def test_numa_nodes_that_cannot_be(nodes: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MAP_NUMA_NODE", nodes)
+    assert answer_to("--w", "/m", "--d", "0,1").startswith(message)
 
 
 @pytest.mark.parametrize(

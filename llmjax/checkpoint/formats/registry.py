@@ -14,7 +14,7 @@ from llmjax.checkpoint.formats.awq import AWQ, AWQWriter
 from llmjax.checkpoint.formats.bitnet import BitNet
 from llmjax.checkpoint.formats.bitsandbytes import BitsAndBytes
 from llmjax.checkpoint.formats.compressed_tensors import CompressedTensors, CompressedTensorsWriter
-from llmjax.checkpoint.formats.enflame import W8A8, W8A16
+from llmjax.checkpoint.formats.enflame import W8A8, W8A16, Repacked, is_repacked
 from llmjax.checkpoint.formats.fp4 import MXFP4
 from llmjax.checkpoint.formats.gptq import GPTQ, GPTQWriter, Marlin
 from llmjax.checkpoint.formats.modelopt import ModelOpt
@@ -67,6 +67,9 @@ WRITERS: Mapping[str, LayerWriter] = MappingProxyType(
 
 DENSE = "dense"  # compressed-tensors' format of weights that are not quantized, only caches or activations
 
+REPACKABLE = frozenset({"gptq", "awq", "w8a16"})
+"""What the settings of checkpoints say that Enflame's script has repacked."""
+
 KERNELS = frozenset({"gptq_marlin", "awq_marlin", "gptq_marlin_24"})
 """Names of vLLM's kernels, which keep weights in layouts that no checkpoint is published in."""
 
@@ -115,7 +118,11 @@ def plain_tensors(
                     f"quantization_config and there is no {' or '.join(FILES)}"
                 )
         return stored
-    how = READERS[_method(settings)](settings)
+    method = _method(settings)
+    if method in REPACKABLE and is_repacked(stored):
+        how: LayerReader = Repacked.from_settings(settings, stored)
+    else:
+        how = READERS[method](settings)
     tensors = quantized_tensors(stored, how, folder)
     if _rounds_activations(how, settings):
         logger.info(
