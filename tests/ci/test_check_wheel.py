@@ -97,6 +97,8 @@ def test_what_a_name_promises_is_found(
         (ARM, elf(symbol="_Znwm"), "it shows _Znwm; it shows no kernels"),
         (APPLE, mach(oldest=13), r"it needs 13\.0"),
         (APPLE, mach(signed=False), "not signed"),
+        (APPLE, mach(symbol="__ZNSt3__16vectorE"), "it shows _ZNSt3__16vectorE"),
+        (APPLE, mach(symbol="__Znwm"), r"whl: it shows no kernels$"),
         (ARM, b"MZ" + bytes(200), "neither ELF nor Mach-O"),
         (ARM, None, "not one llmjax/kernels/cpu/libllmjax_cpu.so"),
         ("linux_aarch64", elf(), "not that of a wheel for one platform"),
