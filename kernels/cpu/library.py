@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,6 +14,8 @@ from pathlib import Path
 import jax
 
 from llmjax.kernels.devices import CPU, platform_of
+
+logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libllmjax_cpu.so"
 TARGETS = (
@@ -47,6 +49,7 @@ FUNCTIONS = (  # that Python calls; an older library, made before a source was c
     "llmjax_shared_stop",
     "llmjax_shared_sum",
 )
+MISSING = "the C++ kernels for CPUs are missing, so everything runs several times slower"
 AGAIN = "run `pip install` again, or `python -m llmjax.kernels.cpu.build`"
 LEFT_OUT = " without "  # in what the library says it was made from: before sets that the compiler did not know
 REFUSED = 2  # what `llmjax_isa_here` says of an instruction set that the system lets no program use
@@ -115,11 +118,7 @@ def why_slow() -> str | None:
     """Why this CPU is slower than it could be, and what to do; None: it is not, or somebody wants it so."""
     loaded = _load()
     if not isinstance(loaded, Library):
-        return (
-            f"the C++ kernels for CPUs are missing, so everything runs several times slower: {loaded}"
-            if loaded
-            else None
-        )
+        return f"{MISSING}: {loaded}" if loaded else None
     if loaded.forced is not None:
         return None
     if loaded.left_out:
@@ -207,8 +206,4 @@ def _contents(handle: ctypes.CDLL) -> Library:
 
 @functools.cache
 def _warn(why: str) -> None:
-    warnings.warn(
-        f"the C++ kernels for CPUs are missing, so attention and one-row products run several times slower: {why}",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+    logger.warning("%s: %s", MISSING, why)

@@ -13,6 +13,7 @@ from llmjax.settings import Setting, settings_of
 HEAD = """# Flags of other programs
 
 A command line for vLLM, candle-vLLM or llama-server starts `llmjax serve` too, or is told in one line what differs.
+`python -m vllm.entrypoints.openai.api_server` is `python -m serve`, with the same flags, `--model` among them.
 Arguments of vLLM's `LLM(…)` and keys of its YAML files are the flags without dashes in front, with the same answers.
 This page is written from the tables in `llmjax/migration/` by `python -m tests.pages`.
 
