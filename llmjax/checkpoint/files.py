@@ -1,20 +1,63 @@
-"""Opens a model's files. What is not one, a pipe for example, would be waited for without end."""
+"""Opens a model's files. What is not one, a pipe for example, would be waited for without end; what stands in for one
+is named, for its reader would say that it is malformed."""
 
 from __future__ import annotations
 
 import json
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llmjax.errors import CheckpointError, LLMJaxError
 
+LFS_POINTER = (
+    b"version https://git-lfs.github.com/spec/"  # how one begins: github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+)
+PAGES = (b"<!doctype html", b"<html")
 
-def check_regular(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> None:
-    """Raises ``error`` if there is something other than a file. What is not there at all is the reader's to report."""
-    if path.exists() and not path.is_file():
+ADAPTER = "adapter_config.json"
+PICKLED = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt")  # the index is there where a hub kept the rest
+
+
+def check_file(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> None:
+    """Raises ``error`` if there is something other than a file, or a file that only stands in for the one that is
+    meant: a pointer of Git LFS, or an HTML page. What is not there at all is the reader's to report."""
+    if not path.exists():
+        return
+    if not path.is_file():
         kind = "a folder" if path.is_dir() else "a pipe, socket or device"
         raise error(f"{path}: is {kind}, not a file")
+    try:
+        with path.open("rb") as handle:
+            start = handle.read(len(LFS_POINTER))
+    except OSError:
+        return  # which the reader reports too
+    if start == LFS_POINTER:
+        raise error(f"{path}: is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder")
+    if start.lstrip().lower().startswith(PAGES):
+        raise error(f"{path}: is an HTML page, not the file itself; download it again, by the link that says so")
+
+
+def instead_of_weights(names: Sequence[str]) -> str:
+    """What files a model has where the weights of a model should be, and what to do, as the end of an error message.
+
+    Args:
+        names: of the model's files.
+    """
+    if ADAPTER in names:
+        return (
+            f", but {ADAPTER}: it is an adapter, not a model, and adapters are not supported yet; merge it into the "
+            "model that it was made for (PEFT's merge_and_unload) and save that"
+        )
+    if pickled := next((name for name in names if name.endswith(PICKLED)), None):
+        return (
+            f", but {pickled}: PyTorch's pickled weights are not read, for they may run code; look for a revision with "
+            ".safetensors files, or save the model with transformers' save_pretrained"
+        )
+    if named := next((name for name in names if name.endswith(".safetensors")), None):
+        return f", but {named}, which must have one of these names"
+    return "; weights in other files are not read"
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
@@ -23,7 +66,7 @@ def map_file(path: Path) -> mmap.mmap | bytes:
     Raises:
         CheckpointError: it cannot be opened, or is not a file.
     """
-    check_regular(path)
+    check_file(path)
     try:
         with path.open("rb") as handle:
             return mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) if handle.seek(0, 2) else b""
@@ -56,7 +99,7 @@ def read_list(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> list
 
 
 def _read_json(path: Path, error: type[LLMJaxError]) -> Any:
-    check_regular(path, error=error)
+    check_file(path, error=error)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as problem:

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from llmjax.checkpoint.files import check_file, instead_of_weights
 from llmjax.checkpoint.gguf.choice import choose_gguf, relative_ggufs
 from llmjax.config import EngineConfig
 from llmjax.config_file import bundled_configs
@@ -86,6 +87,7 @@ def resolve_model(config: EngineConfig) -> Path:
 def _local(path: Path, gguf_file: str | None = None) -> Path:
     if path.is_file():
         if path.suffix.lower() != ".gguf":
+            check_file(path)
             raise CheckpointError(f"{path} is not a .gguf file; for other formats give the folder that holds it")
         return path
     if not path.is_dir():
@@ -95,7 +97,8 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
     if gguf_file is not None or (ggufs and not any(path.glob("*.safetensors"))):
         return path / choose_gguf(ggufs, gguf_file, where=str(path))
     if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path} holds neither a config.json nor a .gguf file")
+        names = sorted(each.name for each in path.iterdir())
+        raise CheckpointError(f"{path} holds neither a config.json nor a .gguf file{instead_of_weights(names)}")
     return path
 
 

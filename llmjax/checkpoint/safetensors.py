@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from llmjax.checkpoint.files import map_file, read_object
+from llmjax.checkpoint.files import instead_of_weights, map_file, read_object
 from llmjax.errors import CheckpointError
 
 WEIGHTS = "model.safetensors"
@@ -166,7 +166,8 @@ def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
         return open_safetensors(path / WEIGHTS)
     if (path / INDEX).exists():
         return _open_shards(path)
-    raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}; other weight files are not read")
+    others = instead_of_weights(sorted(each.name for each in path.iterdir()))
+    raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}{others}")
 
 
 def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:

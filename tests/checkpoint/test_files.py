@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -50,4 +51,46 @@ def test_pipes_among_the_files_of_a_model(name: str, tmp_path: Path) -> None:
 def test_a_gguf_file_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model-Q4_0.gguf")
     with pytest.raises(CheckpointError, match=r"model-Q4_0.gguf: is a pipe, socket or device, not a file"):
+        open_checkpoint(resolve(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:12ab\nsize 1234\n", "a pointer of Git LFS"),
+        (b"<!DOCTYPE html>\n<html><head><title>Log in</title>", "an HTML page"),
+        (b"\n  <html>Too many requests</html>", "an HTML page"),
+    ],
+)
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.gguf"])
+def test_what_stands_in_for_a_file_is_named(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    for each in LLAMA.iterdir():
+        shutil.copy(each, tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: is {says}, not the file itself"):
+        open_checkpoint(tmp_path / name if name.endswith(".gguf") else tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ["adapter_config.json", "adapter_model.safetensors"],
+            ", but adapter_config.json: it is an adapter, not a model",
+        ),
+        (["pytorch_model-00001-of-00002.bin", "tokenizer.json"], ", but pytorch_model-00001-of-00002.bin: PyTorch's"),
+        (["pytorch_model.bin.index.json"], ", but pytorch_model.bin.index.json: PyTorch's"),
+        (["consolidated.00.pth"], ", but consolidated.00.pth: PyTorch's pickled weights are not read"),
+        (["weights.safetensors"], ", but weights.safetensors, which must have one of these names"),
+        (["README.md"], "; weights in other files are not read"),
+    ],
+)
+def test_what_there_is_instead_of_weights_is_named(names: list[str], says: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    if "weights.safetensors" not in names:
+        with pytest.raises(CheckpointError, match=f"holds neither a config.json nor a .gguf file{says}"):
+            resolve(tmp_path)
+    shutil.copy(LLAMA / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=rf"nor model\.safetensors\.index\.json{says}"):
         open_checkpoint(resolve(tmp_path))
