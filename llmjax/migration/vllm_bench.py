@@ -1,4 +1,5 @@
-"""Flags of ``vllm bench serve``, ``latency``, ``throughput`` and ``startup``, up to 0.33, that are not here."""
+"""Flags of ``vllm bench serve``, ``latency``, ``throughput`` and ``startup``, up to 0.33, and of vLLM-GCU's
+benchmark_serving and benchmark_test, that are not here."""
 
 from __future__ import annotations
 
@@ -44,6 +45,10 @@ SERVE: tuple[ForeignFlag, ...] = (
     *refused("--speed-bench-dataset-subset|--speed-bench-output-len|--speed-bench-category", SPEED_BENCH),
     *refused("--random-mm-base-items-per-request|--random-mm-num-mm-items-range-ratio", MEDIA, neutral="0"),
     *refused("--random-mm-limit-mm-per-prompt|--random-mm-bucket-config", MEDIA),
+    *refused("--keep-special-tokens", """use --extra-body '{"skip_special_tokens": false}'""", takes=NOTHING),
+    *accepted("--strict-in-out-len", "random prompts are token ids, of the length asked for", takes=NOTHING),
+    *refused("--sonnet-input-len|--sonnet-output-len|--sonnet-prefix-len", "write the prompts into a file of "
+             "--dataset-name custom, or use --dataset-name prefix_repetition"),
 )  # fmt: skip
 
 # Of those that run the engine in their own process.
@@ -65,4 +70,14 @@ OFFLINE: tuple[ForeignFlag, ...] = (
     *refused("--hf-max-batch-size", "the engine is llmjax"),
     *refused("--hf-enable-torch-compile", "the engine is llmjax", takes=NOTHING),
     *refused("--enable-multimodal-chat", MEDIA, takes=NOTHING),
+    *refused("--dataset|--dataset-for-perf", "use --dataset-name sharegpt or custom with --dataset-path"),
+    *refused("--save-output", "texts are not kept; llmjax run-batch writes them"),
+    *refused("--demo|--template", "llmjax generate and llmjax chat show what a model says, with its chat template"),
+    *refused(
+        "--add-generation-prompt",
+        "llmjax chat and llmjax serve put it there as the chat template says",
+        neutral="false",
+    ),
+    *accepted("--random-prompt", "", neutral="true", takes=NOTHING),
+    *refused("--acc", "llmjax perplexity measures a model, and lm-eval a server", takes=NOTHING),
 )
