@@ -111,7 +111,13 @@ def _read_json(path: Path, dtype: jnp.dtype, model: Mapping[str, Any]) -> dict[i
     made_for = root.get("model_type")
     if made_for is not None and model.get("model_type") is not None and made_for != model["model_type"]:
         raise CheckpointError(f"{path}: model_type is {made_for!r}, the model's is {model['model_type']!r}")
-    cache = _object(root.get("kv_cache"), f"{path}: kv_cache")
+    if "kv_cache" not in root:
+        found = ", ".join(repr(key[:40]) for key in list(root)[:5]) or "nothing"
+        raise CheckpointError(
+            f"{path}: holds {found} and no 'kv_cache', where vLLM's files have their scales; without "
+            "quantization_param_path each token gets a scale of its own"
+        )
+    cache = _object(root["kv_cache"], f"{path}: kv_cache")
     name = cache.get("dtype")
     if not isinstance(name, str) or name not in JSON_TYPES:
         raise CheckpointError(f"{path}: kv_cache.dtype must be one of {', '.join(JSON_TYPES)}, not {name!r}")

@@ -135,6 +135,13 @@ def of_lmdeploy(folder: Path, layers: Mapping[str, list[float]]) -> Path:
     return folder
 
 
+def test_a_file_of_another_program_says_what_it_holds(tmp_path: Path) -> None:
+    path = tmp_path / "int8_kv_cache.json"
+    path.write_text('{"layers.0.k_scale": 0.1, "layers.0.v_scale": 0.2}')
+    with pytest.raises(CheckpointError, match=r"int8_kv_cache\.json: holds 'layers\.0\.k_scale', .* no 'kv_cache'"):
+        found({}, path=path)
+
+
 def test_lmdeploys_folder(tmp_path: Path) -> None:
     path = of_lmdeploy(
         tmp_path, {"0.past_kv_scale.0": [0.5, 0.25], "1.past_kv_scale.0": [2, -1, 4, 3], "0.attention.0": [1]}
