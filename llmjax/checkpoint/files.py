@@ -11,9 +11,8 @@ from typing import Any
 
 from llmjax.errors import CheckpointError, LLMJaxError
 
-LFS_POINTER = (
-    b"version https://git-lfs.github.com/spec/"  # how one begins: github.com/git-lfs/git-lfs/blob/main/docs/spec.md
-)
+# How one begins: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 PAGES = (b"<!doctype html", b"<html")
 
 ADAPTER = "adapter_config.json"
@@ -40,10 +39,13 @@ def check_file(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> Non
 
 
 def instead_of_weights(names: Sequence[str]) -> str:
-    """What files a model has where the weights of a model should be, and what to do, as the end of an error message.
+    """What a folder has instead of a model that can be read, and what to do, as the end of an error message.
 
     Args:
-        names: of the model's files.
+        names: of the folder's files.
+
+    Returns:
+        The end of the message; empty: there is neither an adapter nor PyTorch's pickled weights.
     """
     if ADAPTER in names:
         return (
@@ -55,9 +57,7 @@ def instead_of_weights(names: Sequence[str]) -> str:
             f", but {pickled}: PyTorch's pickled weights are not read, for they may run code; look for a revision with "
             ".safetensors files, or save the model with transformers' save_pretrained"
         )
-    if named := next((name for name in names if name.endswith(".safetensors")), None):
-        return f", but {named}, which must have one of these names"
-    return "; weights in other files are not read"
+    return ""
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:

@@ -166,7 +166,11 @@ def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
         return open_safetensors(path / WEIGHTS)
     if (path / INDEX).exists():
         return _open_shards(path)
-    others = instead_of_weights(sorted(each.name for each in path.iterdir()))
+    names = sorted(each.name for each in path.iterdir())
+    others = instead_of_weights(names)
+    if not others:
+        named = next((name for name in names if name.endswith(".safetensors")), None)
+        others = f", but {named}, which must have one of these names" if named else "; other weight files are not read"
     raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}{others}")
 
 

@@ -81,16 +81,29 @@ def test_what_stands_in_for_a_file_is_named(name: str, content: bytes, says: str
         (["pytorch_model-00001-of-00002.bin", "tokenizer.json"], ", but pytorch_model-00001-of-00002.bin: PyTorch's"),
         (["pytorch_model.bin.index.json"], ", but pytorch_model.bin.index.json: PyTorch's"),
         (["consolidated.00.pth"], ", but consolidated.00.pth: PyTorch's pickled weights are not read"),
-        (["weights.safetensors"], ", but weights.safetensors, which must have one of these names"),
-        (["README.md"], "; weights in other files are not read"),
     ],
 )
-def test_what_there_is_instead_of_weights_is_named(names: list[str], says: str, tmp_path: Path) -> None:
+def test_what_there_is_instead_of_a_model_is_named(names: list[str], says: str, tmp_path: Path) -> None:
     for name in names:
         (tmp_path / name).touch()
-    if "weights.safetensors" not in names:
-        with pytest.raises(CheckpointError, match=f"holds neither a config.json nor a .gguf file{says}"):
-            resolve(tmp_path)
+    with pytest.raises(CheckpointError, match=rf"holds neither a config\.json nor a \.gguf file{says}"):
+        resolve(tmp_path)
+    shutil.copy(LLAMA / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=rf"nor model\.safetensors\.index\.json{says}"):
+        open_checkpoint(resolve(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("weights.safetensors", ", but weights.safetensors, which must have one of these names"),
+        ("README.md", "; other weight files are not read"),
+    ],
+)
+def test_weights_under_no_known_name(name: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=r"holds neither a config\.json nor a \.gguf file$"):  # whatever else
+        resolve(tmp_path)
     shutil.copy(LLAMA / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=rf"nor model\.safetensors\.index\.json{says}"):
         open_checkpoint(resolve(tmp_path))

@@ -4,27 +4,21 @@ Libraries are made here, byte by byte, as small as linkers would."""
 
 from __future__ import annotations
 
-import importlib.util
 import struct
-import sys
 import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.ci.scripts import load_script
+
 ARM, X86, APPLE = "manylinux_2_17_aarch64", "manylinux_2_17_x86_64", "macosx_11_0_arm64"
 
 
 @pytest.fixture(scope="module")
 def checks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("llmjax_check_wheel", ROOT / ".ci" / "check_wheel.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("check_wheel")
 
 
 def elf(

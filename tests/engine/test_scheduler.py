@@ -614,7 +614,7 @@ def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
     return arrivals
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(st.data())
 def test_random_workloads(data: st.DataObject) -> None:
     shape = data.draw(shapes())

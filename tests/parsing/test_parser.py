@@ -103,7 +103,7 @@ WORDS += [
 ALL = [(tools, reasoning) for tools in FAMILIES for reasoning in ("think", None)] + [(HARMONY, HARMONY)]
 
 
-@settings(max_examples=20)
+@settings(max_examples=40)
 @given(data=st.data())
 @pytest.mark.parametrize(("tools", "reasoning"), ALL)
 def test_any_text_in_any_pieces(tools: str, reasoning: str | None, data: st.DataObject) -> None:
