@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmjax.engine.graphs import GRAPHS
+from llmjax.engine.programs.graphs import GRAPHS
 
 
 @dataclass(frozen=True)

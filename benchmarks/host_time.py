@@ -32,9 +32,9 @@ from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import EngineConfig, check_choices, setting
 from llmjax.engine.build import build_engine
-from llmjax.engine.engine import Engine
-from llmjax.engine.request import EngineRequest
-from llmjax.engine.stats import HostTime, RequestStats, StepStats
+from llmjax.engine.core.engine import Engine
+from llmjax.engine.core.request import EngineRequest
+from llmjax.engine.core.stats import HostTime, RequestStats, StepStats
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.sampling.params import SamplingParams
 from llmjax.settings import settings_of

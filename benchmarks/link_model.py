@@ -14,9 +14,9 @@ from statistics import median
 
 import numpy as np
 
-from llmjax.engine.batch import Bucket
-from llmjax.engine.group_wire import Array, RunStep, ToFollower
-from llmjax.engine.wire import Channel
+from llmjax.engine.clients.wire import Channel
+from llmjax.engine.device.batch import Bucket
+from llmjax.engine.ranks.wire import Array, RunStep, ToFollower
 
 READ_BYTES = 256 << 20  # more than caches hold
 TELL_MICROSECONDS = 50  # that telling a follower of a step takes, at most

@@ -22,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.machine import this_machine
-from llmjax.engine.group import free_port
-from llmjax.engine.host_pages import KeptPage, PageFormat
-from llmjax.engine.offload import PagesLost
-from llmjax.engine.page_pool import PageKey
-from llmjax.engine.page_transfer import PageGiver, PageTaker, bind
+from llmjax.engine.core.page_pool import PageKey
+from llmjax.engine.ranks.group import free_port
+from llmjax.engine.tiers.host import KeptPage, PageFormat
+from llmjax.engine.tiers.offload import PagesLost
+from llmjax.engine.tiers.transfer import PageGiver, PageTaker, bind
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kv_transfer import KVTransferConfig
 

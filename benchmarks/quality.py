@@ -33,7 +33,7 @@ import numpy as np
 from benchmarks.machine import this_machine
 from llmjax import LLM
 from llmjax.config import EngineConfig
-from llmjax.engine.client import Control
+from llmjax.engine.clients.client import Control
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.evaluation.perplexity import Perplexity, Windowing, score_windows, text_tokens
 from llmjax.kernels.cpu.library import ISA_VARIABLE, library

@@ -32,15 +32,15 @@ from benchmarks.machine import this_machine
 
 if TYPE_CHECKING:
     from llmjax import LLM
-    from llmjax.engine.batch import Bucket
-    from llmjax.engine.programs import Program, StepPrograms
-    from llmjax.engine.scheduler import StepPlan
+    from llmjax.engine.core.scheduler import StepPlan
+    from llmjax.engine.device.batch import Bucket
+    from llmjax.engine.programs.step_programs import Program, StepPrograms
 
 # Functions that are timed where they are called, by module and name.
 TIMED = {
-    "read the file": ("llmjax.engine.model", "open_checkpoint"),
-    "declare the model": ("llmjax.engine.model", "declare"),
-    "weights": ("llmjax.engine.model.Placer", "place"),
+    "read the file": ("llmjax.engine.loading.model", "open_checkpoint"),
+    "declare the model": ("llmjax.engine.loading.model", "declare"),
+    "weights": ("llmjax.engine.loading.model.Placer", "place"),
     "tokenizer": ("llmjax.engine.setup", "load_tokenizer"),
     "device state": ("llmjax.engine.programs.StepCompiler", "make_state"),
     "signature": ("llmjax.engine.build.ProgramCache", "of"),
@@ -168,7 +168,7 @@ class Stream:
 
     def _begin(self) -> None:
         from llmjax import SamplingParams
-        from llmjax.engine.request import EngineRequest
+        from llmjax.engine.core.request import EngineRequest
 
         length = min(NEW_TOKENS, self._llm.max_model_len - len(self._prompt))
         request = EngineRequest(

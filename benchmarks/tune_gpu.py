@@ -31,7 +31,7 @@ from rich.console import Console
 from benchmarks.gpu import FORMATS, PAGE, quantized
 from benchmarks.gpu_figures import fastest, many_times, with_each
 from llmjax.config import EngineConfig
-from llmjax.engine.batch import Bucket, make_buckets
+from llmjax.engine.device.batch import Bucket, make_buckets
 from llmjax.kernels.attention import KVPages, RaggedBatch, make_pages
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.cuda import mosaic_decode, mosaic_kv_write, mosaic_prefill

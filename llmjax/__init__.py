@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from llmjax.async_llm import AsyncLLM
     from llmjax.config import EngineConfig, ServerConfig
     from llmjax.conversion import quantize
-    from llmjax.engine.pairs import TextPair
+    from llmjax.engine.front.pairs import TextPair
     from llmjax.inputs import TextPrompt, TokensPrompt
     from llmjax.llm import LLM, generate
     from llmjax.outputs import (
@@ -92,7 +92,7 @@ _MODULES = {
     "ScoringRequestOutput": "llmjax.outputs",
     "ServerConfig": "llmjax.config",
     "StructuredOutputsParams": "llmjax.sampling.structured",
-    "TextPair": "llmjax.engine.pairs",
+    "TextPair": "llmjax.engine.front.pairs",
     "TextPrompt": "llmjax.inputs",
     "TokensPrompt": "llmjax.inputs",
     "generate": "llmjax.llm",

@@ -11,18 +11,18 @@ from functools import partial
 from typing import NoReturn
 
 from llmjax.config import EngineConfig
-from llmjax.engine.beam_search import BeamSearch
-from llmjax.engine.client import Control, RunningEngine
-from llmjax.engine.data_parallel import DataParallelEngine
-from llmjax.engine.frontend import Constraint, PromptInput
+from llmjax.engine.clients.client import Control, RunningEngine
+from llmjax.engine.clients.data_parallel import DataParallelEngine
+from llmjax.engine.clients.process import ProcessEngine, begin_loading
+from llmjax.engine.core.request import EngineOutput, EngineRequest
+from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
+from llmjax.engine.front.beam_search import BeamSearch
+from llmjax.engine.front.frontend import Constraint, PromptInput
+from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import EngineState, ProgramInfo
-from llmjax.engine.pairs import TextPair
-from llmjax.engine.process import ProcessEngine, begin_loading
 from llmjax.engine.report import ThroughputLog
-from llmjax.engine.request import EngineOutput, EngineRequest
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
-from llmjax.engine.stats import FORMS_FULL, QUEUE_FULL
-from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import Asleep, EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput, TokenLogprobs
 from llmjax.parsing.content import ContentReading
@@ -64,7 +64,7 @@ class AsyncLLM(LoadedLLM):
 
         Args:
             config: everything.
-            loading: what `llmjax.engine.process.begin_loading` has begun with this configuration.
+            loading: what `llmjax.engine.clients.process.begin_loading` has begun with this configuration.
         """
         return cls(config, _client(config, loading or begin_loading(config)))
 
@@ -573,7 +573,7 @@ def _client(config: EngineConfig, loading: ProcessEngine | None) -> RunningEngin
         return DataParallelEngine(config)
     # Where the engine is in a process of its own, this one does not need JAX.
     from llmjax.engine.build import build_engine
-    from llmjax.engine.loop import ThreadEngine
+    from llmjax.engine.clients.loop import ThreadEngine
 
     return ThreadEngine(build_engine(config))
 

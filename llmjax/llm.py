@@ -15,20 +15,20 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
-from llmjax.engine.beam_search import BeamSearch
 from llmjax.engine.build import build_engine
-from llmjax.engine.client import Control
-from llmjax.engine.data_parallel import DataParallelEngine
-from llmjax.engine.engine import Engine
-from llmjax.engine.follower import follow
-from llmjax.engine.frontend import PromptInput
-from llmjax.engine.inline import InlineEngine
-from llmjax.engine.pairs import TextPair
-from llmjax.engine.process import begin_loading
-from llmjax.engine.request import EngineRequest
-from llmjax.engine.scores import pair_inputs, score_task, scored, text_pairs
+from llmjax.engine.clients.client import Control
+from llmjax.engine.clients.data_parallel import DataParallelEngine
+from llmjax.engine.clients.inline import InlineEngine
+from llmjax.engine.clients.process import begin_loading
+from llmjax.engine.clients.waited import WaitedEngine
+from llmjax.engine.core.engine import Engine
+from llmjax.engine.core.request import EngineRequest
+from llmjax.engine.front.beam_search import BeamSearch
+from llmjax.engine.front.frontend import PromptInput
+from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.scores import pair_inputs, score_task, scored, text_pairs
+from llmjax.engine.ranks.follower import follow
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
-from llmjax.engine.waited import WaitedEngine
 from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
 from llmjax.migration.tables import collect_known

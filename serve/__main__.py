@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from llmjax.cli import run
 from llmjax.cli.serve import main as serve
-from llmjax.engine.compile_threads import leave
+from llmjax.engine.programs.threads import leave
 
 
 def main(argv: Sequence[str] | None = None) -> int:

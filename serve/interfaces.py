@@ -6,15 +6,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
-from llmjax.engine.stats import StatLogger
+from llmjax.engine.core.stats import StatLogger
 from llmjax.outputs import PoolingRequestOutput, RequestOutput
 from llmjax.parsing.content import ContentReading
 from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
+    from llmjax.engine.front.vectors import PooledTokens
     from llmjax.engine.info import EngineInfo, EngineState, SleepState
-    from llmjax.engine.vectors import PooledTokens
     from llmjax.tokenizer import Tokenizer
 
 

@@ -17,8 +17,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from llmjax.engine.core.stats import REJECTIONS, OffloadCounts, RequestStats, StepStats
 from llmjax.engine.info import SleepState
-from llmjax.engine.stats import REJECTIONS, OffloadCounts, RequestStats, StepStats
 from llmjax.outputs import REPETITION
 from llmjax.serve.interfaces import Engine
 

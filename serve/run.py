@@ -37,7 +37,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """
     _configure_logging(server_config.log_level)
     if engine_config.node_rank:
-        from llmjax.engine.follower import follow
+        from llmjax.engine.ranks.follower import follow
 
         place = place_of(os.environ)
         if place is not None and place.size > 1:  # what a launcher sends to all ranks is rank 0's affair
@@ -75,7 +75,7 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     # Not before the port is known to be free: the imports alone take a second. Those of an engine in a process of its
     # own and the server's run side by side.
     with permanent():
-        from llmjax.engine.process import begin_loading
+        from llmjax.engine.clients.process import begin_loading
 
         if engine_config.engine_process == "auto":
             engine_config = engine_config.replace(engine_process="process")

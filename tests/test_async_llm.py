@@ -14,9 +14,9 @@ import pytest
 from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.async_llm import LONG_TEXT
 from llmjax.config import EngineConfig
-from llmjax.engine.engine import Engine
-from llmjax.engine.frontend import PromptInput
-from llmjax.engine.loop import ThreadEngine
+from llmjax.engine.clients.loop import ThreadEngine
+from llmjax.engine.core.engine import Engine
+from llmjax.engine.front.frontend import PromptInput
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
@@ -403,8 +403,8 @@ async def test_a_process_that_the_engine_needs_goes_while_a_step_waits_for_it(
     """Streams end, and so does the engine, although its thread hangs."""
     watchers: list[Callable[[LLMJaxError], None]] = []
     waits, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr("llmjax.engine.group.Alone.watch", lambda _, lost: watchers.append(lost))
-    monkeypatch.setattr("llmjax.engine.loop.LEAVE_SECONDS", 0.01)
+    monkeypatch.setattr("llmjax.engine.ranks.group.Alone.watch", lambda _, lost: watchers.append(lost))
+    monkeypatch.setattr("llmjax.engine.clients.loop.LEAVE_SECONDS", 0.01)
     engine = start_here(endless)
 
     def hang(*_: Any) -> None:
@@ -415,7 +415,7 @@ async def test_a_process_that_the_engine_needs_goes_while_a_step_waits_for_it(
     streams = [engine.generate([5], FOREVER, str(i)) for i in range(3)]
     for stream in streams:
         await anext(stream)
-    monkeypatch.setattr("llmjax.engine.runner.PendingStep.tokens", hang)
+    monkeypatch.setattr("llmjax.engine.device.runner.PendingStep.tokens", hang)
     tasks = [asyncio.create_task(collect(stream)) for stream in streams]
     await until_async(waits.is_set)
     (lost,) = watchers
@@ -511,7 +511,7 @@ async def test_a_step_that_hangs_is_noticed(
 ) -> None:
     engine = start(endless)
     engine.check_health()
-    monkeypatch.setattr("llmjax.engine.client.STUCK_AFTER", -1.0)
+    monkeypatch.setattr("llmjax.engine.clients.client.STUCK_AFTER", -1.0)
     stream = engine.generate([5], FOREVER, "r")
     with pytest.raises(EngineDead, match="in one step"):
         while True:
@@ -524,7 +524,7 @@ async def test_a_step_that_hangs_is_noticed(
     if isinstance(engine.client, ThreadEngine):  # a process shows its own itself
         stacks = [message for message in caplog.messages if message.startswith("thread ")]
         assert any("check_health" in stack for stack in stacks)  # this one, and the engine's
-        assert any("engine/loop.py" in stack for stack in stacks)
+        assert any("engine/clients/loop.py" in stack for stack in stacks)
 
 
 async def test_shutdown_lets_running_requests_finish(

@@ -98,7 +98,7 @@ def test_a_server_whose_engine_is_in_another_process_needs_no_jax() -> None:
 
 
 def test_an_engines_process_starts_before_the_servers_other_imports() -> None:
-    found = imported("import llmjax.serve.run, llmjax.engine.process")
+    found = imported("import llmjax.serve.run, llmjax.engine.clients.process")
     assert not of(NEVER | {"jax", "starlette", "tokenizers", "uvicorn"}, found)
 
 

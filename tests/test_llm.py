@@ -16,9 +16,9 @@ import pytest
 import llmjax
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
-from llmjax.engine.generation_config import check_generation_config, generation_config, sampling_defaults
-from llmjax.engine.process import ProcessEngine
-from llmjax.engine.waited import WaitedEngine
+from llmjax.engine.clients.process import ProcessEngine
+from llmjax.engine.clients.waited import WaitedEngine
+from llmjax.engine.front.generation_config import check_generation_config, generation_config, sampling_defaults
 from llmjax.errors import CheckpointError, ConfigError, EngineDead, InvalidRequest, PromptTooLong
 from tests.checkpoints import GOLDEN
 

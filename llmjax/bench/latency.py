@@ -23,7 +23,7 @@ from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
     from llmjax import LLM, AsyncLLM
-    from llmjax.engine.stats import EngineTotals
+    from llmjax.engine.core.stats import EngineTotals
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from functools import partial
 from typing import NoReturn
 
 from llmjax.cli.commands import COMMANDS, dispatch
-from llmjax.engine.compile_threads import leave
+from llmjax.engine.programs.threads import leave
 from llmjax.errors import LLMJaxError
 from llmjax.system import check_system
 

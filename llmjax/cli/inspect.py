@@ -212,7 +212,7 @@ def _memory(inspection: Inspection, config: EngineConfig) -> Facts | None:
     """What weights and KV cache need; None where the model cannot be run."""
     if inspection.checkpoint is None or inspection.model is None:
         return None
-    from llmjax.engine.memory import KV_TYPES, kv_footprint, weight_bytes
+    from llmjax.engine.loading.memory import KV_TYPES, kv_footprint, weight_bytes
     from llmjax.platforms import select_platform
 
     platform = select_platform(config)

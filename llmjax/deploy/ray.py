@@ -126,7 +126,9 @@ class Rank:
         Raises:
             LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
         """
-        from llmjax.engine.follower import follow  # it imports JAX, which looks at the devices that Ray has chosen
+        from llmjax.engine.ranks.follower import (
+            follow,  # it imports JAX, which looks at the devices that Ray has chosen
+        )
 
         follow(self._engine)
 

@@ -14,26 +14,26 @@ from llmjax.checkpoint.identity import fingerprint
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
-from llmjax.engine.cache_events import CacheEvents
-from llmjax.engine.draft_model import check_draft, load_draft
-from llmjax.engine.engine import Engine
-from llmjax.engine.event_publisher import EventPublisher
-from llmjax.engine.generation_config import check_generation_config
-from llmjax.engine.graphs import check_graphs, with_graphs
-from llmjax.engine.group import Alone, group_of
-from llmjax.engine.kv_cache import KVCache
-from llmjax.engine.local_ranks import LocalRanks
-from llmjax.engine.memory import check_memory, page_bytes_by_span, plan_kv
-from llmjax.engine.model import LoadedModel, check_stages, load_model
-from llmjax.engine.offload_setup import offload_of, transfer_of
-from llmjax.engine.pace import Pace
-from llmjax.engine.page_transfer import bind
-from llmjax.engine.program_cache import ProgramCache
-from llmjax.engine.programs import CompileCounter, StepCompiler
-from llmjax.engine.runner import Runner
-from llmjax.engine.scheduler import Scheduler
-from llmjax.engine.signature import digest
-from llmjax.engine.speculation import Speculation, check_speculative
+from llmjax.engine.core.engine import Engine
+from llmjax.engine.core.kv_cache import KVCache
+from llmjax.engine.core.pace import Pace
+from llmjax.engine.core.scheduler import Scheduler
+from llmjax.engine.device.runner import Runner
+from llmjax.engine.drafts.draft_model import check_draft, load_draft
+from llmjax.engine.drafts.speculation import Speculation, check_speculative
+from llmjax.engine.front.generation_config import check_generation_config
+from llmjax.engine.loading.memory import check_memory, page_bytes_by_span, plan_kv
+from llmjax.engine.loading.model import LoadedModel, check_stages, load_model
+from llmjax.engine.programs.cache import ProgramCache
+from llmjax.engine.programs.graphs import check_graphs, with_graphs
+from llmjax.engine.programs.signature import digest
+from llmjax.engine.programs.step_programs import CompileCounter, StepCompiler
+from llmjax.engine.ranks.group import Alone, group_of
+from llmjax.engine.ranks.local import LocalRanks
+from llmjax.engine.tiers.events import CacheEvents
+from llmjax.engine.tiers.publisher import EventPublisher
+from llmjax.engine.tiers.setup import offload_of, transfer_of
+from llmjax.engine.tiers.transfer import bind
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
 from llmjax.kernels.attention import KVLayout

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from llmjax.config import EngineConfig
-from llmjax.engine.client import Control
-from llmjax.engine.engine import Engine
-from llmjax.engine.generation_config import generation_config, sampling_defaults
+from llmjax.engine.clients.client import Control
+from llmjax.engine.core.engine import Engine
+from llmjax.engine.front.generation_config import generation_config, sampling_defaults
 from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo
-from llmjax.engine.memory import ProgramMemory
-from llmjax.engine.model import LoadedModel
+from llmjax.engine.loading.memory import ProgramMemory
+from llmjax.engine.loading.model import LoadedModel
 from llmjax.kernels.cpu.library import describe, why_slow
 from llmjax.models.classifiers import ORIGINAL_QWEN3
 

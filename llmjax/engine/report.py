@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from llmjax.engine.core.stats import RequestStats, StepStats
 from llmjax.engine.info import EngineInfo, ProgramInfo
-from llmjax.engine.stats import RequestStats, StepStats
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.config import EngineConfig
-from llmjax.engine.client import Control, EngineClient
-from llmjax.engine.frontend import Frontend
+from llmjax.engine.clients.client import Control, EngineClient
+from llmjax.engine.core.stats import EngineTotals, KVStats, RequestStats, StatLogger
+from llmjax.engine.front.frontend import Frontend
 from llmjax.engine.info import SleepState
-from llmjax.engine.stats import EngineTotals, KVStats, RequestStats, StatLogger
 from llmjax.errors import InvalidRequest
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 

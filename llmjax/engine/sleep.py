@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.config import EngineConfig
-from llmjax.engine.model import LoadedModel, load_model
-from llmjax.engine.runner import Runner
+from llmjax.engine.device.runner import Runner
+from llmjax.engine.loading.model import LoadedModel, load_model
 from llmjax.errors import CheckpointError
 from llmjax.host_memory import give_back
 from llmjax.platforms import Platform, use_compilation_cache

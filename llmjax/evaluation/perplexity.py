@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.config import setting
-from llmjax.engine.inline import InlineEngine
-from llmjax.engine.request import EngineOutput, EngineRequest
-from llmjax.engine.waited import WaitedEngine
+from llmjax.engine.clients.inline import InlineEngine
+from llmjax.engine.clients.waited import WaitedEngine
+from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.errors import ConfigError
 from llmjax.sampling.params import SamplingParams
 from llmjax.tokenizer import Tokenizer

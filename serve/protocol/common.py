@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from llmjax.engine.beam_search import MAX_BEAM_TOKENS
+from llmjax.engine.front.beam_search import MAX_BEAM_TOKENS
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import MAX_N, BeamSearchParams, RequestOutputKind, SamplingParams
 from llmjax.serve.errors import ApiError, cut

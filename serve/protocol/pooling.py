@@ -8,8 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from llmjax.engine.pairs import TextPair
-from llmjax.engine.scores import text_pairs
+from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.scores import text_pairs
 from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import MAX_CONVERSATIONS, ChatTemplateFields, Messages

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.scores import pair_inputs, score_task, scored
+from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import PoolerInfo
-from llmjax.engine.pairs import TextPair
-from llmjax.engine.scores import pair_inputs, score_task, scored
-from llmjax.engine.vectors import PooledTokens
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import PoolingRequestOutput
 from llmjax.pooling_params import PoolingParams

@@ -19,7 +19,7 @@ from llmjax import models
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.config import EngineConfig
-from llmjax.engine.model import load_model
+from llmjax.engine.loading.model import load_model
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models.layers.state import make_stacks

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llmjax.checkpoint import open_checkpoint
-from llmjax.engine.token_labels import with_token_labels
+from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.errors import CheckpointError
 from tests.checkpoints import GOLDEN, POOLED
 

@@ -25,7 +25,7 @@ from ray import serve
 from ray.util.state import list_actors
 
 from llmjax.deploy.ray import app
-from llmjax.engine.group import free_port
+from llmjax.engine.ranks.group import free_port
 
 REQUESTS = 40
 REPLICA, RANK = "ServeReplica:", "Rank"  # how classes of actors are called
@@ -76,7 +76,7 @@ def engines(pid: int) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == pid and b"llmjax.engine.process_main" in (path / "cmdline").read_bytes():
+            if parent == pid and b"llmjax.engine.clients.process_main" in (path / "cmdline").read_bytes():
                 found.append(int(path.name))
     return found
 

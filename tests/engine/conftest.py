@@ -14,7 +14,7 @@ import pytest
 
 from llmjax import LLM, models
 from llmjax.checkpoint import open_checkpoint
-from llmjax.engine import offload
+from llmjax.engine.tiers import offload
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models.layers.state import make_stacks
 from tests.checkpoints import GOLDEN

@@ -57,7 +57,7 @@ def on_card(monkeypatch: pytest.MonkeyPatch, compile_cache_dir: str) -> Callable
 
     monkeypatch.setattr("llmjax.engine.build.select_platform", platform)
     # A CPU compiles with and without them, and does the same.
-    monkeypatch.setattr("llmjax.engine.graphs.GRAPHS", {"xla_gpu_enable_command_buffer": "FUSION"})
+    monkeypatch.setattr("llmjax.engine.programs.graphs.GRAPHS", {"xla_gpu_enable_command_buffer": "FUSION"})
     return start
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
-from llmjax.engine.slots import SlotEditor
+from llmjax.engine.device.slots import SlotEditor
 from tests.checkpoints import GOLDEN
 
 pytestmark = pytest.mark.jax_api

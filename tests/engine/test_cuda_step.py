@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import pytest
 
 from llmjax import models
-from llmjax.engine.batch import BatchLayout, make_buckets
-from llmjax.engine.device_state import DeviceState
-from llmjax.engine.graphs import GRAPHS, LAUNCHES
-from llmjax.engine.rows import make_row_state
-from llmjax.engine.step import step
+from llmjax.engine.device.batch import BatchLayout, make_buckets
+from llmjax.engine.device.device_state import DeviceState
+from llmjax.engine.device.rows import make_row_state
+from llmjax.engine.device.step import step
+from llmjax.engine.programs.graphs import GRAPHS, LAUNCHES
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import Codes, RowFormat

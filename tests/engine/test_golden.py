@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
-from llmjax.engine import memory
+from llmjax.engine.loading import memory
 from tests.checkpoints import GOLDEN
 from tests.levels import at_levels
 

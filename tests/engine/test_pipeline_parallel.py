@@ -18,14 +18,14 @@ from llmjax import LLM, SamplingParams, StructuredOutputsParams
 from llmjax.config import EngineConfig
 from llmjax.engine import build
 from llmjax.engine.build import load
-from llmjax.engine.follower import Replica
-from llmjax.engine.group import Follower, Leader, free_port
-from llmjax.engine.group_wire import RunStep, Taken
+from llmjax.engine.ranks.follower import Replica
+from llmjax.engine.ranks.group import Follower, Leader, free_port
+from llmjax.engine.ranks.wire import RunStep, Taken
 from llmjax.errors import ConfigError, EngineDead
 from llmjax.kv_transfer import KVTransfer
 from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
-from tests.engine.test_page_transfer import Relay
+from tests.engine.tiers.test_transfer import Relay
 from tests.levels import at_levels
 
 TESTS = Path(__file__).parents[1]

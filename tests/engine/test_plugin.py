@@ -18,7 +18,7 @@ from llmjax import quantize
 from llmjax.kernels.devices import take_donations
 from tests.checkpoints import GOLDEN, POOLED
 from tests.engine.compilers import compiler_of
-from tests.engine.test_pooling import ENCODERS
+from tests.engine.device.test_pooling import ENCODERS
 from tests.levels import at_levels
 from tests.stand_in_plugin import build, library, needs_stand_in, registered, run
 
@@ -163,7 +163,7 @@ MODELS = ("llama", "gemma3", "mixtral", "deepseek-v3", "qwen3-next", "lfm2", "mi
 )
 def test_what_steps_are_lowered_to(model: str, platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = compiler_of(model, kv_cache_dtype="int8")
-    monkeypatch.setattr("llmjax.engine.program_cache.platform_of", lambda device: platform)
+    monkeypatch.setattr("llmjax.engine.programs.cache.platform_of", lambda device: platform)
     monkeypatch.setattr(mlir, "_platforms_with_donation", [*mlir._platforms_with_donation])
     take_donations(platform)
     compiler = replace(compiler, platform=replace(compiler.platform, name=platform))

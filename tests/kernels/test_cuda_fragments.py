@@ -208,7 +208,7 @@ def test_layers_that_are_alike_have_one_kernel() -> None:
 COMPILE = """
 import json, re, sys, tempfile
 from pathlib import Path
-from llmjax.engine.graphs import GRAPHS
+from llmjax.engine.programs.graphs import GRAPHS
 from tests import described_card
 from tests.kernels.test_cuda_fragments import CASES, program
 

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import pytest
 
 from llmjax import models
-from llmjax.engine.batch import BatchLayout, make_buckets
-from llmjax.engine.device_state import DeviceState
-from llmjax.engine.graphs import LAUNCHES
-from llmjax.engine.rows import make_row_state
-from llmjax.engine.step import step
+from llmjax.engine.device.batch import BatchLayout, make_buckets
+from llmjax.engine.device.device_state import DeviceState
+from llmjax.engine.device.rows import make_row_state
+from llmjax.engine.device.step import step
+from llmjax.engine.programs.graphs import LAUNCHES
 from llmjax.kernels.activations import ACTIVATIONS, CLAMPED_SWIGLU
 from llmjax.kernels.attention import RaggedBatch, attend, make_pages
 from llmjax.kernels.blocks import ExpertWeights, Projection

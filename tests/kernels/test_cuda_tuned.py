@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks import tune_gpu
 from benchmarks.tune_gpu import Problem, best, timed
 from llmjax.config import EngineConfig
-from llmjax.engine.batch import make_buckets
+from llmjax.engine.device.batch import make_buckets
 from llmjax.kernels.attention import make_pages
 from llmjax.kernels.cuda import tuned as tuned_module
 from llmjax.kernels.cuda.pages import PageReader

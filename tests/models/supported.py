@@ -14,7 +14,7 @@ from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.models.registry import FAMILIES
 from tests.checkpoint.gguf import test_encoders, test_families
 from tests.checkpoints import GOLDEN, POOLED
-from tests.engine import test_pooling
+from tests.engine.device import test_pooling
 from tests.engine.test_plugin import VECTORS as PLUGGED_ENCODERS
 from tests.models import test_cuda, test_golden, test_plugin, test_quantized, test_sharding
 from tests.quantization import test_families as test_quantization
@@ -167,11 +167,11 @@ All of it runs on a CPU:
 | column | the line that runs it for a checkpoint, here `qwen3` |
 |---|---|
 | safetensors | `pytest tests/models/test_golden.py -k "qwen3 and not qwen3-"` |
-| of vectors | `pytest tests/engine/test_pooling.py -k bert` |
+| of vectors | `pytest tests/engine/device/test_pooling.py -k bert` |
 | GGUF | `pytest tests/checkpoint/gguf/test_families.py -k qwen3` |
 | of vectors | `pytest tests/checkpoint/gguf/test_encoders.py` |
 | quantized | `pytest tests/models/test_quantized.py -k qwen3` |
-| of vectors | `pytest tests/engine/test_pooling.py -k eight_bits` |
+| of vectors | `pytest tests/engine/device/test_pooling.py -k eight_bits` |
 | stored | `pytest tests/quantization/test_families.py -k qwen3` |
 | several devices | `pytest tests/models/test_sharding.py -k qwen3` |
 | plug-in | `pytest tests/models/test_plugin.py -k "qwen3 and phi"` |

@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from llmjax.engine.batch import BatchLayout, make_buckets
-from llmjax.engine.device_state import DeviceState
-from llmjax.engine.rows import make_row_state
-from llmjax.engine.step import step
+from llmjax.engine.device.batch import BatchLayout, make_buckets
+from llmjax.engine.device.device_state import DeviceState
+from llmjax.engine.device.rows import make_row_state
+from llmjax.engine.device.step import step
 from llmjax.models import Attention, ModelConfig, abstract_model, model_config
 from llmjax.models.layers.state import make_stacks
 from llmjax.models.registry import FAMILIES

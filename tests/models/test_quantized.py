@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from llmjax.config import EngineConfig
-from llmjax.engine.model import load_model
+from llmjax.engine.loading.model import load_model
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models import ModelConfig
 from llmjax.platforms import select_platform

@@ -24,11 +24,11 @@ class Mutant:
     tests: tuple[str, ...]
 
 
-SCHEDULER = "llmjax/engine/scheduler.py"
-SCHEDULED = ("tests/engine/test_scheduler.py",)
-POOL = "llmjax/engine/page_pool.py"
-POOLED = ("tests/engine/test_page_pool.py", "tests/engine/test_scheduler.py")
-CACHE = "llmjax/engine/kv_cache.py"
+SCHEDULER = "llmjax/engine/core/scheduler.py"
+SCHEDULED = ("tests/engine/core/test_scheduler.py",)
+POOL = "llmjax/engine/core/page_pool.py"
+POOLED = ("tests/engine/core/test_page_pool.py", "tests/engine/core/test_scheduler.py")
+CACHE = "llmjax/engine/core/kv_cache.py"
 ROWS = "kernels/cpu/src/rows_kernel.h"
 FEW = "kernels/cpu/src/attention_few.h"
 GGUF = "llmjax/checkpoint/gguf/file.py"
@@ -127,7 +127,7 @@ MUTANTS = (
         CACHE,
         "if len(sequence.tokens) >= (sequence.num_committed + 1) * self.page_size:",
         "if len(sequence.tokens) > (sequence.num_committed + 2) * self.page_size:",
-        (*SCHEDULED, "tests/engine/test_offload.py"),
+        (*SCHEDULED, "tests/engine/tiers/test_offload.py"),
     ),
     Mutant(
         "room is what one of the groups has",
@@ -239,17 +239,17 @@ MUTANTS = (
     ),
     Mutant(
         "a stop string is shown",
-        "llmjax/engine/stop.py",
+        "llmjax/engine/front/stop.py",
         "return self._show(self.end if self._include else self.end - len(self.found))",
         "return self._show(self.end)",
-        ("tests/engine/test_stop.py",),
+        ("tests/engine/front/test_stop.py",),
     ),
     Mutant(
         "the first of the matches is continued",
-        "llmjax/engine/ngrams.py",
+        "llmjax/engine/drafts/ngrams.py",
         "if same > length:",
         "if same >= length:",
-        ("tests/engine/test_ngrams.py",),
+        ("tests/engine/drafts/test_ngrams.py",),
     ),
     # Routes.
     Mutant(

@@ -23,7 +23,7 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.experts import with_separate_experts
 from llmjax.config import EngineConfig
 from llmjax.conversion import quantize
-from llmjax.engine.model import LoadedModel, load_model
+from llmjax.engine.loading.model import LoadedModel, load_model
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models.layers.state import make_stacks

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.engine.slots import SlotEditor, recent_tokens
+from llmjax.engine.device.slots import SlotEditor, recent_tokens
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import MAX_WINDOW, SamplingParams
 from llmjax.sampling.sampler import SamplingBatch, count

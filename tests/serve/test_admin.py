@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
-from llmjax.engine.client import Control
+from llmjax.engine.clients.client import Control
 from tests.waiting import until
 
 KEY = "the-key"

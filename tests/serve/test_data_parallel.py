@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmjax.config import EngineConfig
-from tests.engine.test_process import alive
+from tests.engine.clients.test_process import alive
 from tests.serve.test_run import ENDLESS, children, process, stream
 from tests.waiting import until, until_ended
 

@@ -11,8 +11,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client import Histogram as Reference
 
 from llmjax.config import EngineConfig
+from llmjax.engine.core.stats import QUEUE_FULL, DraftCounts, OffloadCounts, StepStats
 from llmjax.engine.info import EngineState
-from llmjax.engine.stats import QUEUE_FULL, DraftCounts, OffloadCounts, StepStats
 from llmjax.serve.metrics import TOKEN_LATENCY, EngineMetrics, Histogram, one_two_five
 
 

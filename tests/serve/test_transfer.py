@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
-from llmjax.engine import offload
+from llmjax.engine.tiers import offload
 from tests.checkpoints import GOLDEN
 from tests.serve.conftest import Running
 

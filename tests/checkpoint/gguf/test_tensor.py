@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from llmjax.checkpoint import GGUFFile, open_checkpoint
 from llmjax.config import EngineConfig
-from llmjax.engine.model import load_model
+from llmjax.engine.loading.model import load_model
 from llmjax.errors import CheckpointError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform

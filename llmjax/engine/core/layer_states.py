@@ -1,0 +1,419 @@
+"""What a group of layers keeps of each sequence, and where: one class a kind, all with the same verbs. No device.
+
+Layers whose next token needs the same tokens' traces share a group: a pool, and a table for each slot that says in
+which of the pool's pages the trace of every ``page_size`` tokens lies.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.engine.core.page_pool import DUMMY_PAGE, PageKey, PagePool
+from llmjax.engine.core.request import Sequence
+from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
+
+SNAPSHOTS_A_SLOT = 6  # of recurrent states that prefix caching may keep, beside the two that a sequence may need
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """Layers of one span."""
+
+    span: Span
+    num_pages: int  # the dummy page included
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """The most that the engine's sequences can ask for."""
+
+    page_size: int  # tokens
+    num_slots: int  # sequences at once
+    step: int  # tokens of the largest step
+    longest: int  # tokens of a sequence
+
+    def pages(self, tokens: int) -> int:
+        """How many hold so many tokens."""
+        return -(-tokens // self.page_size)
+
+
+class LayerStates(ABC):
+    """The pages of one group.
+
+    Args:
+        spec: which layers, and how many pages they have.
+        page_size: tokens whose trace a page holds.
+        num_slots: sequences that may run at once.
+        pages_per_sequence: width of a table.
+    """
+
+    keeps_all: ClassVar[bool] = False  # whether the next token needs every page
+
+    def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
+        self.page_size = page_size
+        self.pool = PagePool(spec.num_pages)
+        # By slot, as the device is to have it, and the flat places of what it has not been told.
+        self.table = np.zeros((num_slots, pages_per_sequence), np.int32)
+        self._changes: list[int] = []
+
+    @staticmethod
+    @abstractmethod
+    def useful_pages(span: Span, load: Load) -> int:
+        """Pages beyond which more would never be used, the dummy page included."""
+
+    @staticmethod
+    @abstractmethod
+    def longest_alone(spec: GroupSpec, load: Load) -> int:
+        """Tokens of the longest sequence that finds pages if it is the only one."""
+
+    @abstractmethod
+    def first_needed(self, num_tokens: int) -> int:
+        """Index of the first page that the token after the first ``num_tokens`` needs."""
+
+    def begin_plan(self) -> None:
+        """A new step is planned: what the one before writes may be read."""
+        return
+
+    @property
+    def fresh(self) -> bool:
+        """Whether there is something that the next plan will find for the first time."""
+        return False
+
+    def find(self, key: PageKey, *, soon: bool = False) -> int | None:
+        """The page with this content, if one is known.
+
+        Args:
+            soon: whether it may be one that only the next plan may read.
+        """
+        return self.pool.find(key)
+
+    @abstractmethod
+    def attach(self, sequence: Sequence, pages: list[int | None]) -> None:
+        """Gives a new sequence pages that hold its first tokens; those before the first needed may be None."""
+
+    @abstractmethod
+    def trim(self, sequence: Sequence) -> None:
+        """Gives back what no token will need, however far the steps in flight get. One of them may still read it: later
+        writers run after it."""
+
+    @abstractmethod
+    def missing(self, sequence: Sequence, end: int) -> int:
+        """Pages without which tokens before ``end`` cannot be computed."""
+
+    @abstractmethod
+    def reserve(self, sequence: Sequence, end: int) -> None:
+        """Makes room for the tokens before ``end``; there are ``missing`` pages."""
+
+    @abstractmethod
+    def room(self, sequence: Sequence) -> int:
+        """Tokens up to which nothing is missing, nor is there anything to trim."""
+
+    @abstractmethod
+    def fits(self, sequence: Sequence, *, chunk: int) -> bool:
+        """Whether all tokens the sequence has now would find pages, so that admitting it does not lead to a preemption
+        at once.
+
+        Args:
+            chunk: tokens that a step computes of it at most; what was trimmed comes back between steps.
+        """
+
+    @abstractmethod
+    def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
+        """States the content of the sequence's full page ``index``, if it still has it; whether that was news."""
+
+    @abstractmethod
+    def held(self, sequence: Sequence) -> Iterable[int]:
+        """The pages of a sequence that has been attached, oldest tokens first."""
+
+    def forget(self, key: PageKey) -> None:
+        """What a page with this content holds cannot be relied on: nobody finds it from now on."""
+        if (page := self.pool.find(key)) is not None:
+            self.pool.forget(page)
+
+    def release(self, sequence: Sequence) -> None:
+        """Gives every page back. Later pages go first, so that they are evicted before the prefix they continue."""
+        self.pool.release(reversed(list(self.held(sequence))))
+        self.table[sequence.slot] = DUMMY_PAGE
+
+    @property
+    def num_snapshots(self) -> int:
+        """Grows whenever a prefix is known that pages alone do not tell of."""
+        return 0
+
+    def take_changes(self) -> npt.NDArray[np.int32]:
+        """Flat places in the table whose page the device does not know; they are known to it from now on.
+
+        What a slot without a sequence has does not matter, so pages that are all given back are not among them.
+        """
+        taken, self._changes = self._changes, []
+        return np.array(taken, np.int32)
+
+    def _write(self, slot: int, start: int, pages: list[int]) -> None:
+        """Sets a slot's entries from ``start`` on."""
+        self.table[slot, start : start + len(pages)] = pages
+        at = slot * self.table.shape[1] + start
+        self._changes.extend(range(at, at + len(pages)))
+
+
+class FullPages(LayerStates):
+    """Every token's trace, for the next token needs all: attention over everything before it."""
+
+    keeps_all: ClassVar[bool] = True
+
+    def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
+        super().__init__(spec, page_size=page_size, num_slots=num_slots, pages_per_sequence=pages_per_sequence)
+        self._pages: dict[Sequence, list[int]] = {}  # by index; the dummy page where it was given back
+
+    @staticmethod
+    def useful_pages(span: Span, load: Load) -> int:
+        return load.num_slots * load.pages(load.longest) + 1
+
+    @staticmethod
+    def longest_alone(spec: GroupSpec, load: Load) -> int:
+        return (spec.num_pages - 1) * load.page_size
+
+    def first_needed(self, num_tokens: int) -> int:
+        return 0
+
+    def attach(self, sequence: Sequence, pages: list[int | None]) -> None:
+        first = self.first_needed(len(pages) * self.page_size)
+        attached = [DUMMY_PAGE] * min(first, len(pages))
+        for page in pages[first:]:
+            assert page is not None
+            self.pool.hold(page)
+            attached.append(page)
+        self._pages[sequence] = attached
+        self._write(sequence.slot, 0, attached)
+
+    def trim(self, sequence: Sequence) -> None:
+        return
+
+    def missing(self, sequence: Sequence, end: int) -> int:
+        return max(0, -(-end // self.page_size) - len(self._pages[sequence]))
+
+    def reserve(self, sequence: Sequence, end: int) -> None:
+        count, pages = self.missing(sequence, end), self._pages[sequence]
+        if count:
+            new = self.pool.allocate(count)
+            assert new is not None
+            self._write(sequence.slot, len(pages), new)
+            pages.extend(new)
+
+    def room(self, sequence: Sequence) -> int:
+        return len(self._pages[sequence]) * self.page_size
+
+    def fits(self, sequence: Sequence, *, chunk: int) -> bool:
+        return self.missing(sequence, sequence.num_tokens) <= self.pool.available
+
+    def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
+        page = self._pages[sequence][index]
+        return page != DUMMY_PAGE and self.pool.commit(page, key)
+
+    def held(self, sequence: Sequence) -> list[int]:
+        return self._pages[sequence]
+
+    def release(self, sequence: Sequence) -> None:
+        super().release(sequence)
+        del self._pages[sequence]
+
+
+class WindowPages(FullPages):
+    """The traces of the last tokens, as many as a window shows; pages behind it are given back."""
+
+    keeps_all: ClassVar[bool] = False
+
+    def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
+        super().__init__(spec, page_size=page_size, num_slots=num_slots, pages_per_sequence=pages_per_sequence)
+        assert isinstance(spec.span, LastTokens)
+        self.window = spec.span.window
+
+    @staticmethod
+    def useful_pages(span: Span, load: Load) -> int:
+        # Every slot's window, a step's tokens, and a page of slack for each.
+        assert isinstance(span, LastTokens)
+        windows = load.num_slots * (load.pages(span.window) + 3) + load.pages(load.step)
+        return min(windows, FullPages.useful_pages(span, load))
+
+    @staticmethod
+    def longest_alone(spec: GroupSpec, load: Load) -> int:
+        assert isinstance(spec.span, LastTokens)
+        if spec.num_pages - 1 >= load.pages(spec.span.window + load.step) + 2:
+            return load.longest
+        return FullPages.longest_alone(spec, load)
+
+    def first_needed(self, num_tokens: int) -> int:
+        return max(0, num_tokens - self.window + 1) // self.page_size
+
+    def trim(self, sequence: Sequence) -> None:
+        pages = self._pages[sequence]
+        last = min(self.first_needed(sequence.num_certain), len(pages)) - 1
+        while last >= 0 and pages[last] != DUMMY_PAGE:
+            self.pool.release([pages[last]])
+            pages[last] = DUMMY_PAGE
+            self._write(sequence.slot, last, [DUMMY_PAGE])
+            last -= 1
+
+    def room(self, sequence: Sequence) -> int:
+        first = self.first_needed(sequence.num_certain)
+        return min(super().room(sequence), (first + 1) * self.page_size + self.window - 1)
+
+    def fits(self, sequence: Sequence, *, chunk: int) -> bool:
+        # What a step's first token sees and its own tokens, less what the window will leave behind. A page that others
+        # hold too does not come back.
+        most = -(-(self.window + chunk - 2) // self.page_size) + 1
+        own = sum(self.pool.holders(page) == 1 for page in self._pages[sequence])
+        return min(self.missing(sequence, sequence.num_tokens), most - own) <= self.pool.available
+
+
+@dataclass
+class _Entries:
+    """What a sequence has of a group of recurrent layers."""
+
+    pages: dict[int, int] = field(default_factory=dict)  # by index, in order
+    output: tuple[int, PageKey] | None = None  # the latest snapshot of its output: page and key
+
+
+class StateSlots(LayerStates):
+    """The state that the last token left: recurrent layers.
+
+    A page holds one state, that after the last token computed among those whose table entry it is. Tokens of a page
+    rewrite it in place; the first token of the next page reads it and writes another one, so that a full page stays
+    behind as the snapshot of the state at its end, under the page's key, and nothing is copied. Whoever continues from
+    it reads it and writes a page of its own.
+
+    Kept are the states at the end of a dispatch and, if there is room, at the last page boundary before: at the end of
+    each chunk of a prompt, of the last full page of a prompt, and of the last full page of an output. The other pages
+    that a dispatch fills have the table entry of the next one that is kept. Of an output only the latest snapshot
+    stays, for a text is continued where it ended. All others stay until they are the least recently used ones.
+
+    A state is found only from the next plan on. Rows of one step begin together, so a state that another row of it
+    computes does not exist yet.
+    """
+
+    def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
+        super().__init__(spec, page_size=page_size, num_slots=num_slots, pages_per_sequence=pages_per_sequence)
+        self._entries: dict[Sequence, _Entries] = {}
+        self._fresh: set[int] = set()  # pages committed since the last plan began
+        self._num_snapshots = 0
+
+    @staticmethod
+    def useful_pages(span: Span, load: Load) -> int:
+        boundaries = load.num_slots * load.pages(load.longest)
+        return 1 + 2 * load.num_slots + min(SNAPSHOTS_A_SLOT * load.num_slots, boundaries)
+
+    @staticmethod
+    def longest_alone(spec: GroupSpec, load: Load) -> int:
+        # One to read and one to write; a sequence within one page has nothing to read.
+        return load.longest if spec.num_pages > 2 else load.page_size
+
+    def first_needed(self, num_tokens: int) -> int:
+        return max(0, num_tokens - 1) // self.page_size
+
+    def begin_plan(self) -> None:
+        self._fresh.clear()
+
+    @property
+    def fresh(self) -> bool:
+        return bool(self._fresh)
+
+    def find(self, key: PageKey, *, soon: bool = False) -> int | None:
+        page = self.pool.find(key)
+        return None if page in self._fresh and not soon else page
+
+    def attach(self, sequence: Sequence, pages: list[int | None]) -> None:
+        entries = self._entries[sequence] = _Entries()
+        if pages:
+            page = pages[-1]
+            assert page is not None
+            self.pool.hold(page)
+            entries.pages[len(pages) - 1] = page
+            self._write(sequence.slot, len(pages) - 1, [page])
+
+    def trim(self, sequence: Sequence) -> None:
+        pages, first = self._entries[sequence].pages, self.first_needed(sequence.num_certain)
+        for index in [index for index in pages if index < first]:
+            # The host learns an output's tokens a dispatch late, and can name its states only then.
+            if index < sequence.num_committed or not self._has_spare:
+                self.pool.release([pages.pop(index)])
+
+    def missing(self, sequence: Sequence, end: int) -> int:
+        return int(self._last(sequence) < (end - 1) // self.page_size)
+
+    def reserve(self, sequence: Sequence, end: int) -> None:
+        if not self.missing(sequence, end):
+            return
+        entries = self._entries[sequence].pages
+        last = (end - 1) // self.page_size
+        new = self.pool.allocate(1)
+        assert new is not None
+        # Pages before the first token's are another's, or behind.
+        at = max(self._last(sequence) + 1, sequence.num_computed // self.page_size)
+        if at < last and self._has_spare:
+            snapshot = self.pool.allocate(1)
+            assert snapshot is not None
+            entries[last - 1] = snapshot[0]
+            self._write(sequence.slot, at, snapshot * (last - at))
+            at = last
+        entries[last] = new[0]
+        self._write(sequence.slot, at, new * (last + 1 - at))
+
+    def room(self, sequence: Sequence) -> int:
+        first = min(self._entries[sequence].pages)
+        return min((self._last(sequence) + 1) * self.page_size, (first + 1) * self.page_size + 1)
+
+    def fits(self, sequence: Sequence, *, chunk: int) -> bool:
+        # With two for each nobody has to give way when all come to the end of a page at once.
+        missing = self.missing(sequence, sequence.num_tokens)
+        return missing <= self.pool.available and 2 * len(self._entries) <= max(2, self.pool.total)
+
+    def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
+        entries = self._entries[sequence]
+        page = entries.pages.get(index)
+        if page is None or not self.pool.commit(page, key):
+            return False
+        self._fresh.add(page)
+        self._num_snapshots += 1
+        if (index + 1) * self.page_size > sequence.num_prompt_tokens:
+            if entries.output is not None:
+                self._supersede(sequence, *entries.output)
+            entries.output = (page, key)
+        return True
+
+    def held(self, sequence: Sequence) -> Iterable[int]:
+        return self._entries[sequence].pages.values()
+
+    def release(self, sequence: Sequence) -> None:
+        super().release(sequence)
+        del self._entries[sequence]
+
+    @property
+    def num_snapshots(self) -> int:
+        return self._num_snapshots
+
+    @property
+    def _has_spare(self) -> bool:
+        """Whether a page may be used for what is not needed: each sequence may need one more in this plan."""
+        return self.pool.available >= max(1, len(self._entries))
+
+    def _last(self, sequence: Sequence) -> int:
+        """Index of the last page that the sequence has; -1 if it has none."""
+        return max(self._entries[sequence].pages, default=-1)
+
+    def _supersede(self, sequence: Sequence, page: int, key: PageKey) -> None:
+        own = int(page in self._entries[sequence].pages.values())
+        if self.pool.find(key) == page and self.pool.holders(page) == own:
+            self.pool.forget(page)
+
+
+_KINDS: dict[type[Span], type[LayerStates]] = {AllTokens: FullPages, LastTokens: WindowPages, LastState: StateSlots}
+
+
+def kind_of(span: Span) -> type[LayerStates]:
+    """The class that keeps books of layers of a span."""
+    return _KINDS[type(span)]

@@ -1,0 +1,196 @@
+"""The nouns of the engine: the messages in and out of its loop, and one sequence on its way through."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.engine.core.free_run import FreeRun
+from llmjax.engine.drafts.drafter import Drafter
+from llmjax.errors import LLMJaxError
+from llmjax.outputs import TokenLogprobs
+from llmjax.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from llmjax.constraints.step_matcher import StepMatcher
+
+Vectors = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PooledRequest:
+    """What a request wants that gets a vector instead of tokens."""
+
+    of_tokens: bool = False  # vectors of each token, not of the text
+    every_position: bool = False  # all tokens have to run through the model: nothing of them may be found in a cache
+    second_start: int = 2**31 - 1  # where the second text of a pair begins
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """What the front sends to the engine. Plain data, so that it may cross a process boundary."""
+
+    request_id: int  # of the engine's own; names that users give stay in front
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int  # params.max_tokens, cut to the context
+    stop_token_ids: frozenset[int]  # end-of-sequence ids included unless ignore_eos
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    grammar: str | None = None  # that outputs have to match
+    matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
+    written: int = 0  # the last tokens of the prompt that the grammar is about, too
+    pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
+    priority: int = 0
+    cache_salt: str | None = None
+    arrival_time: float = 0.0  # time.monotonic()
+
+
+@dataclass(kw_only=True, slots=True)
+class SequenceTimes:
+    """Seconds of time.monotonic(); None: not yet."""
+
+    arrival: float
+    scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    num_preemptions: int = 0
+
+
+class EngineOutput(msgspec.Struct, kw_only=True):
+    """What a step brought for one sequence of a request.
+
+    A struct, as each step makes one for each sequence: a dataclass takes three times as long to make. The garbage
+    collector knows of it, for an error's traceback may lead back to the output that has the error.
+    """
+
+    request_id: int
+    index: int  # which of the n continuations
+    times: SequenceTimes
+    new_token_ids: list[int]
+    new_logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None  # once, with the first token
+    num_cached_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | None = None  # the stop token
+    vectors: Vectors | None = None  # of a request that pools, with its end: [size], or [tokens, size]
+    error: LLMJaxError | None = None  # with finish_reason "error"; its type says whose fault it is
+
+
+class Status(enum.Enum):
+    WAITING = 0
+    RUNNING = 1
+    FINISHED = 2
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class Sequence:
+    """One continuation: the prompt, what has been sampled, and where its KV lives.
+
+    ``tokens`` holds what the host knows. What steps in flight sample is counted as if they brought all they may:
+    ``in_flight`` and ``num_computed`` are upper bounds until those steps are read. The device goes by its own lengths.
+    """
+
+    request: EngineRequest
+    index: int
+    order: int  # of arrival
+    seed: int  # of this continuation
+    tokens: list[int]  # prompt, then output
+    times: SequenceTimes
+
+    status: Status = Status.WAITING
+    slot: int = -1  # row of the per-sequence device state while running
+    num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run, at most
+    in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
+    every_token: bool = False  # the host has to see each token before the one after the next is sampled
+    matcher: StepMatcher | None = None  # of the request's grammar, behind ``tokens``
+    jumps: bool = False  # tokens that the grammar forces are not sampled
+    free_run: FreeRun | None = None  # how far it may run without masks; None: it has no grammar, or needs one always
+    rewound: bool = False  # it goes on before where the device believes it to be
+    drafter: Drafter | None = None  # guesses at what follows ``tokens``; None: the sequence is decoded plainly
+    keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
+    num_committed: int = 0  # full pages whose content the pools know
+    room: int = 0  # tokens up to which no group of layers has pages to give out or to take back
+    num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    vectors: list[Vectors] = field(default_factory=list)  # of the tokens of each chunk, where they are asked for
+
+    # What follows from the request; planning asks for it at every step.
+    num_prompt_tokens: int = field(init=False)
+    end: int = field(init=False)  # tokens with all that it may have
+    rank: tuple[int, int] = field(init=False)  # smaller is served first, larger preempted first
+    between: bool = field(init=False)  # the host may have something to do between two of its tokens
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.request.prompt_token_ids)
+        self.end = self.num_prompt_tokens + self.request.max_tokens
+        self.rank = (self.request.priority, self.order)
+        limited = self.every_token or self.free_run is not None
+        self.between = limited or self.request.params.min_tokens > 0
+
+    @property
+    def num_tokens(self) -> int:
+        """With those in flight."""
+        return len(self.tokens) + self.in_flight
+
+    @property
+    def missing(self) -> int:
+        """Tokens to compute before the next one can be sampled; 0 when all it may have are sampled or being sampled."""
+        known = len(self.tokens) + self.in_flight
+        return known - self.num_computed if known < self.end else 0
+
+    @property
+    def forced(self) -> bool:
+        """The tokens to compute are those that its grammar forces."""
+        return self.jumps and self.num_computed >= self.num_prompt_tokens
+
+    @property
+    def steps_left(self) -> int:
+        """Tokens until ``max_tokens``."""
+        return self.end - len(self.tokens) - self.in_flight
+
+    @property
+    def steps_alone(self) -> int:
+        """Tokens the device may sample before the host has to do something for the sequence."""
+        if self.every_token or self.needs_mask:
+            return 1
+        forbidden = self.request.params.min_tokens - (self.num_tokens - self.num_prompt_tokens)
+        alone = forbidden if forbidden > 0 else self.steps_left  # then stop ids are allowed again
+        return alone if self.free_run is None else min(alone, self.free_run.steps)
+
+    @property
+    def needs_mask(self) -> bool:
+        """What it may sample next, the host has to say."""
+        return self.matcher is not None and (self.free_run is None or not self.free_run.steps)
+
+    @property
+    def waits_to_be_read(self) -> bool:
+        """What is in flight has to be read before it goes on: its grammar may refuse some of it, and ``min_tokens`` are
+        counted by what is known."""
+        if self.free_run is None or not self.in_flight or self.needs_mask:
+            return False
+        return len(self.tokens) - self.num_prompt_tokens < self.request.params.min_tokens
+
+    @property
+    def num_certain(self) -> int:
+        """Tokens whose trace is in pages for certain when the next step runs."""
+        return min(self.num_computed, len(self.tokens))
+
+    @property
+    def needs_every_position(self) -> bool:
+        """Every token of the prompt has to run through the model."""
+        pooling = self.request.pooling
+        return self.wants_prompt_logprobs if pooling is None else pooling.every_position
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Prompt positions are still to be scored; the first continuation does it for all."""
+        if self.request.params.prompt_logprobs is None or self.index > 0:
+            return False
+        return len(self.prompt_logprobs or ()) < self.num_prompt_tokens

@@ -1,0 +1,131 @@
+"""What the device knows of each slot's sequence, and how the host changes it: by what is new, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.engine.core.request import Sequence
+from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
+
+Ints = npt.NDArray[np.int32]
+
+ENDED = -1  # in ``last_token``: the slot's sequence has ended; what is already planned for it computes nothing
+MAX_STOPS = 8  # stop ids that the device knows of a row; the host alone finds further ones, a dispatch later
+NO_STOP = -1  # in ``stops``: no id
+TABLE_CHUNK = 1024  # entries of page tables that a program of their own writes at once
+
+ROW = np.dtype(
+    [
+        ("prompt_len", np.int32),  # which some rope scalings look at
+        ("second_start", np.int32),  # where the second text of a pair begins
+        ("min_len", np.int32),  # tokens that stand before the first one that may end the sequence
+        ("stops", np.int32, MAX_STOPS),  # ids that end it; NO_STOP where there are fewer
+        ("sampling", np.int32, SETTINGS_WORDS),  # ``RequestSampling.words``
+        ("adapter", np.int32),  # reserved: 0, the weights as they are
+    ]
+)
+ROW_WORDS = ROW.itemsize // 4
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowState:
+    """Of each slot. S slots, G groups of layers, P pages a sequence."""
+
+    last_token: jax.Array  # i32 [S], the token sampled last, or ENDED
+    length: jax.Array  # i32 [S], tokens that the layers have taken in
+    words: jax.Array  # i32 [S, ROW_WORDS], what stays as it is: ``ROW`` as integers
+    page_tables: jax.Array  # i32 [G, S, P]
+
+    def word(self, name: str, slot: jax.Array) -> jax.Array:
+        """A field of ``ROW``, of the slots ([R]): i32 [R], or [R, size of the field]."""
+        assert ROW.fields is not None
+        dtype, offset, *_ = ROW.fields[name]
+        found = self.words[slot, offset // 4 : (offset + dtype.itemsize) // 4]
+        return found if dtype.shape else found[:, 0]
+
+
+def make_row_state(*, num_slots: int, num_groups: int, pages_per_sequence: int) -> RowState:
+    """Slots without a sequence."""
+    return RowState(
+        last_token=jnp.zeros(num_slots, jnp.int32),
+        length=jnp.zeros(num_slots, jnp.int32),
+        words=jnp.zeros((num_slots, ROW_WORDS), jnp.int32),
+        page_tables=jnp.zeros((num_groups, num_slots, pages_per_sequence), jnp.int32),
+    )
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class RowChanges:
+    """What is new in a step. Any number of new rows and of table entries; what there is no slot or place for is left
+    out."""
+
+    slot: jax.Array  # i32 [N], of sequences that get it now; num_slots: none
+    length: jax.Array  # i32 [N], tokens of theirs that were found in the cache
+    words: jax.Array  # i32 [N, ROW_WORDS]
+    entry: jax.Array  # i32 [U], places in the flat ``page_tables``; their size: none
+    page: jax.Array  # i32 [U]
+
+    def made(self, rows: RowState) -> RowState:
+        """The rows with the changes; making them again changes nothing."""
+        return replace(
+            rows,
+            length=rows.length.at[self.slot].set(self.length, mode="drop"),
+            words=rows.words.at[self.slot].set(self.words, mode="drop"),
+            page_tables=write_pages(rows.page_tables, self.entry, self.page),
+        )
+
+
+def write_pages(page_tables: jax.Array, entry: jax.Array, page: jax.Array) -> jax.Array:
+    """Page tables [G, S, P] with new pages at flat places (i32 [U] each); places behind the end are left out."""
+    return page_tables.reshape(-1).at[entry].set(page, mode="drop").reshape(page_tables.shape)
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """On the host: entries of page tables that the device has not seen."""
+
+    entry: Ints  # [n], places in the flat tables [G, S, P]
+    page: Ints  # [n]
+
+    @classmethod
+    def none(cls) -> TableChanges:
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+    def chunks(self, room: int) -> Iterator[TableChanges]:
+        """In order, each of TABLE_CHUNK entries at most, and the last one of ``room`` at most, which may be empty."""
+        at = 0
+        while len(self.entry) - at > room:
+            end = min(at + TABLE_CHUNK, len(self.entry))
+            yield TableChanges(self.entry[at:end], self.page[at:end])
+            at = end
+        yield TableChanges(self.entry[at:], self.page[at:])
+
+
+@dataclass(frozen=True)
+class NewRow:
+    """On the host: a slot that has got another sequence."""
+
+    slot: int
+    length: int  # tokens that were found in the cache
+    words: Ints  # [ROW_WORDS]
+
+
+def row_words(sequence: Sequence, sampling: RequestSampling) -> Ints:
+    """``ROW`` of a sequence as integers [ROW_WORDS]."""
+    request = sequence.request
+    row = np.zeros((), ROW)
+    row["prompt_len"] = sequence.num_prompt_tokens
+    row["second_start"] = request.pooling.second_start if request.pooling is not None else sequence.end
+    row["min_len"] = sequence.num_prompt_tokens + request.params.min_tokens
+    stops = sorted(request.stop_token_ids)[:MAX_STOPS]
+    row["stops"] = [*stops, *[NO_STOP] * (MAX_STOPS - len(stops))]
+    row["sampling"] = sampling.words
+    return row.reshape(1).view(np.int32)

@@ -1,0 +1,259 @@
+"""The jitted step: one dispatch takes the packed batch, runs the model, samples, the result stays there. Where the host
+has to say first which tokens may be sampled, a second one samples.
+
+A decode dispatch may take several steps in a loop: each row's sampled token is its next input, and a row leaves when it
+has its tokens or samples a stop id. With drafts of the next tokens it takes one step over all of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from llmjax import models
+from llmjax.engine.device.batch import BatchLayout, StepBatch
+from llmjax.engine.device.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
+from llmjax.engine.device.heads import Sampled, ends, few_rows, sample, score, verify
+from llmjax.engine.device.pooling import pool
+from llmjax.engine.drafts.proposal import DraftGraph, of_groups, propose, take_in
+from llmjax.kernels.qtensor import rounding_decodes
+from llmjax.models import ModelGraph
+from llmjax.models.layers.state import Span
+from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Loop:
+    """What a decode dispatch carries from step to step."""
+
+    done: jax.Array  # i32 []: steps taken
+    state: DeviceState
+    tokens: jax.Array  # as in StepOutput
+    logprobs: LogprobArrays
+    ends: Ends
+
+
+def step(
+    weights: tuple[jax.Array, ...],
+    state: DeviceState,
+    packed: jax.Array,
+    before: jax.Array | None = None,
+    *,
+    graph: ModelGraph,
+    names: tuple[str, ...],
+    layout: BatchLayout,
+    max_logprobs: int,
+    draft: DraftGraph | None = None,
+    spans: tuple[Span, ...] | None = None,
+) -> tuple[DeviceState, StepOutput]:
+    """Runs one dispatch: ``forward`` and its heads.
+
+    Args:
+        weights: in the order of ``names``; a tuple, because sorting a dict's keys at every dispatch costs time. Behind
+            them those of the draft model.
+        state: donated.
+        packed: i32 [layout.size], from ``BatchLayout.pack``.
+        graph: the model's graph definition (static).
+        names: Hugging Face names of the weights (static).
+        layout: shapes of this bucket (static).
+        max_logprobs: top alternatives that are reported (static).
+        before: as in ``forward``.
+        draft: a model that makes drafts (static); None: there is none.
+        spans: of the groups of layers that the batch has tables of, where the model has some of its layers (static);
+            None: the model's own.
+    """
+    state, batch = begin(state, packed, layout=layout)
+    merged = partial(_merged, graph=graph, names=names)
+    own, others = weights[: len(names)], weights[len(names) :]
+
+    def run(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tuple[DeviceState, jax.Array]:
+        groups = spans if draft is None else draft.spans
+        return forward(model, state, batch if groups is None else of_groups(batch, groups, graph.config), before)
+
+    def draft_merged(others: tuple[jax.Array, ...]) -> models.CausalLM:
+        assert draft is not None
+        return _merged(others, graph=draft.graph, names=draft.names)
+
+    def followed(others: tuple[jax.Array, ...], state: DeviceState, batch: StepBatch) -> DeviceState:
+        """With what the draft model keeps of the batch."""
+        return state if draft is None else take_in(draft_merged(others), state, batch, draft=draft)[0]
+
+    if graph.config.pooler is not None:
+        model = merged(weights)
+        state, hidden = run(model, state, batch)
+        position = batch.ragged(page_size=state.kv[0].page_size)[1]
+        state, pooled = pool(model, state, hidden, batch, position=position)
+        return state, StepOutput(
+            tokens=pooled.state[None],
+            logprobs=None,
+            prompt_logprobs=None,
+            ends=None,
+            vectors=pooled.vectors,
+            token_vectors=pooled.token_vectors,
+        )
+
+    if layout.bucket.drafts:
+        if draft is not None:
+            quick = rounding_decodes(others)
+            state, batch = propose(quick, state, batch, merged=draft_merged, drafts=layout.bucket.drafts, draft=draft)
+        model = merged(rounding_decodes(own))  # or what is sampled would depend on there being drafts
+        state, hidden = run(model, state, batch)
+        state, sampled = verify(model, state, hidden, batch, drafts=layout.bucket.drafts, max_logprobs=max_logprobs)
+        return state, StepOutput(
+            tokens=sampled.tokens, logprobs=sampled.logprobs, prompt_logprobs=None, ends=ends(hidden, batch)
+        )
+
+    if not layout.bucket.decode:
+        model = merged(own)
+        state, hidden = run(model, state, batch)
+        state = followed(others, state, batch)
+        last = ends(hidden, batch)
+        few = few_rows(layout.bucket.rows)
+        state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=batch.waits, few=few)
+        return state, StepOutput(
+            tokens=sampled.tokens[None],
+            logprobs=jax.tree.map(lambda x: x[None], sampled.logprobs),
+            prompt_logprobs=score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=max_logprobs),
+            ends=last,
+        )
+
+    def once(loop: _Loop) -> _Loop:
+        # The barrier ties the weights to the iteration. Else XLA takes what depends on them alone out of the loop: it
+        # would convert the whole embedding to f32 at every dispatch.
+        done, own, others = jax.lax.optimization_barrier((loop.done, weights[: len(names)], weights[len(names) :]))
+        model, now = merged(rounding_decodes(own)), batch.after(done, loop.state.rows)
+        state, hidden = run(model, loop.state, now)
+        state = followed(rounding_decodes(others), state, now)
+        last = ends(hidden, now)
+        state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=now.waits)
+        return _Loop(
+            done=done + 1,
+            state=state,
+            tokens=loop.tokens.at[done].set(sampled.tokens),
+            logprobs=jax.tree.map(lambda all, new: all.at[done].set(new), loop.logprobs, sampled.logprobs),
+            ends=last,
+        )
+
+    steps, rows = layout.bucket.steps, layout.bucket.rows
+    nothing = no_logprobs(steps * rows, max_logprobs=max_logprobs, max_scored=state.sampler.max_scored)
+    loop = _Loop(
+        done=jnp.int32(0),
+        state=state,
+        tokens=jnp.full((steps, rows), NO_TOKEN, jnp.int32),
+        logprobs=jax.tree.map(lambda x: x.reshape(steps, rows, *x.shape[1:]), nothing),
+        ends=Ends(
+            hidden=jnp.zeros((rows, graph.config.hidden_size), graph.activation_dtype),
+            last_token=batch.tokens,
+            kv_len=batch.kv_len,
+            slot=batch.slot,
+            steps=batch.steps,
+        ),
+    )
+    if steps == 1:
+        loop = once(loop)  # no condition to wait for
+    else:
+        loop = jax.lax.while_loop(
+            lambda loop: (loop.done < steps) & jnp.any(batch.after(loop.done, loop.state.rows).kv_len > 0),
+            once,
+            loop,
+        )
+    return loop.state, StepOutput(tokens=loop.tokens, logprobs=loop.logprobs, prompt_logprobs=None, ends=loop.ends)
+
+
+def pass_on(
+    weights: tuple[jax.Array, ...],
+    state: DeviceState,
+    packed: jax.Array,
+    before: jax.Array | None = None,
+    *,
+    graph: ModelGraph,
+    names: tuple[str, ...],
+    layout: BatchLayout,
+    spans: tuple[Span, ...],
+) -> tuple[DeviceState, jax.Array]:
+    """One dispatch of a stage that is not the last one: ``forward`` alone.
+
+    What rows sample is not known here yet; the last stage says so, and how far those rows have got.
+
+    Args:
+        weights, state, packed, before, graph, names, layout, spans: as for ``step``.
+
+    Returns:
+        The state, in which every row has its tokens taken in, and hidden states [T, D].
+    """
+    state, batch = begin(state, packed, layout=layout)
+    bucket = layout.bucket
+    if bucket.decode:
+        batch = batch.after(jnp.int32(0), state.rows)
+    model = _merged(rounding_decodes(weights) if bucket.decode or bucket.drafts else weights, graph=graph, names=names)
+    state, hidden = forward(model, state, of_groups(batch, spans, graph.config), before)
+    rows = state.rows
+    taken_in = jnp.where(batch.kv_len > 0, batch.slot, rows.length.shape[0])
+    length = rows.length.at[taken_in].set(batch.kv_len, mode="drop")
+    return replace(state, rows=replace(rows, length=length)), hidden
+
+
+def sample_masked(
+    weights: tuple[jax.Array, ...],
+    state: DeviceState,
+    ends: Ends,
+    mask: jax.Array,
+    *,
+    graph: ModelGraph,
+    names: tuple[str, ...],
+    decode: bool,
+    max_logprobs: int,
+) -> tuple[DeviceState, Sampled]:
+    """The second dispatch of a step whose batch ``waits``.
+
+    Args:
+        weights, names, graph: as for ``step``, of the model without its layers.
+        max_logprobs: as for ``step``.
+        state: as the first one has left it, without what layers keep; donated.
+        ends: what that has brought.
+        mask: i32 [R, ceil(V / 32)], the tokens that each row may sample, as bits.
+        decode: the first one was of the decode family.
+
+    Returns:
+        The state, and what was sampled as in ``StepOutput``.
+    """
+    model = _merged(rounding_decodes(weights) if decode else weights, graph=graph, names=names)
+    few = 0 if decode else few_rows(mask.shape[0])
+    state, sampled = sample(model, state, ends, max_logprobs=max_logprobs, mask=mask, few=few)
+    return state, jax.tree.map(lambda x: x[None], sampled)
+
+
+def _merged(arrays: tuple[jax.Array, ...], *, graph: ModelGraph, names: tuple[str, ...]) -> models.CausalLM:
+    return models.merge(graph, dict(zip(names, arrays, strict=True)))
+
+
+def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tuple[DeviceState, StepBatch]:
+    """The state with what the host says is new, and what is to be done. To begin a second time, behind ``forward`` and
+    before the heads, changes nothing."""
+    rows = layout.changes(packed).made(state.rows)
+    return replace(state, rows=rows), layout.batch(packed, rows)
+
+
+def forward(
+    model: models.CausalLM, state: DeviceState, batch: StepBatch, before: jax.Array | None = None
+) -> tuple[DeviceState, jax.Array]:
+    """Runs the layers over the rows' tokens.
+
+    Args:
+        before: [T, D], what the layers of the stages before have made of them; None: there are none.
+
+    Returns:
+        The state with what the layers keep of them, and the hidden states [T, D] that heads take.
+    """
+    row, position, ragged = batch.ragged(page_size=state.kv[0].page_size)
+    types = None
+    if model.config.token_types is not None and before is None:
+        types = (position >= batch.second_start[row]).astype(jnp.int32)
+    result = model(
+        batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row], types=types, before=before
+    )
+    return replace(state, kv=result.kv), result.hidden

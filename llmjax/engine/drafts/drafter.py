@@ -1,0 +1,120 @@
+"""Guesses at the next tokens of one sequence, and how good they are."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Protocol
+
+from llmjax.engine.drafts.ngrams import NgramIndex
+from llmjax.speculative import SpeculativeConfig
+
+MEMORY = 0.8  # weight of all guesses before one among those up to it
+PRIOR, PRIOR_WEIGHT = 2 / 3, 3.0  # what is believed of a guess before the first one, and what that weighs, in guesses
+UNKNOWN = 0  # a draft that the host does not know: any token will do
+
+
+class Drafter(Protocol):
+    """Drafts of one sequence, and how good they are."""
+
+    def drafts(self) -> tuple[int, ...]:
+        """What may follow the known tokens; empty: nothing can be said."""
+        ...
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafts behind right ones that are right themselves."""
+        ...
+
+    def verified(self, *, right: int, of: int) -> None:
+        """A step has verified so many drafts, of which the first ``right`` were."""
+        ...
+
+
+class Acceptance:
+    """How good drafts have been of late.
+
+    Args:
+        share: of drafts behind right ones that are right, before there were any.
+    """
+
+    def __init__(self, share: float = PRIOR) -> None:
+        self._right, self._wrong = share * PRIOR_WEIGHT, (1 - share) * PRIOR_WEIGHT
+
+    @property
+    def share(self) -> float:
+        """Of the drafts behind right ones, those that are right themselves."""
+        return self._right / (self._right + self._wrong)
+
+    def learn(self, *, right: int, of: int) -> None:
+        """Of so many drafts the first ``right`` were."""
+        self._right = MEMORY * self._right + right
+        self._wrong = MEMORY * self._wrong + (right < of)
+
+
+class ModelDrafter:
+    """A smaller model guesses on the device, in the step that verifies what it guesses.
+
+    Args:
+        count: drafts of a step.
+        of_all: how good they are of all sequences; a new one begins with that.
+    """
+
+    def __init__(self, count: int, of_all: Acceptance) -> None:
+        self._places = (UNKNOWN,) * count
+        self._of_all = of_all
+        self._own = Acceptance(of_all.share)
+
+    def drafts(self) -> tuple[int, ...]:
+        """A place for each."""
+        return self._places
+
+    @property
+    def acceptance(self) -> float:
+        return self._own.share
+
+    def verified(self, *, right: int, of: int) -> None:
+        for acceptance in (self._own, self._of_all):
+            acceptance.learn(right=right, of=of)
+
+
+class LookupDrafter:
+    """Prompt lookup.
+
+    Each guess is compared with the tokens that come, whether a step verified it or not: so what it would have brought
+    is known of text that is decoded plainly, too.
+
+    Args:
+        tokens: the sequence's, which grow.
+    """
+
+    def __init__(self, tokens: list[int], config: SpeculativeConfig) -> None:
+        self._tokens = tokens
+        self._config = config
+        self._guess: tuple[int, ...] = ()
+        self._at = 0  # tokens that stand before the guess
+        self._own = Acceptance()
+
+    def drafts(self) -> tuple[int, ...]:
+        known = len(self._tokens)
+        if self._guess and known > self._at:
+            self._learn()
+        if not self._guess or known > self._at:
+            self._guess, self._at = self._index.continuation(self._config.num_speculative_tokens), known
+        return self._guess
+
+    @property
+    def acceptance(self) -> float:
+        return self._own.share
+
+    def verified(self, *, right: int, of: int) -> None:
+        """Nothing new: the tokens that came say so too."""
+
+    @cached_property
+    def _index(self) -> NgramIndex:
+        config = self._config
+        return NgramIndex(self._tokens, shortest=config.prompt_lookup_min, longest=config.prompt_lookup_max)
+
+    def _learn(self) -> None:
+        came = self._tokens[self._at : self._at + len(self._guess)]
+        right = next((i for i, (a, b) in enumerate(zip(came, self._guess, strict=False)) if a != b), len(came))
+        self._own.learn(right=right, of=len(came))

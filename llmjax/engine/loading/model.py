@@ -1,0 +1,299 @@
+"""A model ready to run: its definition, its weights on the device, and where they came from."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from llmjax import models
+from llmjax.checkpoint import Checkpoint, open_checkpoint
+from llmjax.checkpoint.identity import identity
+from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
+from llmjax.checkpoint.resolve import resolve_model
+from llmjax.config import EngineConfig
+from llmjax.engine.front.token_labels import with_token_labels
+from llmjax.engine.loading.packed_weights import PackedWeights
+from llmjax.engine.loading.placement import Placer
+from llmjax.engine.programs.cache import ProgramCache
+from llmjax.errors import CheckpointError, ConfigError
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.offloading import SplitStack
+from llmjax.kernels.qtensor import QTensor
+from llmjax.models import Attention, Experts, ModelGraph
+from llmjax.models.config import ModelConfig
+from llmjax.parallel.division import Division
+from llmjax.parallel.stages import Stage
+from llmjax.platforms import Platform
+from llmjax.quantization.plan import PLAIN, STORED, Kept, QuantizationPlan
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Buffers that old checkpoints carry and that are computed here.
+IGNORED_SUFFIXES = (
+    "embeddings.position_ids",
+    "pooler.dense.weight",  # behind BERT's first token, for sentence pairs of its training
+    "pooler.dense.bias",
+    ".rotary_emb.inv_freq",
+    ".rotary_pos_emb.inv_freq",  # ChatGLM
+    ".attn.bias",
+    ".attn.masked_bias",
+    ".attention.bias",  # GPT-NeoX
+    ".attention.masked_bias",
+    *(f".self_attn.{name}" for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")),  # MiniMax
+)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """What the runner needs of a model."""
+
+    config: ModelConfig
+    graph: ModelGraph  # of the model that each device runs, of its stage where the layers are divided
+    params: dict[str, jax.Array | QTensor | SplitStack]  # by Hugging Face name
+    checkpoint: Checkpoint
+    path: Path
+    load_seconds: float
+    mapped_bytes: int = 0  # of weights that take memory only when a step reads them
+    kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
+    dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all weights."""
+        return sum(weight.nbytes for weight in self.params.values())
+
+    @property
+    def digest(self) -> str:
+        """Of what it is on every rank: its definition, and the shapes and types of its weights, not their values;
+        where ranks have layers of their own, the type of what they pass on instead of these."""
+        if self.graph.config.embeds and self.graph.config.has_head:
+            found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
+        else:
+            found = repr((self.config, str(self.graph.activation_dtype)))
+        return hashlib.sha256(found.encode()).hexdigest()
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Of weights in the host's memory."""
+        return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
+
+
+def _kind_of(weight: jax.Array | QTensor | SplitStack) -> str:
+    leaves = [(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(weight)]
+    return repr((leaves, weight.format if isinstance(weight, QTensor) else None))
+
+
+def check_stages(config: EngineConfig) -> None:
+    """Looks whether the model can be divided among as many stages, before a process is started for each.
+
+    Raises:
+        CheckpointError: the model cannot be found or read.
+        ConfigError: it cannot be divided so, or run with these settings.
+    """
+    checkpoint = open_checkpoint(
+        resolve_model(config), overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion
+    )
+    model = checkpoint.model_config(max_model_len=config.max_model_len)
+    _check_chunks(model, config.page_size)
+    for number in range(config.pipeline_parallel_size):
+        Stage.of(model, number=number, count=config.pipeline_parallel_size)
+
+
+def load_model(
+    config: EngineConfig,
+    platform: Platform,
+    *,
+    path: Path | None = None,
+    cache_dir: Path | None = None,
+    programs: ProgramCache | None = None,
+    progress: bool = True,
+) -> LoadedModel:
+    """Resolves, opens, checks and loads the model that the configuration names.
+
+    Args:
+        path: where the model is, if it has been resolved.
+        cache_dir: where packed weights are kept from start to start; None: nowhere.
+        programs: where programs are, and what the model declares.
+        progress: show people in a terminal how far it has got.
+
+    Raises:
+        CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
+        ConfigError: the model cannot run with these settings; raised before weights are read.
+    """
+    path = resolve_model(config) if path is None else path
+    started = time.monotonic()
+    files = identity(path)
+    checkpoint = with_token_labels(
+        open_checkpoint(path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion)
+    )
+    model_config = checkpoint.model_config(max_model_len=config.max_model_len)
+    _check_chunks(model_config, config.page_size)
+    stage = Stage.of(model_config, number=config.stage, count=config.pipeline_parallel_size)
+    division = Division(stage.config, len(platform.devices), whole_experts=config.enable_expert_parallel)
+    if config.enable_expert_parallel and division.devices == 1:
+        logger.warning("enable_expert_parallel changes nothing: one device has all experts (see tensor_parallel_size)")
+    programs = ProgramCache() if programs is None else programs
+    _check_tensors(checkpoint, declare(model_config, platform, programs)[1])
+    whole, shapes = declare(stage.config, platform, programs)
+    graph = whole if division.devices == 1 else declare(division.local, platform, programs)[0]
+    calibration = kv_calibration(
+        checkpoint,
+        config.quantization_param_path,
+        dtype=platform.kv_dtype(config.kv_cache_dtype),
+        model=model_config,
+    )
+    if calibration is not None:
+        calibration = calibration[stage.layers.start : stage.layers.stop]
+    dequantized = "" if platform.has_own_kernels or config.quantization else _stored_as(checkpoint)
+    plan = QuantizationPlan.of(
+        PLAIN if dequantized else config.quantization,
+        config.quantization_rules,
+        model_config,
+        stored=checkpoint.quantization,
+    )
+    packed = PackedWeights.of(cache_dir, config, checkpoint, platform, files=files)
+    placer = Placer(
+        platform,
+        activations=platform.quantized_activations,
+        offloaded=_offloaded_experts(config, division.local),
+        packed=packed,
+    )
+    params: dict[str, jax.Array | QTensor | SplitStack] = {}
+    misfits: dict[str, list[str]] = {}
+    parameters = list(zip(whole.names, whole.axes, strict=True))
+    for name, axes in _shown(parameters) if progress else parameters:
+        tensor, shape = checkpoint.tensors[stage.stored(name)], shapes[name]
+        kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
+        if kept.misfit:
+            misfits.setdefault(kept.misfit, []).append(name)
+        params[name] = placer.place(name, tensor, kept, shape, cut=division.cut(name, axes, shape.shape))
+    jax.block_until_ready(params)
+    packed.keep() if identity(path) == files else packed.discard()
+    for misfit, names in misfits.items():
+        logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)
+    if names := placer.dequantized:
+        logger.warning(
+            "%d matrices, for example %s, are dequantized: %d devices would have to divide groups of their columns",
+            *(len(names), names[0], division.devices),
+        )
+    if dequantized:
+        logger.info(
+            "weights are stored as %s and dequantized, for %s has no kernels for them; set --quantization %s to keep "
+            "them as they are, in less memory and with more to compute in every step",
+            *(dequantized, platform.name, STORED),
+        )
+    _warn_of_slow_products(params, platform)
+    seconds = time.monotonic() - started
+    return LoadedModel(
+        config=model_config,
+        graph=graph,
+        params=params,
+        checkpoint=checkpoint,
+        path=path,
+        load_seconds=seconds,
+        mapped_bytes=packed.mapped_bytes if platform.is_cpu else 0,
+        dequantized_from=dequantized,
+        kv_calibration=calibration,
+    )
+
+
+def _check_chunks(model: ModelConfig, page_size: int) -> None:
+    """Refuses pages of which chunks of attention do not consist (see ``by_chunk``)."""
+    for chunk in {layer.mixer.chunk for layer in model.layers if isinstance(layer.mixer, Attention)} - {None}:
+        assert chunk is not None
+        if chunk % page_size:
+            fitting = max(size for size in range(1, page_size + 1) if chunk % size == 0)
+            raise ConfigError(
+                f"page_size {page_size}: the model's attention_chunk_size, {chunk}, is not a multiple of it; "
+                f"set page_size to {fitting}, or max_model_len to {chunk} or less"
+            )
+
+
+def _stored_as(checkpoint: Checkpoint) -> str:
+    """The format of quantized matrices; empty: there are none."""
+    matrices = (tensor for tensor in checkpoint.tensors.values() if len(tensor.shape) > 1)
+    return checkpoint.quantization if any(tensor.row_source() is not None for tensor in matrices) else ""
+
+
+def declare(
+    config: ModelConfig, platform: Platform, programs: ProgramCache
+) -> tuple[ModelGraph, dict[str, jax.ShapeDtypeStruct]]:
+    """As ``models.abstract_model``, which needs Flax: what it has said is kept, so that later starts need none."""
+    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
+    parts = ("what a model declares", config, types)
+    return programs.kept(parts, lambda: models.abstract_model(config, **types))
+
+
+def _shown(weights: Sequence[T]) -> Iterable[T]:
+    """With a progress bar, if people see it; standard output belongs to generated text."""
+    if not sys.stderr.isatty():
+        return weights
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    return track(weights, "Loading weights", console=console, transient=True)
+
+
+def _offloaded_experts(config: EngineConfig, model: ModelConfig) -> int:
+    """How many experts of each layer lie in the host's memory; ``model`` is that of a device."""
+    halves = [layer.feed_forward for layer in model.layers]
+    wanted = config.num_experts_offload_per_rank
+    there = min((half.stacked for half in halves if isinstance(half, Experts)), default=0)
+    if wanted and wanted >= there:
+        raise ConfigError(
+            f"num_experts_offload_per_rank is {wanted}; "
+            + (
+                f"a device has {there} experts of each layer, one of which must stay there"
+                if there
+                else "the model has no experts"
+            )
+        )
+    return wanted
+
+
+def _warn_of_slow_products(params: Mapping[str, jax.Array | QTensor | SplitStack], platform: Platform) -> None:
+    if platform.is_cpu and library() is None and any(isinstance(weight, QTensor) for weight in params.values()):
+        logger.warning(
+            "quantized weights without the C++ kernels: every product dequantizes its matrix again, ten times slower "
+            "than with weights that are dequantized once; if memory allows those, set --quantization none"
+        )
+
+
+def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    missing = [name for name in shapes if name not in checkpoint.tensors]
+    if missing:
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise CheckpointError(f"{checkpoint.path}: tensor {missing[0]}{more} is missing")
+    for name, shape in shapes.items():
+        found = tuple(checkpoint.tensors[name].shape)
+        if found != tuple(shape.shape):
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {name} has shape {list(found)}, the config asks for {list(shape.shape)}"
+            )
+    unused = [
+        n for n in checkpoint.tensors if n not in shapes and not n.endswith(IGNORED_SUFFIXES) and not is_kv_scale(n)
+    ]
+    for name in unused:
+        module, _, kind = name.rpartition(".")
+        # Exporters of GPTQ write zeros where there is no bias.
+        if (
+            kind == "bias"
+            and f"{module}.weight" in shapes
+            and checkpoint.tensors[name].read(np.dtype(np.float32)).any()
+        ):
+            raise CheckpointError(f"{checkpoint.path}: tensor {name} is a bias, which the config says there is none of")
+    if unused:
+        logger.warning("%d tensors of %s are not used, for example %s", len(unused), checkpoint.path, unused[0])

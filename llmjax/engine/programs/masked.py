@@ -1,0 +1,93 @@
+"""The programs that sample behind a step where the host has to say first which tokens are allowed."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, wait
+
+from llmjax.engine.device.batch import Bucket
+from llmjax.engine.programs.cache import Executable
+from llmjax.engine.programs.step_programs import StepCompiler, build_one
+from llmjax.engine.programs.threads import CompileThreads
+
+_Kind = tuple[int, bool]  # rows of a bucket, and whether it is of the decode family
+
+
+class MaskedPrograms:
+    """One for each number of rows. That of mixed steps, which hold every plan, is compiled when all steps are; with the
+    others, and at once, when a request wants masks.
+
+    They have a thread of their own, for others may be waiting for their turn to read what is kept.
+
+    Args:
+        compiler: of the steps that they follow.
+        threads: where those are compiled.
+        kept: done when that of mixed steps may have been compiled by another process; None: no other compiles it.
+    """
+
+    def __init__(self, compiler: StepCompiler, threads: CompileThreads, kept: Future[None] | None = None) -> None:
+        self._compiler = compiler
+        self._threads = CompileThreads(1)
+        self._lock = threading.Lock()
+        self._programs: dict[_Kind, Future[Executable]] = {}
+        if kept is not None:
+            kept.add_done_callback(lambda done: None if done.cancelled() else self._submit(compiler.largest))
+        elif compiler.generates:
+            threads.submit(self._submit, compiler.largest)
+
+    def prepare(self) -> None:
+        """Begins to compile all of them; a second time does nothing."""
+        for bucket in (self._compiler.largest, *self._compiler.layouts):
+            if not bucket.drafts:
+                self._submit(bucket)
+
+    def can_sample(self, *, seconds: float = 0.0) -> bool:
+        """Whether every plan can be sampled.
+
+        Args:
+            seconds: to wait until it is so, if it was prepared.
+
+        Raises:
+            CompileError: it will never be.
+        """
+        future = self._programs.get(_kind(self._compiler.largest))
+        if future is None or (not future.done() and not wait([future], timeout=seconds).done):
+            return False
+        future.result()
+        return True
+
+    def wait_all(self) -> None:
+        """Returns when nothing is left to compile.
+
+        Raises:
+            CompileError: masks cannot be used.
+        """
+        if not self._compiler.generates:
+            return
+        self.prepare()
+        for future in list(self._programs.values()):
+            future.exception()
+        self.can_sample()
+
+    def ready(self, bucket: Bucket) -> bool:
+        """Whether a step of the bucket can be sampled without waiting."""
+        future = self._programs.get(_kind(bucket))
+        return future is not None and future.done() and future.exception() is None
+
+    def program(self, bucket: Bucket) -> Executable:
+        """The one for a bucket, which is `ready` or the largest."""
+        return self._programs[_kind(bucket)].result()
+
+    def close(self, *, wait: bool = True) -> None:
+        """As of ``CompileThreads``."""
+        self._threads.close(wait=wait)
+
+    def _submit(self, bucket: Bucket) -> None:
+        with self._lock:
+            if _kind(bucket) not in self._programs:
+                compile = self._compiler.compile_masked
+                self._programs[_kind(bucket)] = self._threads.submit(build_one, compile, bucket)
+
+
+def _kind(bucket: Bucket) -> _Kind:
+    return bucket.rows, bucket.decode

@@ -1,0 +1,145 @@
+"""A process that compiles programs while an engine serves: tracing holds the interpreter, and compiling takes cores."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import pickle
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Any
+
+import jax
+
+from llmjax.engine.clients.process import how_it_ended, python_environment, signals_held_back
+from llmjax.engine.programs.cache import ProgramCache, ProgramSpec
+from llmjax.engine.programs.signature import jax_settings
+from llmjax.errors import CompileError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the process has to be like to compile what its parent would; it comes before all specifications.
+
+    Attributes:
+        settings: of JAX.
+        folder: where programs are kept, which is named by all of the environment.
+    """
+
+    settings: Mapping[str, Any]
+    folder: Path
+
+
+class CompileProcess:
+    """Compiles programs at low priority and keeps them where the engine finds them. It ends with this process.
+
+    Args:
+        cache: that keeps programs.
+        specs: what they are made from, by names, in the order in which they are wanted; of one CPU device.
+
+    Attributes:
+        programs: by name, done when the program can be read, or with why it cannot.
+
+    Raises:
+        OSError: it cannot be started.
+        PicklingError: of something in a specification nothing else can be told.
+    """
+
+    def __init__(self, cache: ProgramCache, specs: Mapping[Hashable, ProgramSpec]) -> None:
+        assert cache.folder is not None
+        self.programs: dict[Hashable, Future[None]] = {name: Future() for name in specs}
+        message = io.BytesIO()
+        pickle.dump(Environment(jax_settings(), cache.folder), message)  # settings as this thread has them
+        _Pickler(message).dump([(cache.signature(spec), spec) for spec in specs.values()])
+        command = [sys.executable, "-m", "llmjax.engine.programs.process_main"]
+        pipe = subprocess.PIPE
+        with signals_held_back():
+            self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=python_environment())
+        self._end = weakref.finalize(self, _end, self._process, list(self.programs.values()))  # at exit, too
+        conversation = (self._process, message.getvalue(), list(self.programs.values()))
+        threading.Thread(target=_converse, args=conversation, name="compile-process", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """Ends the process, whatever it does; programs that it has not compiled are cancelled."""
+        self._end()
+
+
+def _end(process: subprocess.Popen[bytes], programs: Sequence[Future[None]]) -> None:
+    for program in programs:
+        program.cancel()
+    process.kill()
+    process.wait()
+
+
+def _converse(process: subprocess.Popen[bytes], message: bytes, programs: Sequence[Future[None]]) -> None:
+    """Says what to compile, and hears what is done, until the process ends."""
+    assert process.stdin is not None and process.stdout is not None
+    # It may have ended before it was told all: then the answers say so, and closing the pipe fails once more.
+    with process.stdout, suppress(OSError), process.stdin:
+        with suppress(OSError):
+            process.stdin.write(message)
+            process.stdin.flush()
+        for line in process.stdout:
+            number, error = json.loads(line)
+            _finish(programs[number], error)
+    code = process.wait()
+    left = [program for program in programs if not program.done()]
+    if left:
+        logger.warning(
+            "the process that compiles programs %s; the engine compiles %d of them itself, beside requests",
+            how_it_ended(code),
+            len(left),
+        )
+    for program in left:
+        _finish(program, f"the process that compiles programs {how_it_ended(code)}")
+
+
+def _finish(program: Future[None], error: str | None) -> None:
+    if not program.set_running_or_notify_cancel():
+        return
+    if error is None:
+        program.set_result(None)
+    else:
+        program.set_exception(CompileError(error))
+
+
+class _Pickler(pickle.Pickler):
+    """Names devices, which are another process's there; see ``process_main``."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+
+    def dump(self, value: Any) -> None:
+        try:
+            super().dump(value)
+        except (TypeError, AttributeError) as error:  # that is what it raises where it cannot
+            raise pickle.PicklingError(str(error)) from error
+
+    def persistent_id(self, value: Any) -> Any:
+        return (value.platform, value.id) if isinstance(value, jax.Device) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, MappingProxyType):
+            return read_only, (dict(value),)
+        return NotImplemented
+
+
+def read_only(values: dict[Any, Any]) -> Mapping[Any, Any]:
+    """A view of a dict, whose type has no name to be unpickled by."""
+    return MappingProxyType(values)

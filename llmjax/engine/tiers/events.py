@@ -1,0 +1,160 @@
+"""Which pages the prefix cache of the device gets and loses, as messages in vLLM's form (its ``kv_events.py``):
+MessagePack, a batch as an array, each event as a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from llmjax.engine.core.page_pool import PageKey, PagePool
+from llmjax.engine.loading.memory import KVPlan
+from llmjax.models.config import ModelConfig
+from llmjax.models.layers.state import AllTokens, LastTokens, LatentKV, Span
+
+DEVICE = "GPU"  # the medium, whatever the device is
+HASH_BYTES = 8  # the last ones of a digest
+
+
+class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
+    """One of them; its class's name is its ``type``."""
+
+
+class BlockStored(CacheEvent):
+    """Pages that follow each other can be found now."""
+
+    block_hashes: list[int]
+    parent_block_hash: int | None  # of the page before them; None: they are a text's first
+    token_ids: list[int]  # of all of them
+    block_size: int  # tokens
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None  # of each page: what is part of its hash beside tokens
+    group_idx: int | None = None  # of layers
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+
+
+class BlockRemoved(CacheEvent):
+    """Pages that cannot be found any more."""
+
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(CacheEvent):
+    """No page can be found any more."""
+
+
+class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
+    """What a step has changed."""
+
+    ts: float  # seconds since 1970
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+class CacheEvents:
+    """Writes down what happens in the pools of all groups.
+
+    Args:
+        spans: of the groups.
+        latent: whether the pages of all tokens hold latent vectors.
+        page_size: tokens of a page.
+    """
+
+    def __init__(self, spans: Sequence[Span], *, latent: bool, page_size: int) -> None:
+        self._kinds = [_kind(span, latent=latent) for span in spans]
+        self._windows = [span.window if isinstance(span, LastTokens) else None for span in spans]
+        self._page_size = page_size
+        self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+
+    @classmethod
+    def of(cls, plan: KVPlan, model: ModelConfig) -> CacheEvents:
+        """Those of a model's groups."""
+        latent = any(isinstance(state, LatentKV) for state in model.states)
+        return cls([group.span for group in plan.groups], latent=latent, page_size=plan.page_size)
+
+    def watch(self, pools: Sequence[PagePool]) -> None:
+        """Takes in what they forget; they are the groups' in order."""
+        for group, pool in enumerate(pools):
+            pool.watchers.append(_Removals(self, group))
+
+    def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
+        """A page can be found.
+
+        Args:
+            parent: digest of the page before; None: it is a text's first.
+            salt: of the request, if it has one.
+        """
+        digest, before = block_hash(key.digest), None if parent is None else block_hash(parent)
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockStored) and last.group_idx == group and last.block_hashes[-1] == before:
+            last.block_hashes.append(digest)
+            last.token_ids += key.tokens
+            if last.extra_keys is not None:
+                last.extra_keys.append(None)
+            return
+        self._events.append(
+            BlockStored(
+                block_hashes=[digest],
+                parent_block_hash=before,
+                token_ids=list(key.tokens),
+                block_size=self._page_size,
+                lora_id=None,
+                medium=DEVICE,
+                lora_name=None,
+                extra_keys=[(salt,)] if salt and parent is None else None,
+                group_idx=group,
+                kv_cache_spec_kind=self._kinds[group],
+                kv_cache_spec_sliding_window=self._windows[group],
+            )
+        )
+
+    def removed(self, group: int, key: PageKey) -> None:
+        """A page cannot be found any more."""
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlockRemoved) and last.group_idx == group:
+            last.block_hashes.append(block_hash(key.digest))
+        else:
+            self._events.append(BlockRemoved([block_hash(key.digest)], DEVICE, group))
+
+    def cleared(self) -> None:
+        """No page can be found any more; so nothing that happened before matters."""
+        self._events = [AllBlocksCleared()]
+
+    def take(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """All since the last time, in order."""
+        taken, self._events = self._events, []
+        return taken
+
+
+def block_hash(digest: bytes) -> int:
+    """As vLLM shortens its own digests for others: the last 64 bits."""
+    return int.from_bytes(digest[-HASH_BYTES:], "big")
+
+
+def _kind(span: Span, *, latent: bool) -> str:
+    """vLLM's name."""
+    if isinstance(span, LastTokens):
+        return "sliding_window"
+    if isinstance(span, AllTokens):
+        return "mla_attention" if latent else "full_attention"
+    return "mamba"
+
+
+class _Removals:
+    """Tells of a group's pool."""
+
+    def __init__(self, events: CacheEvents, group: int) -> None:
+        self._events = events
+        self._group = group
+
+    def evicted(self, page: int, key: PageKey) -> None:
+        self._events.removed(self._group, key)
+
+    def forgotten(self, key: PageKey) -> None:
+        self._events.removed(self._group, key)

@@ -1,0 +1,133 @@
+"""Pages in the host's memory: bounded, the least recently used ones go first."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from llmjax.engine.core.page_pool import PageKey
+
+PageContent = tuple[npt.NDArray[Any], ...]
+"""What a page holds in all layers of its group: of each of their arrays [layers, …], all devices' parts of it."""
+
+PageName = tuple[int, bytes]
+"""A group of layers, and the digest of a page's key."""
+
+
+@dataclass(frozen=True)
+class KeptPage:
+    """A page that is not on the device."""
+
+    tokens: tuple[int, ...]  # as its key has them
+    content: PageContent
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for array in self.content)
+
+
+@dataclass(frozen=True)
+class PageFormat:
+    """A group's pages as bytes: the tokens as i32, then each array.
+
+    Args:
+        page_size: tokens.
+        shapes: of a page's content.
+    """
+
+    page_size: int
+    shapes: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a page."""
+        return 4 * self.page_size + sum(shape.size * shape.dtype.itemsize for shape in self.shapes)
+
+    def encode(self, page: KeptPage) -> bytes:
+        """The page as bytes."""
+        return b"".join([np.array(page.tokens, "<i4").tobytes(), *(array.tobytes() for array in page.content)])
+
+    def decode(self, payload: bytes) -> KeptPage:
+        """The page again; raises ValueError if it is not one of this format."""
+        if len(payload) != self.num_bytes:
+            raise ValueError("it holds another model's page")
+        tokens = tuple(np.frombuffer(payload, "<i4", self.page_size).tolist())
+        arrays, at = [], 4 * self.page_size
+        for shape in self.shapes:
+            arrays.append(np.frombuffer(payload, shape.dtype, shape.size, at).reshape(shape.shape))
+            at += arrays[-1].nbytes
+        return KeptPage(tokens, tuple(arrays))
+
+
+class HostPages:
+    """Pages by name.
+
+    Args:
+        limit: bytes of all of them.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.num_bytes = 0
+        self._pages: OrderedDict[PageName, KeptPage] = OrderedDict()  # least recently used first
+        self._pins: Counter[PageName] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._pages)
+
+    def __contains__(self, name: PageName) -> bool:
+        return name in self._pages
+
+    def find(self, group: int, key: PageKey) -> KeptPage | None:
+        """What is known of a page by that key."""
+        kept = self._pages.get((group, key.digest))
+        return kept if kept is not None and kept.tokens == key.tokens else None
+
+    def use(self, name: PageName) -> None:
+        """States that somebody wanted a page that is there."""
+        self._pages.move_to_end(name)
+
+    def add(self, name: PageName, page: KeptPage) -> list[PageName]:
+        """Keeps a page, unless it is larger than all may be together or all others are pinned.
+
+        Returns:
+            Those that went for it.
+        """
+        gone: list[PageName] = []
+        if name in self._pages:
+            self.use(name)
+            return gone
+        self._pages[name] = page
+        self.num_bytes += page.num_bytes
+        if self.num_bytes > self.limit:
+            for other in [other for other in self._pages if not self._pins[other]]:
+                self.remove(other)
+                gone.append(other)
+                if self.num_bytes <= self.limit:
+                    break
+        return [other for other in gone if other != name]
+
+    def pin(self, names: Iterable[PageName]) -> None:
+        """These stay until they are unpinned as often."""
+        self._pins.update(names)
+
+    def unpin(self, names: Iterable[PageName]) -> None:
+        for name in names:
+            self._pins[name] -= 1
+            if not self._pins[name]:
+                del self._pins[name]
+
+    def remove(self, name: PageName) -> None:
+        """A page that need not be there."""
+        if (page := self._pages.pop(name, None)) is not None:
+            self.num_bytes -= page.num_bytes
+
+    def clear(self) -> None:
+        self._pages.clear()
+        self.num_bytes = 0

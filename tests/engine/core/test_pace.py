@@ -1,0 +1,59 @@
+"""Steps a dispatch may take."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmjax.engine.core.pace import LEAST_TOKENS, ChunkPace, Pace
+
+
+def test_doubles_up_to_the_most() -> None:
+    pace = Pace(8, seconds=1.0)
+    found = []
+    for _ in range(5):
+        found.append(pace.steps)
+        pace.record(pace.steps, 0.01)
+    assert found == [1, 2, 4, 8, 8]
+
+
+def test_slow_steps_shorten_at_once_and_a_new_batch_starts_again() -> None:
+    pace = Pace(8, seconds=1.0)
+    for _ in range(3):
+        pace.record(pace.steps, 0.01)
+    pace.record(8, 2.6)  # 3 of them fit into a second
+    assert pace.steps == 3
+    pace.record(3, 9.0)
+    assert pace.steps == 1
+    pace.record(0, 9.0)  # nobody was alive
+    assert pace.steps == 1
+    pace.record(1, 0.01)
+    pace.restart()
+    assert pace.steps == 1
+
+
+@given(st.integers(1, 32), st.lists(st.tuples(st.integers(0, 32), st.floats(0, 10)), max_size=20))
+def test_stays_within_bounds(most: int, dispatches: list[tuple[int, float]]) -> None:
+    pace = Pace(most, seconds=1.0)
+    for steps, seconds in dispatches:
+        before = pace.steps
+        pace.record(min(steps, before), seconds)
+        assert 1 <= pace.steps <= min(most, 2 * before)
+
+
+def test_slow_steps_take_smaller_chunks() -> None:
+    pace = ChunkPace(seconds=1.0)
+    assert pace.tokens is None
+    pace.record(8, 9.0)  # too small to tell
+    assert pace.tokens is None
+    pace.record(512, 0.5)
+    assert pace.tokens == 1024
+    for _ in range(40):
+        pace.record(512, 2.0)
+    assert pace.tokens == 256
+    for _ in range(40):
+        pace.record(256, 1000.0)
+    assert pace.tokens == LEAST_TOKENS  # prompts go on, however slow
+    for _ in range(80):
+        pace.record(64, 0.01)
+    assert pace.tokens >= 4096
