@@ -21,12 +21,12 @@ from llmjax.engine.clients.data_parallel import DataParallelEngine
 from llmjax.engine.clients.inline import InlineEngine
 from llmjax.engine.clients.process import begin_loading
 from llmjax.engine.clients.waited import WaitedEngine
-from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.front.beam_search import BeamSearch
 from llmjax.engine.front.frontend import PromptInput
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.scores import pair_inputs, score_task, scored, text_pairs
+from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.ranks.follower import follow
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
 from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
@@ -92,7 +92,7 @@ class LLM(LoadedLLM):
         self._turn = threading.RLock()  # calls of several threads come one after another
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> LoadedEngine:
         """What computes, where it does so in this process; for measurements and tests, which look inside."""
         if isinstance(self.client, WaitedEngine):
             raise ConfigError("what this LLM computes with is in other processes (data_parallel_size, engine_process)")

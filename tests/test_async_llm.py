@@ -15,8 +15,8 @@ from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.async_llm import LONG_TEXT
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.loop import ThreadEngine
-from llmjax.engine.core.engine import Engine
 from llmjax.engine.front.frontend import PromptInput
+from llmjax.engine.loaded import LoadedEngine
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
@@ -103,7 +103,7 @@ def tokens(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.outputs[0].token_ids]
 
 
-def inside(engine: AsyncLLM) -> Engine:
+def inside(engine: AsyncLLM) -> LoadedEngine:
     """What computes, where it can be reached."""
     assert isinstance(engine.client, ThreadEngine)
     return engine.client.engine

@@ -14,7 +14,6 @@ from llmjax.checkpoint.identity import fingerprint
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
-from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.scheduler import Scheduler
@@ -22,6 +21,7 @@ from llmjax.engine.device.runner import Runner
 from llmjax.engine.drafts.draft_model import check_draft, load_draft
 from llmjax.engine.drafts.speculation import Speculation, check_speculative
 from llmjax.engine.front.generation_config import check_generation_config
+from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.loading.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.loading.model import LoadedModel, check_stages, load_model
 from llmjax.engine.programs.cache import ProgramCache
@@ -50,7 +50,7 @@ CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what Smol
 @paused()
 def build_engine(
     config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, located: Callable[[Path], None] = lambda path: None
-) -> Engine:
+) -> LoadedEngine:
     """Loads the model and starts to compile its step programs.
 
     Args:
@@ -170,7 +170,7 @@ def load(
 
 def _engine(
     config: EngineConfig, compiler: StepCompiler, publisher: EventPublisher | None, bound: socket.socket | None
-) -> Engine:
+) -> LoadedEngine:
     model, kv_plan = compiler.model, compiler.kv_plan
     if publisher is not None and not model.config.causal:
         raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
@@ -189,7 +189,7 @@ def _engine(
         taker=None if taker is None else taker.take,
     )
     moves_pages = offload is not None or giver is not None
-    return Engine(
+    return LoadedEngine(
         config=config,
         platform=compiler.platform,
         model=model,

@@ -10,9 +10,9 @@ from typing import Any
 
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control
-from llmjax.engine.core.engine import Engine
 from llmjax.engine.front.generation_config import generation_config, sampling_defaults
 from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo
+from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.loading.memory import ProgramMemory
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.kernels.cpu.library import describe, why_slow
@@ -21,7 +21,7 @@ from llmjax.models.classifiers import ORIGINAL_QWEN3
 logger = logging.getLogger(__name__)
 
 
-def info_of(engine: Engine) -> EngineInfo:
+def info_of(engine: LoadedEngine) -> EngineInfo:
     """What an engine is."""
     config, model, plan, platform = engine.config, engine.model, engine.kv_plan, engine.platform
     generation = generation_config(config, model.checkpoint.generation_config)
@@ -83,7 +83,7 @@ def _pair_template(model: LoadedModel) -> str | None:
     return "default" if checkpoint.logit_score is not None and checkpoint.convert != "embed" else None
 
 
-def programs_of(engine: Engine) -> list[ProgramInfo]:
+def programs_of(engine: LoadedEngine) -> list[ProgramInfo]:
     """All step programs, cheapest first."""
     ready = {program.bucket: program for program in engine.runner.programs.ready}
     found = []
@@ -96,7 +96,7 @@ def programs_of(engine: Engine) -> list[ProgramInfo]:
     return found
 
 
-def obey(engine: Engine, control: Control) -> Any:
+def obey(engine: LoadedEngine, control: Control) -> Any:
     """Does what is asked; ``Control`` says what comes of it."""
     match control:
         case Control.PING:

@@ -12,10 +12,10 @@ from typing import Any
 
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.engine.clients.client import Control, EngineClient
-from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.description import info_of, obey
 from llmjax.engine.info import EngineState
+from llmjax.engine.loaded import LoadedEngine
 from llmjax.errors import EngineDead
 
 
@@ -23,7 +23,7 @@ class InlineEngine(EngineClient):
     """An engine that works when its user asks for outputs. A step that fails is its last one, for it may have taken the
     state on the device with it, and the prefix cache knows of pages that it should have computed."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LoadedEngine) -> None:
         super().__init__()
         self.engine = engine
         self.info = info_of(engine)

@@ -11,9 +11,9 @@ from typing import Any
 
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.engine.clients.client import Control, Deliver, Died, RunningEngine
-from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.engine.description import info_of, obey
+from llmjax.engine.loaded import LoadedEngine
 from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class EngineLoop:
         engine: used by the thread that calls ``run`` alone, from then on.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LoadedEngine) -> None:
         self._engine = engine
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._deliver: Deliver = _drop
@@ -156,7 +156,7 @@ class EngineLoop:
 class ThreadEngine(RunningEngine):
     """An engine on a thread of this process."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LoadedEngine) -> None:
         super().__init__()
         self.engine = engine
         self.info = info_of(engine)
@@ -238,7 +238,7 @@ def log_end(error: Exception) -> None:
     logger.error("the engine stopped: %s", error, exc_info=not isinstance(error, LLMJaxError))
 
 
-def _answer(engine: Engine, ask: Ask) -> None:
+def _answer(engine: LoadedEngine, ask: Ask) -> None:
     if not ask.answer.set_running_or_notify_cancel():
         return
     try:

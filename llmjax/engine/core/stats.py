@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, fields
 from typing import Protocol
+
+from llmjax.engine.core.request import SequenceTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +29,55 @@ class HostTime:
             read=self.read + other.read,
             deliver=self.deliver + other.deliver,
         )
+
+
+class HostClock:
+    """Adds up what the parts of steps take, by their names in `HostTime`."""
+
+    def __init__(self) -> None:
+        self._laps: dict[str, float] = {}
+        self._started = 0.0
+
+    def start(self) -> None:
+        """A part of a step begins."""
+        self._started = time.thread_time()
+
+    def lap(self, name: str) -> None:
+        """The part has ended, and the next one begins."""
+        now = time.thread_time()
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._started
+        self._started = now
+
+    def take(self) -> HostTime:
+        """What has been added up since the last call."""
+        taken, self._laps = self._laps, {}
+        return HostTime(**taken)
+
+
+@dataclass
+class TokenTimes:
+    """When the tokens of a dispatch came, in seconds of time.monotonic(), and how many of each row."""
+
+    now: float
+    first_tokens: list[float] = field(default_factory=list)
+    inter_token: list[float] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    def take(self, times: SequenceTimes, count: int) -> None:
+        """Notes ``count`` tokens of a sequence; those of one dispatch share the time since the one before."""
+        self.counts.append(count)
+        if not count:
+            return
+        last = times.last_token
+        if last is None:
+            times.first_token = last = self.now
+            self.first_tokens.append(self.now - times.arrival)
+            count -= 1
+        times.last_token = self.now
+        if count == 1:
+            self.inter_token.append(self.now - last)
+        elif count:
+            self.inter_token += [(self.now - last) / count] * count
 
 
 @dataclass(frozen=True, kw_only=True)

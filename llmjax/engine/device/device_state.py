@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import jax
 
+from llmjax.engine.core.interfaces import NO_TOKEN as NO_TOKEN
+from llmjax.engine.core.interfaces import NOT_FINITE as NOT_FINITE
 from llmjax.engine.device.rows import RowState
 from llmjax.models.layers.state import LayerStack
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.state import SamplerState
 
-NO_TOKEN = -1  # in ``StepOutput.tokens``: nothing was sampled
-NOT_FINITE = -2  # in ``StepOutput.tokens``: nothing could be sampled, for there were NaN or infinities among the logits
 POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's is there
 
 

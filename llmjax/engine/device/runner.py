@@ -33,7 +33,6 @@ from llmjax.engine.tiers.host import PageContent
 from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
 
@@ -46,23 +45,6 @@ logger = logging.getLogger(__name__)
 FIRST = 2  # programs that an engine compiles itself, in the order of ``in_turn``
 WORTH_A_PROCESS = 100  # layers in all programs; to import JAX and Flax takes as long as to compile some dozens
 MASKED = "masked"  # what the program is called that samples under masks behind the largest step
-
-
-@dataclass(frozen=True)
-class HostLogprobs:
-    """``LogprobArrays`` on the host."""
-
-    logprob: npt.NDArray[np.float32]
-    rank: npt.NDArray[np.int32]
-    top_ids: npt.NDArray[np.int32]
-    top_logprobs: npt.NDArray[np.float32]
-    scored: npt.NDArray[np.float32]
-
-    @classmethod
-    def read(cls, logprobs: LogprobArrays) -> HostLogprobs:
-        """Waits for the device and copies."""
-        parts = (logprobs.logprob, logprobs.rank, logprobs.top_ids, logprobs.top_logprobs, logprobs.scored)
-        return cls(*(np.asarray(part) for part in parts))
 
 
 def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> CompileProcess | None:

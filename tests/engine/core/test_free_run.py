@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from llmjax import LLM, SamplingParams
 from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.free_run import FADING, LAUNCH, MASK, PRIORS, SUREST, FreeRun, Refusals, num_allowed
+from llmjax.engine.core.outputs import OutputProcessor
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.request import Sequence
+from llmjax.engine.core.scheduler import StepPlan
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.engine.schemas import SCHEMAS
@@ -107,14 +109,14 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
 def test_what_was_refused_is_in_no_page(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes behind outputs is the same from cached pages and from none."""
     taken: list[int] = []
-    take_back = Engine._take_back
+    take_back = OutputProcessor._take_back
 
-    def noting(engine: Engine, sequence: Sequence) -> None:
+    def noting(processor: OutputProcessor, sequence: Sequence, following: StepPlan | None) -> None:
         before = sequence.in_flight
-        take_back(engine, sequence)
+        take_back(processor, sequence, following)
         taken.append(before - sequence.in_flight)
 
-    monkeypatch.setattr(Engine, "_take_back", noting)
+    monkeypatch.setattr(OutputProcessor, "_take_back", noting)
     for wide in (True, False):
         monkeypatch.setitem(PRIORS, wide, (1000.0, 1.0))
     monkeypatch.setattr(llm.engine, "_refusals", Refusals())

@@ -395,15 +395,11 @@ class SimulatedEngine(Engine):
             offload=offload_of(shape),
             events=CacheEvents(shape.spans, latent=False, page_size=shape.page_size) if shape.events else None,
         )
-        parts: dict[str, Any] = {
-            "config": SimpleNamespace(seed=0, profile_dir=None),
-            "platform": None,
-            "model": SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB)),
-            "kv_plan": None,
-            "runner": SimulatedDevice(shape),
-            "compilations": SimpleNamespace(count=0),
-        }
+        device: Any = SimulatedDevice(shape)
         super().__init__(
+            runner=device,
+            vocab_size=VOCAB,
+            seed=0,
             kv=kv,
             scheduler=Scheduler(
                 kv,
@@ -422,7 +418,6 @@ class SimulatedEngine(Engine):
             )
             if shape.drafts
             else None,
-            **parts,
         )
 
     def check(self) -> None:

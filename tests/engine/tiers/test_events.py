@@ -70,10 +70,8 @@ def test_who_listens_knows_what_is_cached(data: st.DataObject) -> None:
     class Checked:
         """In place of a publisher."""
 
-        rank = 0
-
-        def publish(self, batch: EventBatch) -> None:
-            listener.take(batch.events)
+        def publish_events(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:
+            listener.take(events)
             cached = {
                 (group, block_hash(key.digest)): key.tokens
                 for group, pool in enumerate(engine.kv.pools)
@@ -82,7 +80,7 @@ def test_who_listens_knows_what_is_cached(data: st.DataObject) -> None:
             }
             assert listener.known == cached
 
-    engine._publisher = Checked()  # type: ignore[assignment]
+    engine._publisher = Checked()
     arrivals = data.draw(workloads(shape))
     check_results(arrivals, run(engine, arrivals, max_steps=10_000))
     assert engine.kv.take_events() == []

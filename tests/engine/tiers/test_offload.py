@@ -142,7 +142,7 @@ def test_what_cannot_be_relied_on_is_found_nowhere(tmp_path: Path) -> None:
     (sequence,) = engine.scheduler.running
     while sequence.num_computed < 25:
         engine.step()
-    engine._fail(sequence)
+    engine._processor.fail(sequence)
     for seed in (5, 6, 7):
         ask(engine, str(seed), prompt_of(25, seed))
     assert ask(engine, "b", prompt) == 0

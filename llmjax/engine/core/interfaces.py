@@ -1,0 +1,156 @@
+"""What the engine's core is given, as far as it uses it: the device, drafts, and ways to other servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from llmjax.constraints.step_matcher import StepMatcher
+    from llmjax.engine.core import request, scheduler
+    from llmjax.engine.drafts.drafter import Drafter
+    from llmjax.sampling.settings import RequestSampling
+
+NO_TOKEN = -1  # among the tokens of a step: nothing was sampled
+NOT_FINITE = (
+    -2
+)  # among the tokens of a step: nothing could be sampled, for there were NaN or infinities among the logits
+
+Ints = npt.NDArray[np.int32]
+
+
+class Logprobs(Protocol):
+    """Log-probabilities on the device. N stands for the dimensions of the tokens that are scored, K for the most likely
+    tokens of each, and S for the tokens of each that were named."""
+
+    @property
+    def logprob(self) -> Any: ...  # f32 [N], of the token itself
+    @property
+    def rank(self) -> Any: ...  # i32 [N], from 1
+    @property
+    def top_ids(self) -> Any: ...  # i32 [N, K]; -1 where there are fewer
+    @property
+    def top_logprobs(self) -> Any: ...  # f32 [N, K]
+    @property
+    def scored(self) -> Any: ...  # f32 [N, S]
+
+
+class StepOutput(Protocol):
+    """What a step leaves on the device for the host. R rows, T tokens."""
+
+    @property
+    def logprobs(self) -> Logprobs | None: ...  # of the sampled tokens, by step and row
+    @property
+    def prompt_logprobs(self) -> Logprobs | None: ...  # of the prompt token after each token [T]
+    @property
+    def vectors(self) -> Any: ...  # f32 [R, size], pooled; None: the model generates
+    @property
+    def token_vectors(self) -> Any: ...  # f32 [T, size]
+
+
+class Bucket(Protocol):
+    """The shape of the program that a step ran."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def decode(self) -> bool: ...
+
+
+class PendingStep(Protocol):
+    """A dispatched step whose result has not been read. One whose plan ``waits`` has none before `Runner.sample`."""
+
+    @property
+    def plan(self) -> scheduler.StepPlan: ...
+    @property
+    def bucket(self) -> Bucket: ...
+    @property
+    def output(self) -> StepOutput: ...
+
+    def tokens(self) -> list[tuple[int, ...]]:
+        """Waits for the tokens that each row sampled."""
+
+
+class Runner(Protocol):
+    """What computes steps."""
+
+    def most_steps(self, rows: int) -> int:
+        """Decode steps that a dispatch of this many rows may take now."""
+
+    def most_drafts(self, rows: int) -> int:
+        """Drafts of its next tokens that each of this many rows may have now."""
+
+    def prepare_masks(self) -> None:
+        """Compiles what masked steps need, if that has not begun."""
+
+    def can_sample_masked(self, *, seconds: float = 0.0) -> bool:
+        """Whether steps can be sampled under masks, after waiting up to ``seconds`` for it.
+
+        Raises:
+            CompileError: they never can.
+        """
+
+    def dispatch(
+        self, plan: scheduler.StepPlan, *, tables: Any, sampling: Mapping[request.Sequence, RequestSampling]
+    ) -> PendingStep:
+        """Starts a step and returns without waiting for it.
+
+        Args:
+            tables: what has changed in the page tables since the dispatch before.
+            sampling: resolved sampling of the plan's sequences.
+        """
+
+    def masks(self, pending: Any, matchers: Mapping[int, StepMatcher]) -> Ints:
+        """Bits of the tokens that the rows of a dispatch may sample: i32 [rows, words].
+
+        Args:
+            matchers: by row; other rows may sample everything.
+        """
+
+    def sample(self, pending: Any, mask: Ints) -> PendingStep:
+        """Starts what a dispatch whose plan ``waits`` has left to do."""
+
+    def read_pages(self, group: int, pages: Sequence[int]) -> Any:
+        """Starts to read what pages of a group of layers hold when all that was dispatched before has run."""
+
+    def write_pages(self, group: int, pages: Sequence[int], contents: Sequence[Any]) -> None:
+        """Gives pages of a group of layers other content, before all that is dispatched after."""
+
+
+class Speculation(Protocol):
+    """What guesses the next tokens of sequences."""
+
+    def drafter(self, tokens: list[int]) -> Drafter:
+        """The drafter of a sequence with these tokens, which may grow."""
+
+    def drafts(self, running: list[request.Sequence], *, most: int) -> dict[request.Sequence, tuple[int, ...]]:
+        """Guesses at the next tokens of sequences, ``most`` of each; none where they do not pay."""
+
+    def record(self, *, rows: int, seconds: float, drafts: int) -> None:
+        """Notes what a step took.
+
+        Args:
+            rows: of the program, which may be more than there were.
+            drafts: of the row that had most; 0: there were none.
+        """
+
+
+class Publisher(Protocol):
+    """What tells others of changes in the prefix cache."""
+
+    def publish_events(self, events: Any) -> None:
+        """Tells others what a step has changed; ``events`` are from `KVCache.take_events`."""
+
+
+class Giver(Protocol):
+    """What gives pages to other servers."""
+
+    def give(self, name: str, parts: Any) -> None:
+        """Lets others take the pages of a prompt under a name.
+
+        Args:
+            parts: from `KVCache.give`.
+        """
