@@ -10,12 +10,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from llmjax.migration import page as flags
+from tests import structure
 from tests.models import supported
 from tests.parallel import limits
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def readme() -> str:
+    """README.md with the number of architectures that there are."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    before, mark, rest = text.partition("<!-- architectures -->")
+    _, end, after = rest.partition("<!-- -->")
+    return f"{before}{mark}{len(supported.BEST_KNOWN)} architectures{end}{after}"
+
+
 PAGES: Mapping[Path, Callable[[], str]] = {
+    ROOT / "README.md": readme,
     DOCS / "flags.md": flags.page,
+    DOCS / "modules.md": structure.page,
     DOCS / "scaling.md": limits.page,
     DOCS / "supported-models.md": supported.page,
 }
@@ -29,7 +43,7 @@ def outdated(pages: Mapping[Path, Callable[[], str]] = PAGES) -> list[Path]:
 def main(argv: list[str]) -> int | str:
     found = outdated()
     if argv == ["--check"]:
-        names = ", ".join(f"docs/{path.name}" for path in found)
+        names = ", ".join(str(path.relative_to(ROOT)) for path in found)
         return f"out of date: {names}; python -m tests.pages writes them" if found else 0
     for path in found:
         path.write_text(PAGES[path](), encoding="utf-8")
