@@ -42,7 +42,7 @@ TIMED = {
     "declare the model": ("llmjax.engine.loading.model", "declare"),
     "weights": ("llmjax.engine.loading.model.Placer", "place"),
     "tokenizer": ("llmjax.engine.setup", "load_tokenizer"),
-    "device state": ("llmjax.engine.programs.StepCompiler", "make_state"),
+    "device state": ("llmjax.engine.programs.compiler.StepCompiler", "make_state"),
     "signature": ("llmjax.engine.build.ProgramCache", "of"),
 }
 EVENTS = {

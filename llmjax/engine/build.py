@@ -25,9 +25,10 @@ from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.loading.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.loading.model import LoadedModel, check_stages, load_model
 from llmjax.engine.programs.cache import ProgramCache
+from llmjax.engine.programs.compilations import CompileCounter
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.graphs import check_graphs, with_graphs
 from llmjax.engine.programs.signature import digest
-from llmjax.engine.programs.step_programs import CompileCounter, StepCompiler
 from llmjax.engine.ranks.group import Alone, group_of
 from llmjax.engine.ranks.local import LocalRanks
 from llmjax.engine.tiers.events import CacheEvents

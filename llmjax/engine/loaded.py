@@ -8,11 +8,11 @@ from llmjax.config import EngineConfig
 from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.device.runner import Runner
+from llmjax.engine.device.sleep import Sleeper
 from llmjax.engine.loading.memory import KVPlan
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.profiler import Profiler
-from llmjax.engine.programs.step_programs import CompileCounter
-from llmjax.engine.sleep import Sleeper
+from llmjax.engine.programs.compilations import CompileCounter
 from llmjax.engine.tiers.publisher import EventPublisher
 from llmjax.engine.tiers.transfer import PageGiver
 from llmjax.errors import Asleep, InvalidRequest

@@ -7,7 +7,7 @@ from typing import Any
 from llmjax.config import EngineConfig
 from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.loading.model import load_model
-from llmjax.engine.programs.step_programs import StepCompiler
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import select_platform
 from tests.checkpoints import GOLDEN

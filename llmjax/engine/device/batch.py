@@ -36,6 +36,10 @@ class Bucket:
             return plan.drafts <= self.drafts and plan.drafts > 0
         return plan.steps <= self.steps and (plan.decode_only or not self.decode)
 
+    def cost(self) -> tuple[int, bool, bool]:
+        """A key to sort by: decode before mixed at equal size; the largest mixed bucket is last."""
+        return (self.tokens, not self.decode, not self.drafts)
+
 
 def make_buckets(
     *,

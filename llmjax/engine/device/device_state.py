@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from llmjax.engine.core.interfaces import NO_TOKEN as NO_TOKEN
 from llmjax.engine.core.interfaces import NOT_FINITE as NOT_FINITE
-from llmjax.engine.device.rows import RowState
-from llmjax.models.layers.state import LayerStack
+from llmjax.engine.device.rows import RowState, make_row_state
+from llmjax.engine.loading.memory import KVPlan
+from llmjax.models.config import ModelConfig
+from llmjax.models.layers.state import LayerStack, make_stacks
 from llmjax.sampling.logprobs import LogprobArrays
-from llmjax.sampling.state import SamplerState
+from llmjax.sampling.state import SamplerState, make_sampler_state
 
 POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's is there
 
@@ -60,3 +64,41 @@ class StepOutput:
     ends: Ends | None  # of the last step; None: the model pools
     vectors: jax.Array | None = None  # f32 [R, size], pooled; None: the model generates
     token_vectors: jax.Array | None = None  # f32 [T, size], of each token; zeros unless a row asks
+
+
+def make_device_state(
+    scales: jax.Array | None,
+    draft_scales: jax.Array | None = None,
+    *,
+    config: ModelConfig,
+    vocab_size: int,
+    plan: KVPlan,
+    num_slots: int,
+    as_bits: bool,
+    as_words: bool,
+    draft: ModelConfig | None = None,
+) -> DeviceState:
+    """A state without keys or tokens, in which no slot has a sequence.
+
+    Args:
+        scales, draft_scales: `LoadedModel.kv_calibration` of the model, and of the draft model.
+        config: of the model that a device runs.
+        vocab_size: of the whole model.
+        as_bits, as_words: as in ``llmjax.kernels.attention.make_pages``.
+        draft: the draft model, if there is one.
+    """
+    stacks = partial(
+        make_stacks,
+        num_pages={group.span: group.num_pages for group in plan.groups},
+        page_size=plan.page_size,
+        dtype=plan.layout.dtype,
+        as_bits=as_bits,
+        as_words=as_words,
+    )
+    kv = stacks(config.states, calibration=scales)
+    draft_kv = () if draft is None else stacks(draft.states, calibration=draft_scales)
+    # A model that makes vectors samples nothing.
+    sampler = make_sampler_state(num_slots=num_slots, vocab_size=1 if config.pooler is not None else vocab_size)
+    rows = make_row_state(num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence)
+    pooled = None if config.pooler is None else jnp.zeros((num_slots, config.hidden_size), jnp.float32)
+    return DeviceState(kv=kv, draft_kv=draft_kv, rows=rows, sampler=sampler, pooled=pooled)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.programs.cache import ProgramSpec
-from llmjax.engine.programs.step_programs import StepCompiler
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.ranks.wire import PageShape
 from llmjax.engine.tiers.host import PageContent
 from llmjax.models.layers.state import LayerStack

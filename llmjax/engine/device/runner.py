@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import pickle
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -22,9 +21,10 @@ from llmjax.engine.device.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.device.page_moves import MOST_PAGES, PageMover, ReadInTurn
 from llmjax.engine.device.rows import Ints, NewRow, TableChanges, row_words
 from llmjax.engine.device.slots import SlotEditor, TableEditor
-from llmjax.engine.programs.cache import ProgramSpec
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.masked import MaskedPrograms
-from llmjax.engine.programs.step_programs import StepCompiler, StepPrograms, in_turn
+from llmjax.engine.programs.process import MASKED, compile_apart
+from llmjax.engine.programs.step_programs import StepPrograms
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.group import Alone
 from llmjax.engine.ranks.stages import LastStage, StagedStep
@@ -38,40 +38,8 @@ from llmjax.sampling.settings import RequestSampling
 
 if TYPE_CHECKING:
     from llmjax.constraints.step_matcher import StepMatcher
-    from llmjax.engine.programs.process import CompileProcess
 
 logger = logging.getLogger(__name__)
-
-FIRST = 2  # programs that an engine compiles itself, in the order of ``in_turn``
-WORTH_A_PROCESS = 100  # layers in all programs; to import JAX and Flax takes as long as to compile some dozens
-MASKED = "masked"  # what the program is called that samples under masks behind the largest step
-
-
-def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> CompileProcess | None:
-    """A process that compiles what this one can serve without: all but the step that holds every plan, and what a
-    stream is fast with.
-
-    Args:
-        kept: of what needs only to be read.
-
-    Returns:
-        None: too little is left to compile for a process to be worth its start, or another process could not compile
-        it, which is so with several devices and on accelerators, or could not leave it anywhere.
-    """
-    behind = [bucket for bucket in in_turn(compiler.layouts)[FIRST:] if bucket not in kept]
-    alone = compiler.platform.is_cpu and compiler.platform.sharding is None and compiler.group.size == 1
-    if compiler.cache.folder is None or not alone or len(behind) * compiler.model.config.num_layers < WORTH_A_PROCESS:
-        return None
-    from llmjax.engine.programs.process import CompileProcess
-
-    specs: dict[Hashable, ProgramSpec] = {bucket: compiler.spec(bucket) for bucket in behind}
-    if compiler.generates:
-        specs[MASKED] = compiler.masked_spec(compiler.largest)
-    try:
-        return CompileProcess(compiler.cache, specs)
-    except (OSError, pickle.PicklingError) as error:
-        logger.warning("no process can be started that compiles programs, so the engine does: %s", error)
-        return None
 
 
 def _nothing() -> None:

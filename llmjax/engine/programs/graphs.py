@@ -24,8 +24,8 @@ from llmjax.engine.device.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.device.heads import few_rows
 from llmjax.engine.device.rows import NewRow, TableChanges, row_words
 from llmjax.engine.device.slots import SlotEditor
-from llmjax.engine.programs.cache import ProgramSpec
-from llmjax.engine.programs.step_programs import Executable, StepCompiler
+from llmjax.engine.programs.cache import Executable, ProgramSpec
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.errors import ConfigError
 from llmjax.platforms import Platform
 from llmjax.sampling.params import SamplingParams

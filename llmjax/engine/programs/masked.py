@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 
 from llmjax.engine.device.batch import Bucket
 from llmjax.engine.programs.cache import Executable
-from llmjax.engine.programs.step_programs import StepCompiler, build_one
+from llmjax.engine.programs.compiler import StepCompiler, build_one
 from llmjax.engine.programs.threads import CompileThreads
 
 _Kind = tuple[int, bool]  # rows of a bucket, and whether it is of the decode family

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,11 +21,18 @@ from typing import IO, Any
 import jax
 
 from llmjax.engine.clients.process import how_it_ended, python_environment, signals_held_back
+from llmjax.engine.device.batch import Bucket
 from llmjax.engine.programs.cache import ProgramCache, ProgramSpec
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.signature import jax_settings
+from llmjax.engine.programs.step_programs import in_turn
 from llmjax.errors import CompileError
 
 logger = logging.getLogger(__name__)
+
+FIRST = 2  # programs that an engine compiles itself, in the order of ``in_turn``
+WORTH_A_PROCESS = 100  # layers in all programs; importing JAX and Flax takes as long as compiling some dozens
+MASKED = "masked"  # the name of the program that samples under masks after the largest step
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,31 @@ class CompileProcess:
     def close(self) -> None:
         """Ends the process, whatever it does; programs that it has not compiled are cancelled."""
         self._end()
+
+
+def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> CompileProcess | None:
+    """Starts a process that compiles the programs that an engine can serve without: all but the step that holds every
+    plan, and the one that decodes a single stream.
+
+    Args:
+        kept: buckets whose programs need only to be read.
+
+    Returns:
+        The process, or None if too little is left to compile for one to be worth its start, if it could not keep
+        programs anywhere, or if several devices, several processes or an accelerator run the model.
+    """
+    rest = [bucket for bucket in in_turn(compiler.layouts)[FIRST:] if bucket not in kept]
+    alone = compiler.platform.is_cpu and compiler.platform.sharding is None and compiler.group.size == 1
+    if compiler.cache.folder is None or not alone or len(rest) * compiler.model.config.num_layers < WORTH_A_PROCESS:
+        return None
+    specs: dict[Hashable, ProgramSpec] = {bucket: compiler.spec(bucket) for bucket in rest}
+    if compiler.generates:
+        specs[MASKED] = compiler.masked_spec(compiler.largest)
+    try:
+        return CompileProcess(compiler.cache, specs)
+    except (OSError, pickle.PicklingError) as error:
+        logger.warning("no process can be started that compiles programs, so the engine does: %s", error)
+        return None
 
 
 def _end(process: subprocess.Popen[bytes], programs: Sequence[Future[None]]) -> None:

@@ -25,7 +25,7 @@ from llmjax.engine.device.page_moves import PageMover, PendingPages, from_bytes,
 from llmjax.engine.device.rows import RowState
 from llmjax.engine.device.slots import SLOT_EDITS, TABLE_EDITS, Editor
 from llmjax.engine.programs.cache import Executable
-from llmjax.engine.programs.step_programs import StepCompiler
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.group import Follower
 from llmjax.engine.ranks.wire import (

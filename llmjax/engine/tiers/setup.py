@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from llmjax.checkpoint.identity import identity
 from llmjax.config import EngineConfig
 from llmjax.engine.device.page_moves import page_shapes
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.signature import digest
-from llmjax.engine.programs.step_programs import StepCompiler
 from llmjax.engine.tiers.disk import MAGIC, DiskPages
 from llmjax.engine.tiers.host import HostPages, PageFormat
 from llmjax.engine.tiers.offload import Offload

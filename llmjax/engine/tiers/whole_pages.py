@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.engine.device.page_moves import divided_axis, page_shapes, stacks_of
-from llmjax.engine.programs.step_programs import StepCompiler
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.tiers.host import KeptPage, PageContent, PageFormat
 from llmjax.models import Attention
 from llmjax.models.layers.state import PagedKV, Recurrent

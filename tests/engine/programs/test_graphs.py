@@ -22,8 +22,8 @@ from llmjax.engine.core.layer_states import GroupSpec
 from llmjax.engine.device.device_state import NO_TOKEN
 from llmjax.engine.device.heads import few_rows
 from llmjax.engine.programs.cache import ProgramCache
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.graphs import _batches, _results, difference, with_graphs
-from llmjax.engine.programs.step_programs import StepCompiler
 from llmjax.errors import ConfigError
 from llmjax.models.layers.state import AllTokens
 from llmjax.platforms import Platform, use_compilation_cache

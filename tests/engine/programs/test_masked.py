@@ -15,8 +15,8 @@ import pytest
 from llmjax import LLM, SamplingParams
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.device.batch import Bucket, make_buckets
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.masked import MaskedPrograms
-from llmjax.engine.programs.step_programs import StepCompiler
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.errors import CompileError
 from llmjax.sampling.structured import StructuredOutputsParams

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from llmjax.engine.device.batch import Bucket, make_buckets
-from llmjax.engine.lull import QUIET, Lull
+from llmjax.engine.programs.lull import QUIET, Lull
 from llmjax.engine.programs.step_programs import StepPrograms
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.errors import CompileError
@@ -139,7 +139,7 @@ def test_the_rest_is_read_while_nobody_computes_anything(
     programs: Callable[..., StepPrograms], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quiet, now = 0.01, 0.0
-    monkeypatch.setattr("llmjax.engine.lull.QUIET", quiet)
+    monkeypatch.setattr("llmjax.engine.programs.lull.QUIET", quiet)
     built: list[Bucket] = []
     made = programs(kept=BUCKETS, built=built, clock=lambda: now)
     until(lambda: set(built) == FIRST)

@@ -25,7 +25,7 @@ from llmjax.engine.core.page_pool import PageKey
 from llmjax.engine.device.page_moves import PageMover, stacks_of
 from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.loading.model import load_model
-from llmjax.engine.programs.step_programs import StepCompiler
+from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.tiers import disk as disk_pages
 from llmjax.engine.tiers import offload
 from llmjax.engine.tiers.disk import DiskPages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from queue import SimpleQueue
 
-from llmjax.engine.lull import QUIET, Lull
+from llmjax.engine.programs.lull import QUIET, Lull
 
 
 class Wanted(threading.Event):

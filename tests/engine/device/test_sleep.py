@@ -102,7 +102,7 @@ def test_weights_of_other_devices_wait_in_the_hosts_memory(llm: LLM, monkeypatch
     before = said(llm)
     sleeper = llm.engine._sleeper
     monkeypatch.setattr(type(sleeper._platform), "is_cpu", property(lambda self: False))
-    monkeypatch.setattr("llmjax.engine.sleep.np.asarray", lambda leaf: np.array(leaf))
+    monkeypatch.setattr("llmjax.engine.device.sleep.np.asarray", lambda leaf: np.array(leaf))
     llm.sleep(1)
     assert on_device(llm) == (0, 0)
     llm.wake_up()
