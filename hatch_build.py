@@ -13,9 +13,9 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-# For who publishes wheels: fail rather than go without the kernels, or without those of an instruction set.
+# For builders of wheels: fail rather than go without the kernels, or without those of an instruction set.
 REQUIRE_VARIABLE = "LLMJAX_REQUIRE_KERNELS"
-# For who publishes them for other machines than theirs: one of the targets of `python -m kernels.cpu.build --help`.
+# For builders of wheels for other machines than their own: one of the targets of `python -m kernels.cpu.build --help`.
 TARGET_VARIABLE = "LLMJAX_KERNEL_TARGET"
 
 LINKED_PACKAGES = ("kernels", "models", "serve")  # folders beside llmjax/ that are packages of it
@@ -27,7 +27,7 @@ class KernelBuildHook(BuildHookInterface):
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     def dependencies(self) -> list[str]:
-        """Of the build: the compiler of wheels for a target."""
+        """Dependencies of the build: the compiler of wheels for a target."""
         return [self._kernels.ZIG] if os.environ.get(TARGET_VARIABLE) else []
 
     @cached_property

@@ -102,7 +102,7 @@ def resolve(name: str) -> set[Pin]:
 
 
 def read_pins(text: str) -> Iterator[Pin]:
-    """Those of a requirements file that pins every package."""
+    """The pins of a requirements file that pins every package."""
     for line in text.splitlines():
         name, equals, version = line.partition(";")[0].strip().partition("==")
         if equals:

@@ -75,7 +75,7 @@ class Engine:
 
 
 def texts_of(count: int, *, seed: int) -> list[str]:
-    """So many texts of random words."""
+    """A number of texts of random words."""
     rng = np.random.default_rng([count, seed])
     lengths = rng.integers(LEAST_WORDS, MOST_WORDS + 1, count)
     return [" ".join(rng.choice(WORDS, length)) for length in lengths]
@@ -101,7 +101,7 @@ def measure(engines: Sequence[Engine], count: int, rounds: int) -> tuple[dict[st
 
 
 def rows(count: int, best: dict[str, Taken], cosine: float) -> list[str]:
-    """Of the table: an engine each, with its time as a multiple of ours."""
+    """Rows of the table: one for each engine, with its time as a multiple of ours."""
     ours = best[OURS]
     return [
         f"| {count} | {name} | {one.wall * 1e3:.1f} | {one.wall / ours.wall:.2f}x | {one.cpu * 1e3:.1f} "

@@ -75,7 +75,7 @@ def plain(rng: np.random.Generator, *shape: int) -> jax.Array:
 
 
 def quantized(form: RowFormat, *shape: int, tile: int = 0) -> QTensor:
-    """A matrix, or a stack, of so many rows: codes and scales of one pattern, small numbers whatever the bits mean.
+    """A matrix, or a stack, of this shape: codes and scales of one pattern, small numbers whatever the bits mean.
 
     Args:
         tile: rows that are interleaved; 0: as this device's kernels read them.
@@ -149,7 +149,7 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
 
 
 def batch_of(lengths: Sequence[int], new: int) -> tuple[RaggedBatch, int]:
-    """Requests that have these lengths with so many new tokens each, in pages from 1 on; and how many pages."""
+    """Requests that have these lengths with ``new`` new tokens each, in pages from 1 on; and how many pages."""
     pages = [-(-length // PAGE) for length in lengths]
     starts = 1 + np.cumsum([0, *pages])
     table = np.zeros((len(lengths), max(pages)), np.int32)

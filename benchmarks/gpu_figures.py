@@ -100,7 +100,7 @@ def many_times(step: Callable[..., Any], state: Any, *others: Any, times: int) -
     """A call of one program in which each step begins with what the one before it gave, on a GPU as one graph.
 
     Args:
-        step: of ``state`` and the others; gives a new state. Where it has nothing to give, it says so by `tied`.
+        step: takes ``state`` and the others, gives a new state. Where it has nothing to give, it says so by `tied`.
         state: arrays; they are given away.
     """
     options = dict(GRAPHS) if jax.devices()[0].platform == "gpu" else {}
@@ -141,7 +141,7 @@ def with_each(
 
 
 def measure_limits(sizes: Sizes) -> Limits:
-    """By numbers at random: of zeros or ones a card computes faster, for it then takes less power."""
+    """Measures with random numbers: with zeros or ones a card takes less power and so computes faster."""
     x = jax.random.normal(jax.random.key(0), (sizes.copy_mib << 18,), jnp.float32)
     copy = jax.jit(lambda x: x + 1)
     a = jax.random.normal(jax.random.key(1), (sizes.matmul, sizes.matmul), jnp.bfloat16)
@@ -175,6 +175,6 @@ def head() -> str:
 
 
 def _row(*cells: str) -> str:
-    """Cells of so many letters at least, a negative width being that of one that begins on the left."""
+    """A row whose cells have at least their column's width; a negative width is that of a cell aligned left."""
     widths = (width for _, width in COLUMNS)
     return f"| {' | '.join(c.ljust(-w) if w < 0 else c.rjust(w) for c, w in zip(cells, widths, strict=True))} |"

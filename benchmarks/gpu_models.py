@@ -73,7 +73,7 @@ class Reads:
 
     @classmethod
     def of(cls, llm: LLM, shape: Shape) -> Reads:
-        """Of the weights as they lie in memory; the embedding of an untied model is not read."""
+        """Sizes of the weights as they lie in memory; the embedding of an untied model is not read."""
         params = dict(llm.engine.model.params)
         if any(name.startswith("lm_head") for name in params):
             params = {name: value for name, value in params.items() if not name.startswith("model.embed_tokens")}

@@ -3,8 +3,8 @@
     python -m benchmarks.host_time [--shape least] [--points 16x32,256x32768] [--steps 1,8] [--runs 3]
 
 The model has random weights and is the smallest, so that there is little beside the host's own time; a larger
-``--shape`` shows what more weights cost. A point is so many streams after so many tokens. All have one prompt, which is
-computed once: their page tables are full without a cache of terabytes. Flags that set the engine (--page-size,
+``--shape`` shows what more weights cost. A point is a number of streams after a number of tokens. All have one prompt,
+which is computed once: their page tables are full without a cache of terabytes. Flags that set the engine (--page-size,
 --kv-cache-dtype, …) are passed on. ``--evict-mib 256`` has short contexts measured as if each step read many gigabytes
 of keys and values with the host's own cores.
 """
@@ -156,7 +156,7 @@ def engine_config(config: EngineConfig, point: Point, options: HostTimeOptions, 
 
 
 def new_tokens(options: HostTimeOptions, steps: int) -> int:
-    """Of each stream: those measured, and what comes before dispatches are as long as they may be."""
+    """New tokens of each stream: those measured, and those before dispatches reach their full length."""
     return (options.dispatches + 4) * steps + 8
 
 
@@ -176,7 +176,7 @@ def measure(config: EngineConfig, point: Point, options: HostTimeOptions) -> Fig
 
 
 def _run(engine: Engine, point: Point, number: int, steps: int, options: HostTimeOptions) -> Figure:
-    """One measurement, of dispatches of at most so many steps; ``number`` makes its requests' ids its own."""
+    """One measurement, of dispatches of at most ``steps`` steps; ``number`` makes its requests' ids its own."""
     dispatches, count = _Dispatches(point.streams), new_tokens(options, steps)
     evicting = np.ones(options.evict_mib << 17)  # of 8 bytes each
     engine.loggers.append(dispatches)

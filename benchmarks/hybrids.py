@@ -38,7 +38,7 @@ def configs(hidden: int, layers: int) -> dict[str, dict[str, Any]]:
 
     Args:
         hidden: a multiple of 128.
-        layers: with attention; those of a half have twice as many.
+        layers: layers of models with attention; models whose layers are one sublayer have twice as many.
     """
     common = {
         "vocab_size": VOCAB,
@@ -95,7 +95,7 @@ class Prompt:
 
     Attributes:
         weights: numbers in matrices that each token meets.
-        functions: of layers that the program consists of.
+        functions: functions of layers that the program consists of.
         compile_seconds: CPU time of tracing, lowering and compiling.
         seconds: CPU time of each run.
     """
@@ -162,7 +162,7 @@ def alone(tokens: int, pages: np.ndarray) -> RaggedBatch:
 
 
 def cpu_seconds() -> float:
-    """That this process has computed, in all threads."""
+    """CPU time of this process in all threads, in seconds."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -178,7 +178,7 @@ def measure(shapes: Mapping[str, Mapping[str, Any]], *, tokens: int, rounds: int
 
 
 def table(prompts: Mapping[str, Prompt]) -> str:
-    """As Markdown."""
+    """The figures as a table in Markdown."""
     base = prompts[ATTENTION]
     lines = [
         "| model | layers | functions | weights, M | compiling, CPU s | prompt, CPU ms | tokens a CPU second "

@@ -102,7 +102,7 @@ class Way:
 
     Attributes:
         run: one call, all layers.
-        kind: of the numbers that it multiplies, of `KINDS`; None: unknown, so that the fastest of all is its limit.
+        kind: numbers that it multiplies, one of `KINDS`; None: unknown, so that the fastest of all is its limit.
     """
 
     run: Callable[[], object]
@@ -116,7 +116,7 @@ def in_turns(
     """The fastest of ``repeat`` runs of each way, and the limits beside them.
 
     Args:
-        bytes_read, flops: of a layer.
+        bytes_read, flops: bytes that a layer reads, and its operations.
     """
     seconds = dict.fromkeys(ways, float("inf"))
     kinds = {(way.isa, kind) for way in ways.values() for kind in ((way.kind,) if way.kind else KINDS)}
@@ -321,7 +321,7 @@ def best_set(native: Library | None) -> str:
 
 
 def instruction_sets(native: Library | None, wanted: Sequence[str] | None) -> list[str]:
-    """Those that are measured: the best one if none is asked for; "all" are all that this machine has.
+    """The instruction sets to measure: the best one if none is named; "all" are all that this machine has.
 
     Raises:
         SystemExit: the library or the machine lacks one.

@@ -41,7 +41,7 @@ Tokens = list[list[int]]  # of each prompt
 
 @dataclass(frozen=True)
 class Agreement:
-    """Of one KV type with the reference.
+    """How well one KV type agrees with the reference.
 
     Attributes:
         next_token: share of positions with the same next token after the same text.

@@ -29,7 +29,7 @@ class Size:
 
     Attributes:
         parameters: in all its matrices.
-        bits: of a stored one, scales included.
+        bits: bits of a stored weight, scales included.
     """
 
     name: str
@@ -50,20 +50,20 @@ class LinkModel:
     """Devices that are all alike.
 
     Attributes:
-        bytes_per_second: that one of them reads.
-        sum_seconds: that a sum over all of them takes.
+        bytes_per_second: what one of them reads in a second.
+        sum_seconds: seconds that a sum over all of them takes.
     """
 
     bytes_per_second: float
     sum_seconds: float
 
     def tokens_per_second(self, size: Size, devices: int) -> float:
-        """Of one stream."""
+        """Tokens a second of one stream."""
         summing = num_sums(size.layers) * self.sum_seconds if devices > 1 else 0.0
         return 1 / (size.bytes / (devices * self.bytes_per_second) + summing)
 
     def words(self, devices: int) -> list[str]:
-        """What so many devices would bring."""
+        """Lines of text about what this many devices would bring."""
         said = [
             f"with {devices} devices that read {self.bytes_per_second / 1e9:.1f} GB/s each, and sums of "
             f"{self.sum_seconds * 1e6:.0f} µs, one stream would have"
@@ -77,7 +77,7 @@ class LinkModel:
 
 
 def num_sums(layers: int) -> int:
-    """Of a step: behind the mixer and the feed-forward half of each layer, the embedding and the sampler."""
+    """Sums in a step: after each layer's mixer and feed-forward sublayer, the embedding and the sampler."""
     return 2 * layers + 2
 
 
@@ -104,7 +104,7 @@ def read_bytes_per_second(threads: int) -> float:
 
 
 def tell_seconds(rows: int) -> float:
-    """From a leader's having a decode step of so many rows to a follower's having read it, in another process and over
+    """Time until a follower has read a decode step of ``rows`` rows that a leader sends it, in another process and over
     a network connection of this machine; the median."""
     step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), Array.of(np.zeros(16 * rows, np.int32)))
     processes = multiprocessing.get_context("spawn")

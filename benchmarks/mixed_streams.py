@@ -239,7 +239,7 @@ def _no_logprobs(answer: Answer) -> str | None:
 
 
 def _has_stops(answer: Answer) -> str | None:
-    return next((f"goes on behind a stop: {text!r}" for text in answer.whole() if any(s in text for s in STOPS)), None)
+    return next((f"goes on after a stop: {text!r}" for text in answer.whole() if any(s in text for s in STOPS)), None)
 
 
 _FORM = {
@@ -345,7 +345,7 @@ class Load:
         self.tokens = 0
 
     async def run(self, streams: int, seconds: float) -> None:
-        """Keeps so many requests under way for some time, and waits for the last of them."""
+        """Keeps a number of requests under way for some time, and waits for the last of them."""
         end = time.monotonic() + seconds
 
         async def client() -> None:

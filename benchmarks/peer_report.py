@@ -41,7 +41,7 @@ class Figure:
     """What one engine reached at one point.
 
     Attributes:
-        seconds: of a step, a prefill, …: see ``Point``; out of the fastest runs, as are the speeds.
+        seconds: duration of a step, a prefill, …: see ``Point``; from the fastest runs, like the speeds.
         median: the same out of the medians; None: noise was larger.
         tokens_per_second: None where a speed says nothing.
         weight_bytes_per_second: the file's weights over the time of a decode step, whatever form the engine holds

@@ -58,9 +58,9 @@ class Score:
     """What one row found.
 
     Attributes:
-        logprobs: of the scored tokens, in the order of the text.
-        weight_bytes: of the model in memory.
-        seconds: that scoring took, after the first program was there.
+        logprobs: log-probabilities of the scored tokens, in the order of the text.
+        weight_bytes: what the model's weights take in memory.
+        seconds: how long scoring took, once the first program was compiled.
     """
 
     logprobs: tuple[float, ...]
@@ -83,7 +83,7 @@ class Difference:
 
     @classmethod
     def of(cls, logprobs: Sequence[float], reference: Sequence[float]) -> Difference:
-        """Of two rows that scored the same tokens."""
+        """Compares two rows that scored the same tokens."""
         change = np.subtract(reference, logprobs)
         ratio = math.exp(change.mean())
         return cls(ratio - 1, ratio * change.std(ddof=1) / math.sqrt(change.size))
@@ -220,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", default=ROWS, metavar="ROW")
     parser.add_argument("--settings", nargs="+", default=(), metavar="SETTING=VALUE", help="for every row")
     parser.add_argument("--context", type=int, default=512, help="tokens of a window")
-    parser.add_argument("--max-tokens", type=int, help="use the first so many tokens of the text")
+    parser.add_argument("--max-tokens", type=int, help="use the first N tokens of the text")
     parser.add_argument("--results", type=Path, metavar="FILE.json", help="where scores are kept")
     parser.add_argument(
         "--at-most", type=float, metavar="PERCENT", help="fail if a perplexity differs by more from the first row's"

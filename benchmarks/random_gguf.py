@@ -49,8 +49,8 @@ def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path | 
     """Writes the file.
 
     Args:
-        shape: of the model, but for its vocabulary if it gets another's.
-        type_name: of `TYPES`.
+        shape: shape of the model, except its vocabulary if it gets another's.
+        type_name: one of `TYPES`.
         like: a GGUF file, whose tokenizer the new one gets; None: it has none.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def share_of_experts(self) -> float:
-        """Of the experts, those that a token goes through."""
+        """The fraction of the experts that a token goes through."""
         return 1.0
 
     @property
@@ -156,7 +156,7 @@ def write_random_model(folder: Path, shape: Shape, *, max_position_embeddings: i
 
 
 def _write_weights(path: Path, tensors: dict[str, tuple[int, ...]], *, scale: float) -> None:
-    """Normal weights; those of norms are 1. Experts are stored in 8 bits, for there are many of them: a model reads
+    """Normal weights; those of norms are 1. Experts are many, so they are stored in 8 bits: a model reads
     them as whatever it runs in."""
     block = np.random.default_rng(0).standard_normal(BLOCK, np.float32) * scale
     ones = _bfloat16(np.ones(BLOCK, np.float32))

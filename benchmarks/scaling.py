@@ -223,7 +223,7 @@ def refuse_evicted(outputs: Sequence[RequestOutput], tokens: int, *, page_size: 
     """Sees to it that the pages of all prompts were there when their steps were measured.
 
     Args:
-        tokens: of each prompt that were computed before.
+        tokens: how many tokens of each prompt were computed before.
 
     Raises:
         ConfigError: some were computed again.

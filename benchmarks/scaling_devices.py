@@ -87,7 +87,7 @@ class Figure:
     Attributes:
         rates: output tokens a second, by round.
         delay_ms: from an engine's having a token to its user's, of one stream, the median; None: not measured.
-        layers: of the model.
+        layers: how many layers the model has.
     """
 
     name: str
@@ -178,7 +178,7 @@ def engines(config: EngineConfig) -> dict[str, EngineConfig]:
 
 
 def devices(config: EngineConfig, counts: Sequence[int]) -> dict[str, EngineConfig]:
-    """One engine with so many devices."""
+    """One engine with each number of devices."""
     one = config.replace(data_parallel_size=1, engine_process="process", device_ids=None)
     return {f"{count} device{'s' * (count > 1)}": one.replace(tensor_parallel_size=count) for count in counts}
 

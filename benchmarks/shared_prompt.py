@@ -53,7 +53,7 @@ class SharedPromptOptions:
     parts: Sequence[str] = setting(PARTS, "attention alone, whole steps", section="shared prompts")
     streams: int = setting(16, "decoded at once")
     common: int = setting(4096, "tokens that all prompts begin with in one arrangement, and none in the other")
-    own: int = setting(128, "tokens of each prompt behind them")
+    own: int = setting(128, "tokens of each prompt after them")
     new_tokens: int = setting(32, "decode steps of a measurement")
     rounds: int = setting(5, "measurements of each arrangement, in turns")
     output_json: str | None = setting(None, "file for all figures as JSON")
@@ -73,7 +73,7 @@ class SharedPromptOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Of one arrangement, a layer or a step, seconds by round."""
+    """Seconds of a layer or a step in one arrangement, by round."""
 
     wall: list[float]
     cpu: list[float]
@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     Raises:
         LLMJaxError: a setting is wrong, or the model cannot be loaded.
     """
-    parser = Parser(prog="python -m benchmarks.shared_prompt", description="Decoding behind one long prompt.")
+    parser = Parser(prog="python -m benchmarks.shared_prompt", description="Decoding after one long prompt.")
     add_settings(parser, settings_of(SharedPromptOptions).values(), section="shared prompts")
     add_config_flags(parser)
     values = parser.parse(argv)

@@ -30,9 +30,9 @@ TASKS = {
 
 @dataclass
 class Runs:
-    """Of one engine with one task."""
+    """The figures of one engine with one task."""
 
-    rates: list[float] = field(default_factory=list)  # tokens a second behind the first
+    rates: list[float] = field(default_factory=list)  # tokens a second after the first
     cpu: list[float] = field(default_factory=list)  # seconds for a thousand tokens
     accepted: float = 0.0  # share of the drafts
 

@@ -62,14 +62,14 @@ class Start:
     """One run; seconds.
 
     Attributes:
-        wall, cpu: of each phase, in order.
+        wall, cpu: seconds of each phase, in order.
         events: what JAX did until all programs were there.
         ready: from the start of the process, until all programs were there.
-        ready_cpu: of all threads until then.
-        rates: of the stream, tokens a second in each WINDOW from its first token on, until all programs are there or
-            SECONDS have passed.
+        ready_cpu: CPU seconds of all threads until then.
+        rates: tokens a second of the stream in each WINDOW from its first token on, until all programs are there
+            or SECONDS have passed.
         steady: tokens a second when all programs are there.
-        shares: of the stream in each WINDOW, in parts of what the programs that it used make when nothing else is done.
+        shares: the same speeds as fractions of what the programs that it used reach when nothing else is done.
     """
 
     wall: dict[str, float] = field(default_factory=dict)

@@ -44,7 +44,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Of all tests, whichever processes ran them side by side."""
+        """Seconds of all tests together, whichever processes ran them side by side."""
         return sum(test.seconds for test in self.tests.values())
 
 

@@ -57,7 +57,7 @@ CANNOT = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # of XLA
 
 
 def default_buckets() -> list[Bucket]:
-    """Of an engine that nothing is said to."""
+    """The buckets of an engine with default settings."""
     config = EngineConfig()
     return make_buckets(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
 
@@ -75,7 +75,7 @@ class Problem:
         start: what arithmetic gives, for each field.
         fields: what may be tried.
         run: makes a call, given other values of some fields, which computes all layers as often as is said.
-        layers: that a call computes, with inputs of their own.
+        layers: how many layers a call computes, each with inputs of its own.
         lowerings: what may be tried besides while the field ``mosaic`` is 0, and while it is 1.
     """
 
@@ -88,16 +88,16 @@ class Problem:
 
     @property
     def names(self) -> list[str]:
-        """Of all fields."""
+        """Names of all fields."""
         return list(dict.fromkeys([*self.fields, *self.lowerings[0], *self.lowerings[1]]))
 
     def values(self, field: str, choice: Choice) -> tuple[int, ...]:
-        """Of a field, that may be tried; none where the lowering that is chosen does not have it."""
+        """Values of a field to try; none where the chosen lowering does not have the field."""
         own = self.lowerings[{**self.start, **choice}.get("mosaic", 0)]
         return own.get(field, self.fields.get(field, ()))
 
     def shortened(self, most: int) -> Problem:
-        """The same, with at most so many values of each field."""
+        """The same, with at most ``most`` values of each field."""
         fields, *lowerings = (
             {field: values[:most] for field, values in each.items()} for each in (self.fields, *self.lowerings)
         )
@@ -155,7 +155,7 @@ def best(problem: Problem, seconds: Callable[[Sequence[Choice]], list[float]]) -
     """Changes one field after the other until none makes it faster.
 
     Args:
-        seconds: of a layer with each of some choices of fields; infinite where the card cannot run it.
+        seconds: times a layer with each of some choices of fields; infinite where the card cannot run it.
     """
     choice: dict[str, int] = {}
     (at_start,) = seconds([choice])
@@ -409,7 +409,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def entries_of(path: Path, card: str) -> dict[Key, dict[str, Any]]:
-    """Those of a table that is there already.
+    """The entries of a table that is there already.
 
     Raises:
         TableError: it is not a table, or is another card's.

@@ -115,7 +115,7 @@ class AsyncLLM(LoadedLLM):
         """Frees the device's memory until ``wake_up``; requests are refused meanwhile.
 
         Args:
-            level: as of ``LLM.sleep``.
+            level: see ``LLM.sleep``.
             mode: what becomes of requests: "abort" ends them, "wait" lets them end.
 
         Raises:
@@ -144,7 +144,7 @@ class AsyncLLM(LoadedLLM):
                 raise
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Takes back what ``sleep`` has freed; arguments and errors as of ``LLM.wake_up``."""
+        """Takes back what ``sleep`` has freed; arguments and errors are those of ``LLM.wake_up``."""
         controls = wake_controls(tags, self._away)
         with self._one_change():
             for tag, control in controls.items():
@@ -220,7 +220,7 @@ class AsyncLLM(LoadedLLM):
 
     @contextmanager
     def _one_change(self) -> Iterator[None]:
-        """Of what is on the device, at a time."""
+        """Allows one change at a time of what is on the device."""
         if self._changing:
             raise InvalidRequest("the engine is about to sleep or to wake")
         self._changing = True
@@ -230,11 +230,11 @@ class AsyncLLM(LoadedLLM):
             self._changing = False
 
     async def start_profile(self) -> None:
-        """As of ``LLM``."""
+        """Starts JAX's profiler; see ``LLM.start_profile``."""
         await asyncio.wrap_future(self.client.control(Control.START_PROFILE))
 
     async def stop_profile(self) -> None:
-        """As of ``LLM``."""
+        """Ends JAX's profiler; see ``LLM.stop_profile``."""
         await asyncio.wrap_future(self.client.control(Control.STOP_PROFILE))
 
     async def programs(self) -> list[ProgramInfo]:
@@ -263,9 +263,9 @@ class AsyncLLM(LoadedLLM):
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.
             shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
-            written: the last so many tokens of the prompt begin what has to match ``structured_outputs``.
+            written: how many tokens at the prompt's end begin what has to match ``structured_outputs``.
             reading: which text is content, where stop strings are looked for; None: all of it.
-            client: who asks; clients take turns where forms are checked, which may take seconds.
+            client: the client that asks; clients take turns where grammars are checked, which may take seconds.
 
         Yields:
             Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
@@ -547,7 +547,7 @@ class AsyncLLM(LoadedLLM):
         dead.__cause__ = error
 
         def end() -> None:
-            self._goes_on.set()  # who waits for it finds the engine dead
+            self._goes_on.set()  # callers that wait for it find the engine dead
             self._fail(list(self._streams), dead)
 
         self._on_event_loop(end)
@@ -579,7 +579,7 @@ def _client(config: EngineConfig, loading: ProcessEngine | None) -> RunningEngin
 
 
 def _num_chars(prompt: PromptInput | TextPair | PooledTokens) -> int:
-    """Of the text that has to be tokenized."""
+    """The number of characters that have to be tokenized."""
     if isinstance(prompt, TextPair):
         return len(prompt.first) + len(prompt.second)
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt

@@ -96,7 +96,7 @@ def binding_of(
     """Which cores and nodes are those of a process. Those that have the same nodes divide their cores evenly.
 
     Args:
-        share: of the machine, which equal processes divide.
+        share: this process's share of the machine, which equal processes divide.
         cpu_list, numa: as in ``EngineConfig``, for all of them.
         allowed: cores that they may use.
 
@@ -129,7 +129,7 @@ def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, t
     """Ties this process to the cores and the memory that the configuration names, and sizes XLA's thread pool.
 
     Args:
-        share: of cores, nodes and threads, where several engines divide them.
+        share: this engine's share of cores, nodes and threads, where several divide them.
 
     Returns:
         What it is tied to.
@@ -163,7 +163,7 @@ def check_threads(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, 
     """Raises ConfigError if the backend runs with another number of threads: it was started before.
 
     Args:
-        devices: that the CPU is to JAX; XLA has a thread for each, at least.
+        devices: how many devices JAX sees in the CPU; XLA has at least one thread for each.
     """
     running, wanted = pool_threads(), len(share.part(range(config.threads)))
     if config.threads and running is not None and running != max(wanted, devices):
@@ -283,7 +283,7 @@ def _bind_memory(nodes: Sequence[int]) -> None:
 
 
 def _start_backend(threads: int) -> None:
-    """Starts JAX's CPU backend with so many threads, if it does not run yet."""
+    """Starts JAX's CPU backend with this many threads, if it does not run yet."""
     import jax
 
     before = os.environ.get(POOL_VARIABLE)

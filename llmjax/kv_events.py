@@ -25,7 +25,7 @@ class KVEventsConfig:
         buffer_steps: messages that are kept for them.
         hwm: messages that wait for a slow subscriber; more are lost to it.
         max_queue_size: messages that wait to be sent; more are lost to all.
-        topic: of all messages.
+        topic: the topic of all messages.
     """
 
     endpoint: str = "tcp://*:5557"

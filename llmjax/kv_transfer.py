@@ -110,7 +110,7 @@ class KVTransferConfig:
         be asked with them.
 
         Args:
-            name: of the pages, as the request has it.
+            name: name of the pages, as in the request.
             num_pages: how many full pages the prompt has.
         """
         return {
@@ -144,7 +144,7 @@ class KVTransfer:
     Args:
         give: name under which others may have those of the prompt.
         take: name under which another server has them.
-        peer: that server, as ``kv_peers`` has it; what is not there is not taken.
+        peer: the server to read from, spelled as in ``kv_peers``; pages it does not have are computed here.
     """
 
     give: str | None = None
@@ -156,7 +156,7 @@ class KVTransfer:
         """From ``kv_transfer_params``; None: nothing becomes of them.
 
         Args:
-            config: of this server.
+            config: this server's configuration.
             name: under which the prompt's pages are given, if they are.
 
         Raises:

@@ -70,7 +70,7 @@ class Place:
     """Which of several processes this is.
 
     Attributes:
-        share: of this machine, which those on it divide.
+        share: this process's share of the machine.
         address: where the others find rank 0; None: the launcher does not say.
     """
 
@@ -131,8 +131,8 @@ def launched_settings(
 
     Args:
         given: those that are known, by field of ``EngineConfig``, for all processes alike.
-        environment: of the process.
-        cores: that the ranks on this machine divide, none if the launcher has done so; None: as the system says.
+        environment: environment variables of the process.
+        cores: cores that this machine's ranks divide, none if the launcher divided them; None: what the system says.
 
     Returns:
         Settings that win over those given, and a line that says what was found; none where there is but one process.
@@ -275,7 +275,7 @@ def first_host(nodes: str) -> str:
 
 
 def _tasks_by_node(text: str) -> list[int]:
-    """As Slurm writes them: ``2(x3),1`` is 2, 2, 2, 1."""
+    """Numbers in Slurm's notation: ``2(x3),1`` is 2, 2, 2, 1."""
     found: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part, re.ASCII)

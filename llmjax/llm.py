@@ -160,7 +160,7 @@ class LLM(LoadedLLM):
 
         Args:
             prompts: as in ``generate``.
-            params: of all of them.
+            params: parameters of all searches.
             use_tqdm: show a progress bar.
             concurrency_limit: prompts that are searched at once; None: all.
             others: see ``generate``.
@@ -221,7 +221,7 @@ class LLM(LoadedLLM):
             try:
                 outputs = self._run(requests, progress=progress)
             except BaseException:
-                # Interrupted or failed: nothing of this call may stay behind in the engine.
+                # Interrupted or failed: nothing of this call may remain in the engine.
                 for request in requests.values():
                     self._frontend.forget(request.request_id)
                     self.client.abort(request.request_id)

@@ -106,19 +106,19 @@ class PooledOutput(Generic[Made]):
 
 
 class PoolingRequestOutput(PooledOutput[PoolingOutput]):
-    """Of ``LLM.encode``."""
+    """What ``LLM.encode`` returns for one input."""
 
 
 class EmbeddingRequestOutput(PooledOutput[EmbeddingOutput]):
-    """Of ``LLM.embed``."""
+    """What ``LLM.embed`` returns for one input."""
 
 
 class ClassificationRequestOutput(PooledOutput[ClassificationOutput]):
-    """Of ``LLM.classify``."""
+    """What ``LLM.classify`` returns for one input."""
 
 
 class ScoringRequestOutput(PooledOutput[ScoringOutput]):
-    """Of ``LLM.score``."""
+    """What ``LLM.score`` returns for one pair."""
 
 
 @dataclass

@@ -62,7 +62,7 @@ class Platform:
 
     @property
     def own_devices(self) -> tuple[jax.Device, ...]:
-        """Those of this process."""
+        """The mesh's devices that belong to this process."""
         own = tuple(device for device in self.mesh if device.process_index == self.device.process_index)
         return own or (self.device,)
 
@@ -142,7 +142,7 @@ def select_platform(
     """Finds the devices that the configuration asks for; ties the process to cores and memory first.
 
     Args:
-        share: of the machine, where several engines divide it.
+        share: this engine's share of the machine, where several divide it.
         meet: makes JAX see the devices of the other processes that run the model.
 
     Raises:
@@ -170,7 +170,7 @@ def select_platform(
         numbers = range(len(numbers))  # it sees no others
     if (last := max(numbers)) >= len(devices):
         wanted = f"device_ids names device {last}" if config.device_ids else f"tensor_parallel_size is {len(numbers)}"
-        why = "; JAX has opened the CPU as so many in this process" if name == CPU else ""
+        why = "; JAX has already opened the CPU as that many in this process" if name == CPU else ""
         raise ConfigError(f"{wanted}; there {'are' if len(devices) > 1 else 'is'} {len(devices)}{why}")
     device = devices[numbers[0]]
     mesh = seen if meshed else [devices[number] for number in numbers]
@@ -228,7 +228,7 @@ def _registered(name: str) -> str:
 
 
 def _divide_cpu(config: EngineConfig, count: int) -> None:
-    """Makes JAX see so many devices in the CPU, if it has not opened it and nobody has said how many."""
+    """Makes JAX divide the CPU into ``count`` devices, unless it has opened it or the user has chosen a number."""
     unsaid = jax.config.jax_num_cpu_devices == -1
     if count == 1 or config.device not in ("auto", "cpu") or xla_bridge.backends_are_initialized() or not unsaid:
         return
@@ -238,7 +238,7 @@ def _divide_cpu(config: EngineConfig, count: int) -> None:
 
 
 def _quantized_activations(config: EngineConfig, device: jax.Device, *, cpu: bool) -> str:
-    """See `QTensor`. Who asks for float32 asks for results that do not depend on the CPU.
+    """The type of quantized layers' activations, see `QTensor`; with float32, results do not depend on the CPU.
 
     Raises:
         ConfigError: the device does not multiply what is asked for.

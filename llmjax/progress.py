@@ -30,7 +30,7 @@ class _NoBar:
 def progress_bar(title: str, *, shown: bool = True) -> AbstractContextManager[Bar]:
     """A bar on standard error, if that is a terminal: standard output belongs to results.
 
-    Tasks need a ``note``, a text behind the bar: ``bar.add_task("", total=…, note="")``.
+    Tasks need a ``note``, a text after the bar: ``bar.add_task("", total=…, note="")``.
     """
     if not shown or not sys.stderr.isatty():
         return nullcontext(_NoBar())

@@ -21,16 +21,16 @@ KEYS = ("method", "model", *COUNTS, *LOOKUP, *OF_MODEL)
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
-    """Guesses by prompt lookup: what stood behind the last tokens when they stood in the text before (Saxena 2023); or
-    those of a smaller model (Leviathan et al. 2023).
+    """Drafts by prompt lookup: what followed the last tokens where they occurred before (Saxena 2023); or
+    drafts of a smaller model (Leviathan et al. 2023).
 
     Args:
         num_speculative_tokens: drafts of a step at most.
         model: the smaller model, as the setting ``model`` names one; None: prompt lookup.
-        revision, quantization: of it, like the settings of these names.
+        revision, quantization: the smaller model's, like the settings of these names.
         prompt_lookup_max: tokens of the longest n-gram that is looked for; longer ones go first.
-        prompt_lookup_min: of the shortest.
-        disable_by_batch_size: with more running sequences than this there are no drafts.
+        prompt_lookup_min: tokens of the shortest n-gram that is looked for.
+        disable_by_batch_size: no drafts when more sequences than this run.
     """
 
     num_speculative_tokens: int
@@ -85,7 +85,7 @@ class SpeculativeConfig:
 
 
 def draft_lengths(most: int) -> tuple[int, ...]:
-    """Drafts that a row of a step may have, the most first: so many, a half and a quarter of it."""
+    """Numbers of drafts that a row of a step may have, largest first: ``most``, a half of it and a quarter."""
     return tuple(dict.fromkeys(length for length in (most, most // 2, most // 4) if length))
 
 

@@ -11,7 +11,7 @@ def read_text(path: Path, *, name: str | None = None) -> str:
     """What is in a file.
 
     Args:
-        path: of the file.
+        path: path of the file.
         name: what it is called in messages; None: its path.
 
     Raises:

@@ -20,12 +20,12 @@ class TurnLimits:
 
     Args:
         short: pieces of work that run and have not been found to take long.
-        long: those that have.
-        long_each: of one client.
+        long: pieces that run and have been found to take long.
+        long_each: how many of these one client may have.
         waiting: pieces of work that have not begun.
-        waiting_each: of one client.
+        waiting_each: how many of these one client may have.
         postponed: those that were found to take long when there was no place for them, and begin again later.
-        postponed_each: of one client.
+        postponed_each: how many of these one client may have.
     """
 
     short: int = 2
@@ -41,8 +41,8 @@ class Turns:
     """Runs work on threads of its own, which start when they are first needed. Thread-safe.
 
     Args:
-        name: of the threads.
-        limits: beyond them work is refused.
+        name: name of the threads.
+        limits: limits beyond which work is refused.
     """
 
     def __init__(self, name: str, *, limits: TurnLimits | None = None) -> None:
@@ -58,7 +58,7 @@ class Turns:
         """Has work done when its client's turn comes.
 
         Args:
-            client: whose it is.
+            client: the client that the work is for.
             work: gets its turn, which it tells when it takes long.
 
         Returns:
@@ -181,5 +181,5 @@ class _FairQueue:
         pieces = self._of_client.pop(client)
         piece = pieces.popleft()
         if pieces:
-            self._of_client[client] = pieces  # behind all others
+            self._of_client[client] = pieces  # at the end of the line
         return piece

@@ -1,4 +1,4 @@
-"""Who may ask what: host names that requests may be addressed to, pages that may send them, and API keys."""
+"""Access control: host names that requests may be addressed to, web pages that may send them, and API keys."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STATUS_PATHS = frozenset({"/", "/metrics", "/version"})
 class HostCheck:
     """Refuses requests whose ``Host`` is neither this machine's loopback nor one of ``allowed``.
 
-    A server on loopback trusts who can reach it. A web page of ``evil.example`` can, once its name is made to resolve
+    A server on loopback trusts everyone who can reach it. A web page of ``evil.example`` can, once its name resolves
     to 127.0.0.1 (DNS rebinding), and is of the same origin then; but its requests still say ``Host: evil.example``.
 
     Args:
@@ -68,7 +68,7 @@ OWN_SITES = frozenset({"same-origin", "none"})  # of Sec-Fetch-Site; none: a per
 class OriginCheck:
     """Refuses what pages of other origins would have a browser send that might change something here.
 
-    A server on loopback trusts who can reach it, and so can any page in a browser on its machine: forms and uploads
+    A server on loopback trusts everyone who can reach it: also any page in a browser on its machine. Forms and uploads
     need no preflight. The browser says where they come from, in ``Sec-Fetch-Site`` or ``Origin``; other clients send
     neither.
 
@@ -109,8 +109,8 @@ class ApiKeys:
     """Asks for a bearer token, or an ``X-Api-Key``, that is one of the keys, wherever it is not told otherwise.
 
     Args:
-        keys: of clients; empty: they need none.
-        admin_keys: of operators, who may do what clients may, and what ``check_operator`` asks about.
+        keys: keys of clients; empty: clients need none.
+        admin_keys: keys of operators, who may do what clients may, and what `check_operator` guards.
         open_paths: paths that need no key.
         salted: note a salt for each key, with which requests of other keys do not share cached prefixes.
     """

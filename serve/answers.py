@@ -69,7 +69,7 @@ class AnswerFormat:
 
     Args:
         grammar: None: all is content.
-        tools: that the model may call.
+        tools: tools that the model may call.
         custom: the names of those whose input is a text.
         parallel: several calls in one answer; otherwise it ends with the first.
         include_reasoning: show it.

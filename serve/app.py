@@ -61,7 +61,7 @@ def create_app(
 
     Args:
         gate: closed to stop the server; by default one that stays open.
-        tracer: of requests for answers; None: they are not traced.
+        tracer: traces requests for answers; None: they are not traced.
     """
     gate = gate or Gate()
     metrics = EngineMetrics(engine)

@@ -19,7 +19,7 @@ from llmjax.serve.lingering import HeldFlow, LingeringTransport
 log = logging.getLogger("serve")
 
 FIELD_OVERHEAD = 4  # ": " and the end of the line
-MOST_PIPELINED = 16  # requests behind one that is being answered that are parsed; what is behind them waits unparsed
+MOST_PIPELINED = 16  # requests parsed while one is answered; what follows them waits unparsed
 PIECE_BYTES = 16 * 1024  # parsed in one go: it may hold some hundred requests
 GRACE_SECONDS = 1.0  # a new connection is not closed for others before its client could send
 
@@ -280,7 +280,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.stop()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answers the request that comes in the application's place, behind those before it, and closes."""
+        """Answers the next request in place of the application, once those before it are answered, and closes."""
         log.info("%s: %s", self.client[0] if self.client else "a client", error.message)
         self._refusal = error
         self._waiting = memoryview(b"")

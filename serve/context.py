@@ -111,10 +111,10 @@ class RequestRecord:
     """One HTTP request as the access log sees it; routes fill in the tokens.
 
     Attributes:
-        owner: the digest of its key; empty: it has none.
+        owner: digest of the request's key; empty: it has none.
         ignored: fields that had no effect, which the response names too.
         asked: settings that the request chose, by the names of traces.
-        times: of the last continuation that brought something.
+        times: when things happened to the last continuation that brought something.
     """
 
     id: str
@@ -151,8 +151,8 @@ def engine_id(id: str, owner: str) -> str:
     """What the engine calls a request: clients may reuse an id while its first use still runs, and it says whose it is.
 
     Args:
-        id: of the answer.
-        owner: as of ``owner_of``.
+        id: the answer's id.
+        owner: what `owner_of` returns.
     """
     return f"{id}-{owner[:OWNER_DIGITS]}.{uuid.uuid4().hex[:8]}"
 
@@ -189,13 +189,13 @@ def ignored_fields(request: Request) -> list[str] | None:
 
 
 def owner_of(request: Request) -> str:
-    """Whose what a request leaves here is: its key's; without keys there is one owner."""
+    """The owner of what a request leaves on the server: its API key; without keys there is one owner."""
     owner: str = request.scope["state"].get(KEY, "")
     return owner
 
 
 def client_of(request: Request) -> str:
-    """Who asks, where clients take turns: a key; without keys, whoever is at an address."""
+    """The client that a request counts for where clients take turns: its API key or, without keys, its address."""
     return owner_of(request) or (request.client.host if request.client is not None else "")
 
 

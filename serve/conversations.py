@@ -24,7 +24,7 @@ class Conversation:
     """What has been said.
 
     Attributes:
-        owner: whose it is; see `owner_of`.
+        owner: the API key that it belongs to; see `owner_of`.
         messages: each as JSON.
         size: bytes of them.
         running: the next message is being written.
@@ -84,10 +84,10 @@ class ConversationTurn:
 
 
 class Conversations(OwnedStore[Conversation]):
-    """Keeps conversations; arguments as of `OwnedStore`.
+    """Keeps conversations; the other arguments are those of `OwnedStore`.
 
     Args:
-        most_request_bytes: of a conversation: what one request that held all of it might have.
+        most_request_bytes: largest size of a conversation: what one request that held all of it might have.
     """
 
     def __init__(

@@ -49,7 +49,7 @@ class FileStore:
 
     Args:
         folder: None: a temporary one, which goes with the server.
-        most_bytes: that the files of one owner may take.
+        most_bytes: how much the files of one owner may take.
         lifetime: seconds that a file is kept.
         clock: seconds since 1970.
 

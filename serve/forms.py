@@ -51,8 +51,8 @@ def answer_form(
 
     Args:
         form: how the answer will be read.
-        parsers: as of `parsers_for`.
-        tools: that the model may call.
+        parsers: what `parsers_for` returns.
+        tools: tools that the model may call.
         custom: those of them that are custom ones.
 
     Raises:

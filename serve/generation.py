@@ -1,4 +1,4 @@
-"""Runs the engine requests behind one HTTP request: several prompts at once, canceled together."""
+"""Runs the engine requests of one HTTP request: several prompts at once, canceled together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Job:
     """Everything the engine needs for one HTTP request; ``params[i]`` belongs to ``prompts[i]``.
 
     Args:
-        owner: whose it is.
+        owner: the API key that it belongs to.
         shown: special tokens that are part of the text.
         keep: the best of each prompt's continuations that are answered; None: all.
         searches: instead of sampling, a beam search for each prompt.
         written: the last tokens of the prompt that belong to an answer which has a form.
         reading: which text of an answer is content; None: all of it.
-        client: who asks.
+        client: the client that asks; clients take turns.
     """
 
     id: str
@@ -119,7 +119,7 @@ async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]
 
 
 def _best(choices: list[CompletionOutput], count: int) -> list[CompletionOutput]:
-    """Those of the highest log-probability per token, the best first."""
+    """The continuations with the highest log-probability per token, best first."""
 
     def score(choice: CompletionOutput) -> float:
         return (choice.cumulative_logprob or 0.0) / max(len(choice.token_ids), 1)
@@ -219,8 +219,8 @@ def request_metrics(times: RequestMetrics | None, *, tokens: int) -> dict[str, f
     tokens by the second since the queue.
 
     Args:
-        times: of the one continuation; None, or None in it: not known, and null.
-        tokens: of it.
+        times: measured for the only continuation; what is None is not known and becomes null.
+        tokens: how many tokens it has.
     """
     scheduled = first = last = arrival = None
     if times is not None:
@@ -274,7 +274,7 @@ class Tally:
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompts."""
+        """How many tokens of the prompts came from the prefix cache."""
         return sum(self._cached)
 
 

@@ -16,7 +16,7 @@ BACKSLASH = b"\\"
 ESCAPE = 6  # bytes of the longest one, \u0041
 HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\Z")  # and another escape make one character
 _HIGH, _LOW = rb"\\u[dD][89abAB][0-9a-fA-F]{2}", rb"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-# Half a pair, or what a backslash that is itself escaped may hide one behind.
+# Half a pair, or an escaped backslash before the letters of one, which may hide half a pair.
 LONE_SURROGATE = re.compile(rb"%s(?!%s)|(?<!%s)%s|\\\\u[dD][89a-fA-F]" % (_HIGH, _LOW, _HIGH, _LOW))
 # A pair, or half of one, or any other escape: whether a backslash begins one follows from those before it.
 ESCAPES = re.compile(rb"%s%s|(%s|%s)|\\." % (_HIGH, _LOW, _HIGH, _LOW), re.DOTALL)

@@ -9,7 +9,7 @@ from typing import Any
 from llmjax.tokenizer import Tokenizer
 from llmjax.tokenizer.cutter import TokenCutter
 
-ROLES = frozenset({"user", "tool"})  # whose texts do not come from the model or from who instructs it
+ROLES = frozenset({"user", "tool"})  # their texts come neither from the model nor from whoever instructs it
 
 
 class LiteralTexts:
@@ -17,7 +17,7 @@ class LiteralTexts:
     all marks out where the prompt is encoded.
 
     Args:
-        tokenizer: whose tokens must not be spelled.
+        tokenizer: its special tokens must not be spelled in these texts.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -262,7 +262,7 @@ class EngineMetrics(Collector):
         for number, state in enumerate(states):
             if not state.serving:  # it cannot say that it does nothing
                 self._engines[number].gauges = dict.fromkeys(GAUGES, 0.0)
-        # Who waits for a paused server has not come to any engine yet.
+        # Requests that wait for a paused server have not reached any engine yet.
         deferred = [self._engine.num_held_back, *[0] * (len(self._engines) - 1)]
         for name, help in GAUGES.items():
             more = deferred if name == "num_requests_waiting" else [0] * len(deferred)

@@ -53,7 +53,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         state = scope.setdefault("state", {})
-        # The key of a line of a batch is known already, others are looked at behind this.
+        # The key of a line of a batch is known already, others are checked after this.
         record = RequestRecord(id=new_id(Headers(scope=scope)), started=time.perf_counter(), owner=state.get(KEY, ""))
         state["record"] = record
 

@@ -1,4 +1,4 @@
-"""What the server keeps for its clients in memory: so many, so large, so long, for each key by itself."""
+"""The server's stores in memory, each with limits on number, size and age that hold for each API key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Owned(Protocol):
     """A thing that is kept.
 
     Attributes:
-        owner: whose it is; see `owner_of`.
-        expires: on the clock of the store.
+        owner: the API key that it belongs to; see `owner_of`.
+        expires: when it is dropped, on the store's clock.
     """
 
     id: str
@@ -35,14 +35,14 @@ T = TypeVar("T", bound=Owned)
 
 
 class OwnedStore(Generic[T]):
-    """Keeps things in memory. Of one owner's, the oldest make room; those that are worked on stay.
+    """Keeps things in memory. An owner's oldest things make room for new ones; those that are being worked on stay.
 
     Args:
-        noun: what they are called.
-        most: of one owner; 0: none are kept.
-        most_bytes: that they may take.
-        lifetime: seconds that each is kept after it was put here last.
-        clock: seconds.
+        noun: what a thing is called in messages.
+        most: how many one owner may have; 0: none are kept.
+        most_bytes: how much one owner's may take.
+        lifetime: seconds for which each is kept after it was last put here.
+        clock: gives the time in seconds.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class OwnedStore(Generic[T]):
             self._kept.pop(owner, None)
 
     def find(self, owner: str, id: str) -> T | None:
-        """A thing of one's own, if there is such a one."""
+        """The thing with this id, if it exists and belongs to this owner."""
         self._drop_expired()
         return self._kept.get(owner, OrderedDict()).get(id)
 
@@ -92,7 +92,7 @@ class OwnedStore(Generic[T]):
         """A thing of one's own.
 
         Args:
-            field: of the request, that names it.
+            field: the request's field that named it.
 
         Raises:
             ApiError: 404, there is none.

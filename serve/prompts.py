@@ -19,7 +19,7 @@ from llmjax.serve.literal_texts import LiteralTexts
 from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
 from llmjax.serve.protocol.tools import checked_tools
-from llmjax.tokenizer.infill import InfillTokens, behind_gap
+from llmjax.tokenizer.infill import InfillTokens, encode_suffix
 
 T = TypeVar("T")
 
@@ -123,7 +123,7 @@ async def chat_prompt(
 
     Args:
         tools: checked; those of the request, if the model is to know them.
-        variables: of the template, where the request's own do not say otherwise.
+        variables: variables of the template that apply where the request sets no others.
 
     Raises:
         PromptTooLong: the text is longer than the context can hold, and not to be cut.
@@ -202,16 +202,16 @@ def _encoded(
 
 
 def _with_gap(server: Server, texts: Sequence[str], suffix: str, *, add_special_tokens: bool) -> list[EncodedPrompt]:
-    """Texts with a gap behind each, and the suffix, which is encoded once, behind that."""
+    """Prompts that have each text, a gap to fill, and the suffix, which is encoded once."""
     tokenizer, limit = server.tokenizer, server.engine.info.max_model_len
     tokens = InfillTokens.of(tokenizer)
     tokenizer.check_length(suffix, max_tokens=limit, field="suffix")
-    behind, found = behind_gap(tokenizer, suffix), []
+    suffix_ids, prompts = encode_suffix(tokenizer, suffix), []
     for text in texts:
         tokenizer.check_length(text, max_tokens=limit, field="prompt")
-        ids = tokens.prompt(tokenizer, text, behind, add_special_tokens=add_special_tokens)
-        found.append(EncodedPrompt(ids, text))
-    return found
+        ids = tokens.prompt(tokenizer, text, suffix_ids, add_special_tokens=add_special_tokens)
+        prompts.append(EncodedPrompt(ids, text))
+    return prompts
 
 
 async def completion_prompts(
@@ -227,8 +227,8 @@ async def completion_prompts(
     """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
 
     Args:
-        suffix: what follows the gap behind each text; neither truncation nor token ids then.
-        skip_special_tokens: leave them out of the text of token ids.
+        suffix: what follows the gap after each text; excludes truncation and token ids.
+        skip_special_tokens: leave special tokens out of the text of token ids.
 
     Raises:
         PromptTooLong: a text is longer than the context can hold, and not to be cut.
@@ -340,7 +340,7 @@ async def off_loop(work: Callable[[], T], *, size: int) -> T:
     """Run ``work`` here when its input is short, in a thread when it may take long.
 
     Args:
-        size: of the input, in characters of a text to encode or in what takes as long.
+        size: how much work the input is: characters of a text to encode, or what takes as long.
     """
     return work() if size <= INLINE_CHARS else await asyncio.to_thread(work)
 

@@ -52,13 +52,13 @@ class Allowance:
 
 @dataclass(frozen=True)
 class _Allowances:
-    """Of one key; None: any amount."""
+    """What one key may still ask for; None: any amount."""
 
     requests: Allowance | None
     tokens: Allowance | None
 
     def named(self) -> Iterator[tuple[str, Allowance]]:
-        """Those that are bounded."""
+        """The allowances that are limited, with their names."""
         if self.requests is not None:
             yield "requests", self.requests
         if self.tokens is not None:
@@ -72,10 +72,10 @@ class RateLimits:
     it took beyond that is missing afterwards.
 
     Args:
-        paths: whose POST requests count.
-        requests: of a key a minute; 0: any number.
-        tokens: of prompts and answers; 0: any number.
-        clock: seconds.
+        paths: paths to which POST requests are counted.
+        requests: how many a key may send in a minute; 0: any number.
+        tokens: how many tokens prompts and answers of a key may have in a minute; 0: any number.
+        clock: gives the time in seconds.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ log = logging.getLogger("serve")
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 RECORD = ConfigDict(extra="forbid", strict=True)  # of the dataclasses
-SET_ASIDE = ".damaged"  # behind the name of a record that cannot be read
+SET_ASIDE = ".damaged"  # appended to the name of a record that cannot be read
 
 
 class Recorded(Protocol):
@@ -64,7 +64,7 @@ class Records(Generic[T]):
     Args:
         folder: where they are.
         kind: a dataclass whose ``__pydantic_config__`` is ``RECORD``.
-        names: of their files, as ``file-*``.
+        names: pattern of their files' names, such as ``file-*``.
     """
 
     def __init__(self, folder: Path, kind: type[T], *, names: str) -> None:
@@ -93,7 +93,7 @@ class Records(Generic[T]):
         yield found
 
     def save(self, thing: T) -> None:
-        """Writes a record in one piece: who reads it finds the old or the new.
+        """Writes a record in one piece: a reader finds the old one or the new one.
 
         Raises:
             OSError: the disk is full, or fails.

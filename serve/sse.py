@@ -44,7 +44,7 @@ def delta_event(chunk: dict[str, Any], *, obfuscate: bool) -> bytes:
     """A chunk of an answer as an event.
 
     Args:
-        chunk: with its ``choices``.
+        chunk: a chunk with its ``choices``.
         obfuscate: see `obfuscated`.
     """
     return event(obfuscated(chunk, "choices") if obfuscate else chunk)

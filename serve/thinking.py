@@ -19,9 +19,9 @@ class ThinkingBudget:
     """How long a model may think.
 
     Args:
-        tokens: that an answer may have before its reasoning must be over, with those that open it.
+        tokens: how many an answer may have before its reasoning must be over, counting those that open it.
         end: what closes the reasoning.
-        end_ids: its tokens.
+        end_ids: its token ids.
     """
 
     tokens: int
@@ -87,7 +87,7 @@ async def _run_one(
             prompts=[EncodedPrompt(prompt.token_ids + said)],
             params=[second],
             written=len(said),
-            reading=None if job.reading is None else job.reading.behind(text),
+            reading=None if job.reading is None else job.reading.after(text),
         )
         async with aclosing(run_job(engine, rest)) as parts:
             async for part in parts:
@@ -119,6 +119,6 @@ async def collect_within(
 
 
 def _share(params: SamplingParams, *, before: int, tokens: int) -> dict[str, object]:
-    """What changes in the parameters for ``tokens`` tokens behind ``before`` others."""
+    """What changes in the parameters for ``tokens`` tokens that follow ``before`` others."""
     least = min(max(params.min_tokens - before, 0), tokens)
     return {"max_tokens": tokens, "min_tokens": least, "output_kind": RequestOutputKind.DELTA}

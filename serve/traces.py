@@ -31,7 +31,7 @@ def otlp_tracer(endpoint: str) -> Tracer:
     """What makes spans and sends them to a collector, as OTLP over HTTP.
 
     Args:
-        endpoint: of the collector, such as ``http://localhost:4318``; OpenTelemetry's own environment variables may add
+        endpoint: the collector's, such as ``http://localhost:4318``; OpenTelemetry's own environment variables may add
             headers, certificates and resource attributes.
 
     Raises:
@@ -66,9 +66,9 @@ class Traces:
     """Makes the spans, as children of those that requests name in ``traceparent``.
 
     Args:
-        paths: of whose POST requests.
+        paths: paths whose POST requests are traced.
         model: name of what is served.
-        tracer: of `otlp_tracer`.
+        tracer: what `otlp_tracer` returns.
     """
 
     def __init__(self, app: ASGIApp, *, paths: frozenset[str], model: str, tracer: Tracer) -> None:

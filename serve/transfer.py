@@ -16,8 +16,8 @@ def transfer_of(engine: Engine, body: GenerationRequest, *, id: str, prompts: in
     """What becomes of the pages of a request's prompt at other servers.
 
     Args:
-        id: of the answer.
-        prompts: of the request.
+        id: the answer's id.
+        prompts: the request's prompts.
 
     Raises:
         ApiError: the request has several answers, or is one that cannot be answered so.

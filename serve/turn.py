@@ -64,7 +64,7 @@ class Turn:
 
     Args:
         form: how the answers are to be read.
-        budget: of reasoning tokens; None: there is none.
+        budget: limits the reasoning; None: it is not limited.
         tally: counts the tokens.
     """
 
@@ -133,10 +133,10 @@ async def prepare(
     """Checks a request and makes of it what the engine needs.
 
     Args:
-        record: of the HTTP request.
-        cache_salt: as of `cache_salt_of`.
-        client: as of `client_of`.
-        id: of the answer.
+        record: what the access log says about the HTTP request.
+        cache_salt: what `cache_salt_of` returns.
+        client: what `client_of` returns.
+        id: the answer's id.
         cut: more tokens than fit the context may be asked for.
         custom: tools of the request that are custom ones.
 
@@ -344,7 +344,7 @@ def answer_format(
     """How the answers to a request are to be read.
 
     Args:
-        tools: that the model may call.
+        tools: tools that the model may call.
         custom: those of them that are custom ones.
 
     Raises:

@@ -35,8 +35,8 @@ class VectorForm:
     """How vectors are written.
 
     Args:
-        type: of the numbers that bytes hold.
-        order: of the bytes of a number; native: this machine's.
+        type: type of the numbers that the bytes hold.
+        order: order of a number's bytes; native: this machine's.
     """
 
     type: EmbedType = "float32"

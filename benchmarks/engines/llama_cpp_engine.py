@@ -63,7 +63,7 @@ class LlamaCppEngine:
         llama_cpp.llama_model_free(self._model)
 
     def _context(self, streams: int) -> llama_cpp.llama_context_p:
-        """A context for exactly so many streams: each has its own part of the KV cache."""
+        """A context for exactly this number of streams: each has its own part of the KV cache."""
         if streams not in self._contexts:
             params = llama_cpp.llama_context_default_params()
             params.n_ctx = streams * -(-self._options.max_tokens // 256) * 256

@@ -79,7 +79,7 @@ class EngineProcess:
         return Generated(seconds=reply["seconds"], tokens=reply["tokens"])
 
     def pause(self) -> None:
-        """Stops its threads, which may spin while they wait for work and would disturb who is measured."""
+        """Stops its threads, which may spin while they wait for work and would disturb what is measured."""
         self._signal(signal.SIGSTOP)
 
     def resume(self) -> None:

@@ -14,7 +14,7 @@ class Backend:
     """One API.
 
     Args:
-        path: of the endpoint.
+        path: path of the endpoint.
         fields: a request's own fields.
         only_texts: token ids are not taken.
         streams: answers come as events; else whole, and are not texts.

@@ -101,7 +101,7 @@ async def measure(llm: AsyncLLM, options: LatencyOptions, *, seed: int) -> Batch
     """Runs the warm-up and the timed batches, and stops the engine.
 
     Args:
-        seed: of the prompts; every batch has new ones, so that the prefix cache has no part in the result.
+        seed: seed of the prompts; every batch has new ones, so that the prefix cache has no part in the result.
     """
     rng, shape = np.random.default_rng(seed), options.shape(llm.info.vocab_size)
     records = []

@@ -25,7 +25,7 @@ class Target:
         model: name in the API.
         fields: further fields of every request.
         endpoint: path instead of the backend's own.
-        id_prefix: what ids of requests (``X-Request-Id``) begin with, their number behind it; None: they have none.
+        id_prefix: ids of requests (``X-Request-Id``) are this and a number; None: they have none.
     """
 
     client: OpenAIClient

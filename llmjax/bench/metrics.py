@@ -239,7 +239,7 @@ class Result:
         """The result under the field names of vLLM's benchmarks.
 
         Args:
-            detailed: with the figures and the text of every request.
+            detailed: add the figures and the text of every request.
         """
         fields: dict[str, Any] = {name: getattr(self, name) for name in TOTALS}
         for name, distribution in self.latencies.items():
@@ -285,7 +285,7 @@ def summarize(
         records: one a request, in any order.
         percentiles: in (0, 100], which to compute of each latency.
         latencies: which of ``LATENCIES`` to report.
-        objectives: as of ``meets``, what goodput counts.
+        objectives: what goodput counts; see ``meets``.
     """
     done = [record for record in records if record.error is None]
     duration = max((r.end for r in records), default=0.0) - min((r.start for r in records), default=0.0)

@@ -53,7 +53,7 @@ class ReportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadReportOptions(ReportOptions):
-    """Of a load on a server, as vLLM's benchmark has it."""
+    """Options of a load on a server, as in vLLM's benchmark."""
 
     percentile_metrics: Sequence[str] = setting(
         DEFAULT_LATENCIES, f"latencies that are reported: any of {', '.join(LATENCIES)}"
@@ -201,7 +201,7 @@ class DatasetOptions:
 
         Args:
             count_tokens: how many tokens a text has.
-            vocab_size: of the model, if it is known.
+            vocab_size: size of the model's vocabulary, if it is known.
             extra: further requests at the end, for a warm-up.
 
         Returns:

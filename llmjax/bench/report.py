@@ -68,7 +68,7 @@ def publish(
 
     Args:
         setup: what was measured, added to the JSON fields of the result.
-        detailed: with the figures of every request.
+        detailed: add the figures of every request.
         saved: another file for the result, as one line.
         append: the line is added to those that this file has.
 

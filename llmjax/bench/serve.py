@@ -65,7 +65,7 @@ class LoadOptions:
         {}, "variables of the server's chat template, as JSON, with --backend openai-chat or openai-responses"
     )
     logprobs: int | None = setting(None, "log-probabilities to ask for with every token")
-    request_id_prefix: str | None = setting(None, "what the requests' X-Request-Id begin with, a number behind it")
+    request_id_prefix: str | None = setting(None, "the requests' X-Request-Id are this and a number")
     request_rate: float = setting(math.inf, "requests a second; inf: all at once")
     burstiness: float = setting(1.0, "1: Poisson arrivals; below: more bursty; above: more even")
     ramp_up_strategy: str | None = setting(

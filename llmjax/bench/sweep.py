@@ -39,7 +39,7 @@ class SweepOptions:
             raise ConfigError("--resume needs the --experiment-name")
 
     def folder(self) -> Path:
-        """Of the experiment.
+        """The folder of the experiment.
 
         Raises:
             ConfigError: it is there and should not be, or the other way round.

@@ -68,7 +68,7 @@ class PlotOptions:
 
     @property
     def title(self) -> str:
-        """Of all figures: what is drawn over what."""
+        """The title of all figures: what is drawn over what."""
         return f"{axis_label(self.var_y)} over {axis_label(self.var_x)}"
 
     @property
@@ -138,7 +138,7 @@ def _figure(group: Group, rows: Sequence[Row], options: PlotOptions) -> Figure:
 
 
 def points(rows: Sequence[Row], *, x: str, y: str) -> list[Point]:
-    """Of one curve, from left to right; texts in their order. A run without one of the two is left out.
+    """The points of one curve from left to right, texts in their order. Runs without one of the two are left out.
 
     Raises:
         ConfigError: y is not a number.

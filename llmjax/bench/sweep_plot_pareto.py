@@ -46,7 +46,7 @@ class Speed:
 
 
 def speeds(rows: Sequence[Row], options: ParetoOptions) -> list[Speed]:
-    """Of each run whose number of users is known.
+    """The speed of each run whose number of users is known.
 
     Raises:
         ConfigError: there is none, a run has no throughput, or a count is not a number.
@@ -64,7 +64,7 @@ def speeds(rows: Sequence[Row], options: ParetoOptions) -> list[Speed]:
 
 
 def frontier(found: Sequence[Speed]) -> list[Speed]:
-    """Those than which no other is better in one and as good in the other, from the slowest for a user on."""
+    """The Pareto frontier: runs that no other run beats in both speeds, the slowest for a user first."""
     kept: list[Speed] = []
     for speed in sorted(set(found), reverse=True):
         if not kept or speed.per_device > kept[-1].per_device:

@@ -79,7 +79,7 @@ class Condition:
     """What runs must be to count.
 
     Args:
-        name: of the variable.
+        name: name of the variable.
         sign: ``==``, ``!=`` or one of ``ORDERS``.
         wanted: what it is compared with; for ``==`` and ``!=`` it need not be a number.
     """
@@ -90,10 +90,10 @@ class Condition:
 
     @classmethod
     def of(cls, text: str) -> Condition:
-        """Of ``max_concurrency<1000``, for example.
+        """The condition that a text such as ``max_concurrency<1000`` states.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the text is not a condition.
         """
         found = CONDITION.fullmatch(text)
         condition = None if found is None else cls(found[1], found[2], found[3].strip("'\""))
@@ -114,7 +114,7 @@ class Bins:
     """Values that are made multiples of one number, so that points close together become one.
 
     Args:
-        name: of the variable.
+        name: name of the variable.
         size: the number.
     """
 
@@ -123,10 +123,10 @@ class Bins:
 
     @classmethod
     def of(cls, text: str) -> Bins:
-        """Of ``request_throughput%1``, for example.
+        """The bins that a text such as ``request_throughput%1`` describes.
 
         Raises:
-            ConfigError: it is none.
+            ConfigError: the text does not describe bins.
         """
         name, sign, size = text.partition("%")
         number = _number(size)

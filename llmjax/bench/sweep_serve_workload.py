@@ -97,12 +97,12 @@ def loads_between(variable: str, serial: Rows, batch: Rows, *, count: int) -> li
 
 def _load_of(variable: str, rows: Rows) -> float:
     rate = _mean(rows, "request_throughput")
-    # Little's law: so many are under way as come in the time that one takes.
+    # Little's law: as many requests are under way as arrive in the time that one takes.
     return rate if variable == RATE else rate * _mean(rows, "mean_e2el_ms") / 1000
 
 
 def _mean(rows: Rows, *names: str) -> float:
-    """Of the sum of these fields, over runs."""
+    """The mean over runs of the sum of these fields."""
     try:
         return float(np.mean([sum(float(row[name]) for name in names) for row in rows]))
     except (KeyError, TypeError, ValueError):

@@ -42,7 +42,7 @@ def spec_bench_samples(path: Path, *, output_len: int, category: str | None) -> 
 
     Args:
         output_len: tokens to ask for.
-        category: whose questions to take; None: all.
+        category: category whose questions to take; None: all.
 
     Raises:
         ConfigError: the file cannot be read, a line is malformed, or none has the category.
@@ -85,7 +85,7 @@ def trace_samples(
     Args:
         output_len: tokens to ask for, instead of the trace's.
         vocab_size: token ids are below it.
-        seed: of the tokens that a chunk's id stands for.
+        seed: seed of the tokens that a chunk's id stands for.
 
     Returns:
         Samples in the order of their times, the first at 0.

@@ -106,10 +106,10 @@ class Chat:
     """A conversation: the messages so far, and the commands that change them.
 
     Args:
-        model: who answers.
+        model: the model that answers.
         system: the system message; None: none.
         markdown: render answers; else they are written as they come.
-        stats: a line behind each answer says how long it is and how fast it came.
+        stats: a line after each answer says how long it is and how fast it came.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
     python -m llmjax.cli.device_checks PLATFORM [FIRST]
 
-runs the checks, from number FIRST on, and prints a line of JSON before and behind each. `run_checks` does that in a
+runs the checks, from number FIRST on, and prints a line of JSON before and after each. `run_checks` does that in a
 process of its own, since a compiler that meets what it does not know may end the process, or never answer.
 """
 
@@ -152,7 +152,7 @@ def _gathers(devices: Devices) -> str:
         taken = jax.jit(lambda table, rows: table[rows])(_on(devices, table.astype(dtype)), _on(devices, rows))
         _same(taken, table.astype(dtype)[rows], f"rows of {np.dtype(dtype).name}")
     clipped = jax.jit(lambda table, rows: table.at[rows].get(mode="clip"))(_on(devices, table), _on(devices, rows + 90))
-    _same(clipped, table[np.minimum(rows + 90, 99)], "rows behind the last")
+    _same(clipped, table[np.minimum(rows + 90, 99)], "rows after the last")
     return ""
 
 
@@ -450,8 +450,8 @@ def run_checks(command: Sequence[str], *, seconds: float = SECONDS) -> Iterator[
     """The outcomes of all checks, as they come; one that ends its process, or takes too long, has failed.
 
     Args:
-        command: that runs them, given the number of the first one.
-        seconds: that each may take.
+        command: command that runs the checks from a number on, which is appended to it.
+        seconds: seconds that each check may take.
     """
     done = 0
     while done < len(CHECKS):

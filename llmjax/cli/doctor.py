@@ -127,7 +127,7 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
 
 
 def _name_of(chosen: Platform) -> str:
-    """Of a plug-in, whose devices may call themselves anything."""
+    """Prefix that names a plug-in's platform, whose devices may call themselves anything."""
     return "" if chosen.has_own_kernels else f"{chosen.name}: "
 
 

@@ -1,4 +1,4 @@
-"""Who answers in the terminal: an engine in this process, or a server."""
+"""Models that answer in the terminal: an engine in this process, or a server."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class RemoteModel:
     """A server with OpenAI's API.
 
     Args:
-        client: of the server.
+        client: a client of the server.
         name: the model to ask for.
         sampling: fields of the request that the user gave; the server's defaults fill the others.
     """

@@ -73,7 +73,7 @@ def _bar() -> Iterator[Callable[[Progress], None]]:
 
 
 def _report(report: QuantizationReport) -> RenderableType:
-    """As people read it."""
+    """The report as tables for a terminal."""
     columns = ("stored as", "tensors", "weights", "MB before", "MB after", "bits a weight", "relative error")
     stored = _table(*columns)
     for kind, tally in (*report.kinds.items(), ("total", report.total)):

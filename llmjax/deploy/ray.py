@@ -60,13 +60,13 @@ class Replica:
     """An engine and the application around it, in an actor of Ray's.
 
     Args:
-        engine: whose model is loaded before requests come.
+        engine: configuration of the engine, whose model is loaded before requests come.
         server: how requests are treated; it listens nowhere.
     """
 
     async def __init__(self, engine: EngineConfig, server: ServerConfig) -> None:  # type: ignore[misc]  # Ray awaits it
         self._server = server
-        self._others: list[Any] = []  # actors, which end with the last who knows them
+        self._others: list[Any] = []  # actors, which end when nothing refers to them
         if engine.nnodes > 1:
             address = get_node_ip_address()
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -114,7 +114,7 @@ class Rank:
     """Another rank of a replica, in an actor of Ray's, which ends with it.
 
     Args:
-        engine: of the replica, but for ``node_rank``.
+        engine: configuration of the replica's engine, except ``node_rank``.
     """
 
     def __init__(self, engine: EngineConfig) -> None:

@@ -58,11 +58,11 @@ class Windowing:
     context: int = setting(512, "tokens that the model sees at once", unit="tokens", section="windows")
     stride: int | None = setting(
         None,
-        "windows begin so many tokens apart and score what is new, as Hugging Face does "
+        "windows begin this many tokens apart and score what is new, as Hugging Face does "
         "(default: disjoint windows, second half scored, as llama.cpp does)",
         unit="tokens",
     )
-    max_tokens: int | None = setting(None, "use the first so many tokens of the text (default: all)", unit="tokens")
+    max_tokens: int | None = setting(None, "use the first N tokens of the text (default: all)", unit="tokens")
 
     def __post_init__(self) -> None:
         least = 3 if self.stride is None else 2  # so that at least one token is scored
@@ -83,7 +83,7 @@ class Windowing:
         """The windows of a text.
 
         Args:
-            token_ids: of the text, without special tokens.
+            token_ids: token ids of the text, without special tokens.
             bos: the token that texts begin with; None: there is none.
 
         Raises:
@@ -154,7 +154,7 @@ class Perplexity:
 
     @property
     def standard_error(self) -> float:
-        """Of ``value``, tokens taken as independent: value * sqrt(variance of nll / (tokens - 1)), as llama.cpp."""
+        """Standard error of ``value`` as in llama.cpp (independent tokens): value * sqrt(var(nll) / (tokens - 1))."""
         if self.num_tokens < 2:
             return math.inf
         variance = self.nll_squares / self.num_tokens - self.mean_nll**2

@@ -34,11 +34,11 @@ class ForeignFlag:
     setting, ``note`` is of the neutral ones. A flag with none of them is one of ours, read as it is.
 
     Args:
-        spellings: with dashes.
-        takes: what follows it; a switch has the values true and false.
+        spellings: its names, with dashes.
+        takes: what may follow it; a switch has the values true and false.
         neutral: values, as text, that change nothing here.
         setting: field of ours that it sets.
-        key: of the setting's mapping, if it sets only that.
+        key: key of the setting's mapping, if it sets only that.
         words: our values for some of its own.
         unit: what its numbers count, in the setting's unit.
         note: why values are accepted although nothing comes of them.
@@ -61,7 +61,7 @@ class ForeignFlag:
 
     @property
     def names(self) -> list[str]:
-        """As keys of YAML and keyword arguments."""
+        """The flag's names as keys of YAML and keyword arguments."""
         return [name[2:].replace("-", "_") for name in self.spellings if name.startswith("--")]
 
     def answer(self, value: Any, *, source: str, settings: Mapping[str, Setting]) -> Answer:

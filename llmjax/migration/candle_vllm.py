@@ -101,7 +101,7 @@ def mapped_nodes(given: Mapping[str, Any], environment: Mapping[str, str]) -> tu
 
     Args:
         given: settings that a command line, or a file, has.
-        environment: of the process.
+        environment: environment variables of the process.
 
     Returns:
         The setting ``numa`` and the line to print; nothing and an empty line where the variable is not set, there is

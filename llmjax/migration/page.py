@@ -48,7 +48,7 @@ draw the results with vLLM's flags and need matplotlib alone; beside a curve of 
 least and the greatest, and files are named by what is drawn unless `--fig-name` says otherwise. `sweep serve_workload`
 measures one request at a time, all at once, and loads between the two. There is no `mm-processor`, as models read text
 only. `llmjax complete` and `collect-env` are vLLM's, and `llmjax chat` has its `--quick`, `--model-name` and
-`--system-prompt`; without `--url` it talks to an engine of its own. A line behind each answer says how long it is and
+`--system-prompt`; without `--url` it talks to an engine of its own. A line after each answer says how long it is and
 how fast it came: with `--quick` only with `--stats`, else not with `--no-stats`.
 """
 

@@ -262,13 +262,13 @@ def _has_undivided_norms(layer: LayerSpec) -> bool:
     )
 
 
-def _has_norms_behind_experts(layer: LayerSpec) -> bool:
+def _has_norms_after_experts(layer: LayerSpec) -> bool:
     return isinstance(layer.feed_forward, Experts) and layer.feed_forward.own_norms is not None
 
 
 UNDIVIDED: Mapping[str, Callable[[LayerSpec], bool]] = {
     "norms over all heads that take a mean away or follow rotation": _has_undivided_norms,
-    "experts with norms behind them": _has_norms_behind_experts,
+    "experts with norms after them": _has_norms_after_experts,
     "embeddings for each layer": lambda layer: layer.per_layer is not None,
     "keys that layers share": lambda layer: layer.state_of is not None,
 }

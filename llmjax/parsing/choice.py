@@ -186,7 +186,7 @@ def check_tool_parser(name: str) -> str:
 
 
 def check_reasoning_parser(name: str) -> str:
-    """As ``check_tool_parser``, for reasoning."""
+    """The reasoning parser's own name, ``auto`` or ``none``. Raises ``ConfigError``: there is no such parser."""
     return _checked(name, known={*REASONING, HARMONY}, aliases=REASONING_ALIASES, setting="reasoning_parser")
 
 

@@ -20,7 +20,7 @@ class ContentReading:
     parser: Callable[[], OutputParser]
     one_call: bool = False
 
-    def behind(self, text: str) -> ContentReading:
+    def after(self, text: str) -> ContentReading:
         """The same for what follows ``text``."""
 
         def parser() -> OutputParser:

@@ -25,7 +25,7 @@ def json_of_elements(text: str, *, before_tags: str, schema: Any) -> str:
 
     Args:
         before_tags: what stands before each tag.
-        schema: of the object.
+        schema: schema of the object.
     """
     tag = re.compile(re.escape(before_tags) + r"<(/?)([^<>]{1,256})>")
     open_ones = [_Element("")]

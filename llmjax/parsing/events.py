@@ -26,7 +26,7 @@ class CallBegun:
     """A tool call; its arguments follow.
 
     Args:
-        name: of the tool.
+        name: name of the tool.
         id: None where the model has written none.
     """
 

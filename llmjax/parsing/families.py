@@ -40,8 +40,8 @@ def _xml(
 
     Args:
         section: its beginning and end.
-        call: what stands before the name, behind it, and at the end.
-        parameter: what stands before the key; behind it, with the state of the value; and at the end.
+        call: markers before the name, after it, and at the end.
+        parameter: markers before the key, after it (with the state of the value), and at the end.
         bare_calls: calls of the tools that there are may also stand outside of a section.
     """
     edges = {section[0]: "section"} | ({call[0]: "bare name"} if bare_calls else {})
@@ -76,13 +76,13 @@ def _dsml(section: str, *, space: str = "", name: str = "DSML") -> Grammar:
     )
 
 
-def _pairs(prefix: str = "", *, section: tuple[str, str] | None = None, behind_name: str = "") -> Grammar:
+def _pairs(prefix: str = "", *, section: tuple[str, str] | None = None, after_name: str = "") -> Grammar:
     """Elements of a name, and of keys and values in pairs.
 
     Args:
-        prefix: of their names.
+        prefix: prefix of their names.
         section: markers around the calls.
-        behind_name: a marker that ends the name, which the first pair ends as well.
+        after_name: a marker that ends the name, which the first pair ends as well.
     """
 
     def tag(name: str) -> tuple[str, str]:
@@ -95,7 +95,7 @@ def _pairs(prefix: str = "", *, section: tuple[str, str] | None = None, behind_n
     return Grammar(
         states={
             **_content(opening),
-            "name": State(role=Role.NAME, edges=within | ({behind_name: "parameters"} if behind_name else {})),
+            "name": State(role=Role.NAME, edges=within | ({after_name: "parameters"} if after_name else {})),
             "key": State(role=Role.KEY, edges={key[1]: "between"}),
             "between": State(role=Role.PARAMETERS, edges={value[0]: "value"}),
             "value": State(role=Role.VALUE, edges={value[1]: "parameters"}),
@@ -295,7 +295,7 @@ TOOLS: dict[str, Grammar] = {
         }
     ),
     "glm45": _pairs(),
-    "hy_v3": _pairs(section=("<tool_calls>", "</tool_calls>"), behind_name="<tool_sep>"),
+    "hy_v3": _pairs(section=("<tool_calls>", "</tool_calls>"), after_name="<tool_sep>"),
     "k2_horizon": _pairs("ifm|", section=("<ifm|tool_calls>", "</ifm|tool_calls>")),
     "glm4": Grammar(
         states={

@@ -13,9 +13,9 @@ class Role(enum.Enum):
 
     CONTENT = enum.auto()
     REASONING = enum.auto()
-    # One of the markers stands here, perhaps behind white space, or all of it is content.
+    # One of the markers stands here, perhaps after white space, or all of it is content.
     START = enum.auto()
-    # The same after a call, where it may also stand behind brackets and other punctuation, which are dropped.
+    # The same after a call, where it may also follow brackets and other punctuation, which are dropped.
     BETWEEN = enum.auto()
     NAME = enum.auto()
     ID = enum.auto()
@@ -36,14 +36,14 @@ class State:
 
     Args:
         role: what the text means.
-        edges: marker to the name of the state behind it.
+        edges: name of the state that follows each marker.
         kept: the same for markers that belong to the text of that state.
         then: the state after what ends by itself, or where no marker stands.
-        routes: of a header: patterns, with the state that the first one found in it leads to; a group "name" is the
+        routes: for a header: patterns, with the state that the first one found in it leads to; a group "name" is the
             tool of a call.
-        string: of a value: it is a string, whatever the schema says.
+        string: for a value: it is a string, whatever the schema says.
         silent: the marker that leads here is dropped, even if no call follows; an id is none that a call has.
-        known: of a name: it makes a call only if there is such a tool.
+        known: for a name: it makes a call only if there is such a tool.
     """
 
     role: Role

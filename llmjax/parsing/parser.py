@@ -27,7 +27,7 @@ class OutputParser:
     """Reads one output. Its events, joined, are the same however the text is cut, and take linear time.
 
     Args:
-        grammar: of the model's family, beginning where the prompt has left it.
+        grammar: grammar of the model's family, in the state that the prompt leaves it in.
         tools: those of the request.
     """
 

@@ -33,7 +33,7 @@ def literal(text: str) -> Any:
     reader = _Reader(text)
     value = reader.value(depth=0)
     if reader.text[reader.at :].strip():
-        raise ValueError("text behind the literal")
+        raise ValueError("text after the literal")
     return value
 
 

@@ -12,7 +12,7 @@ class ReasoningFamily:
     Args:
         start: opens it; where the template writes it, the prompt ends with it.
         end: closes it.
-        again: it may also begin behind content.
+        again: it may also begin after content.
         open: the output begins inside, whether the prompt shows ``start`` or not, unless it shows ``end``.
         dropped: markers around the answer, which do not belong to it.
     """

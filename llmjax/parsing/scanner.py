@@ -54,7 +54,7 @@ class MarkerScanner:
         """Reads ``text`` from ``start`` up to the end of the first marker, or all of it.
 
         Args:
-            state: of the scan that this one continues.
+            state: state of the scan that this one continues.
         """
         nodes, first = self._nodes, self._first
         at, end = start, len(text)

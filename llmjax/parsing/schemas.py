@@ -28,7 +28,7 @@ class ToolSchemas:
         return frozenset(self._parameters)
 
     def schema(self, tool: str) -> Any:
-        """Of all the parameters, as an object."""
+        """The schema of all the parameters together, as an object."""
         return self._parameters.get(tool)
 
     def parameters(self, tool: str) -> list[str]:

@@ -93,7 +93,7 @@ class Source:
             yield
 
     def spaces(self) -> Reading[str]:
-        """Reads white space and returns the character behind it, unread."""
+        """Reads white space and returns the next character, unread."""
         yield from self.run(SPACES)
         return (yield from self.peek())
 
@@ -118,8 +118,8 @@ class Search:
     """A search for markers in a source, which gives out the text before them as soon as it is certain.
 
     Args:
-        scanner: of the markers.
-        within: of a call: where the text ends with the beginning of a marker, that is not given out.
+        scanner: finds the markers.
+        within: the text is a call's: a beginning of a marker at the text's end is not given out.
     """
 
     def __init__(self, source: Source, scanner: MarkerScanner, *, within: bool = False) -> None:
@@ -127,7 +127,7 @@ class Search:
         self._source = source
         self._scanner = scanner
         self._state = 0
-        self._seen = 0  # characters behind the source's place that were scanned
+        self._seen = 0  # characters after the source's position that were scanned
         self.marker: str | None = None
 
     def step(self) -> str:

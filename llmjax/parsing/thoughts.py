@@ -46,7 +46,7 @@ class Thoughts:
         """The rest of the reasoning, and calls with what is around them: there is no more text.
 
         Args:
-            whole: as of `OutputParser.finish`.
+            whole: see `OutputParser.finish`.
         """
         if self._parser is None:
             return "", []

@@ -45,5 +45,5 @@ def draw(
         lambda: jnp.full(x.shape[0], -jnp.inf),
     )
     kept = jnp.where(z >= floor[:, None], z + gumbel(keys, x.shape[-1]), -jnp.inf)
-    # Behind a barrier the scores exist in memory: both passes of the argmax see the same bits.
+    # After an optimization barrier the scores exist in memory: both passes of the argmax see the same bits.
     return argmax(lax.optimization_barrier(jnp.where(random[:, None], kept, x)))

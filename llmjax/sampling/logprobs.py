@@ -14,7 +14,7 @@ from llmjax.sampling.top import top_entries
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LogprobArrays:
-    """Of N positions; K is the number of top tokens kept."""
+    """Log-probabilities at N positions; K is the number of top tokens kept."""
 
     logprob: jax.Array  # f32 [N]: of the target
     rank: jax.Array  # i32 [N]: 1 + number of tokens more likely than the target

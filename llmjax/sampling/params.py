@@ -19,7 +19,7 @@ MAX_N = 128
 MAX_WINDOW = 1024  # tokens that penalties may look back at, if not at all
 MAX_SCORED = 128  # tokens whose log-probabilities a request may name, as in vLLM
 MAX_WORD_CHARS = 4096  # of all stop strings together, and of all bad words; every one is looked for at each step
-MAX_PATTERN = 256  # tokens; every length up to it is looked for behind each token
+MAX_PATTERN = 256  # tokens; every length up to it is looked for after each token
 MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
@@ -38,8 +38,8 @@ class RepetitionDetectionParams:
 
     Args:
         max_pattern_size: tokens of the longest pattern that is looked for; 0: none is.
-        min_pattern_size: of the shortest; 0 is 1.
-        min_count: how often the pattern stands at the end, one right behind the other.
+        min_pattern_size: tokens of the shortest; 0 means 1.
+        min_count: how often the pattern stands at the end, without a gap.
 
     Raises:
         InvalidRequest: a value is out of range.
@@ -220,10 +220,10 @@ class BeamSearchParams:
 
     Args:
         beam_width: continuations that are kept at each step, and returned.
-        max_tokens: of a continuation.
+        max_tokens: most tokens of a continuation.
         ignore_eos: ends of texts are tokens like others.
         temperature: accepted, and without effect: scores are those of the model.
-        length_penalty: above 0 favors long continuations, for log-probabilities are negative.
+        length_penalty: above 0 favors long continuations, since log-probabilities are negative.
         include_stop_str_in_output: the token that ends a text is among its tokens.
         structured_outputs: None; forms are not searched yet.
 

@@ -327,7 +327,7 @@ def _without_left(state: SamplerState, batch: SamplingBatch, windowed: jax.Array
     token = jnp.maximum(jnp.abs(left) - 1, 0)
     sampled = jnp.where(windowed & (left > 0), batch.slot, state.num_slots)
     count = jnp.maximum(state.output_count[batch.slot, token], 1) - 1
-    # A token of the prompt may stand once more behind the one that leaves.
+    # A token of the prompt may occur once more after the one that leaves.
     age = (batch.position[:, None] - 1 - jnp.arange(size)) % size
     again = jnp.any((recent == left[:, None]) & (age < (batch.window - 1)[:, None]), axis=1)
     prompted = windowed & (left < 0) & ~again

@@ -131,5 +131,5 @@ def set_scored(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerS
 
 
 def _with_row(array: jax.Array, slot: jax.Array, row: jax.Array) -> jax.Array:
-    """As a slice, and no scatter: not every device can scatter bytes."""
+    """Replaces a slot's row by a slice update: not every device can scatter bytes."""
     return jax.lax.dynamic_update_index_in_dim(array, row, slot, axis=0)

@@ -10,7 +10,7 @@ BLOCK = 128  # entries
 
 
 def top_entries(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """As ``jax.lax.top_k``: values f32 [N, count] and indices i32 [N, count], the largest first, the lower index first
+    """Same as ``jax.lax.top_k``: values f32 [N, count] and indices i32 [N, count], largest first, lower index first
     among equals.
 
     Args:
@@ -35,7 +35,7 @@ def top_by_blocks(x: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
         values, ids = lax.top_k(x, count)
         return values, ids
     padded = jnp.pad(x, ((0, 0), (0, blocks * BLOCK - size)), constant_values=-jnp.inf).reshape(rows, blocks, BLOCK)
-    # Behind a barrier, or the maxima would be computed again for each comparison of the sort.
+    # An optimization barrier, or the maxima would be computed again for each comparison of the sort.
     maxima = lax.optimization_barrier(jnp.max(padded, axis=-1))
     chosen = jnp.sort(lax.top_k(maxima, count)[1], axis=-1)  # in the order of indices, for entries that are equal
     candidates = jnp.take_along_axis(padded, chosen[:, :, None], axis=1).reshape(rows, count * BLOCK)

@@ -55,7 +55,7 @@ def _floor_by_shortlist(z: jax.Array, min_p: jax.Array, top_k: jax.Array, top_p:
     Each row takes its own way, so its floor does not depend on its neighbors. One row at a time stays in the cache.
     """
     length = min(SHORTLIST, z.shape[-1])
-    # Behind a barrier, or slices of it are merged into the top-k, which XLA then no longer sees and sorts instead.
+    # An optimization barrier, or slices are merged into the top-k, which XLA then no longer sees and sorts instead.
     top = lax.optimization_barrier(lax.top_k(z, length)[0])
     kth = jnp.take_along_axis(top, jnp.clip(top_k, 1, length)[:, None] - 1, axis=-1)[:, 0]
     floor = jnp.maximum(jnp.log(min_p), jnp.where(top_k > 0, kth, -jnp.inf))

@@ -23,7 +23,7 @@ def on_whole_rows(
     """``run(logits, arguments)``, row by row.
 
     Args:
-        run: of logits [n, V] and arrays [n, ...]; gives arrays [n, ...].
+        run: a function of logits [n, V] and arrays [n, ...]; gives arrays [n, ...].
         logits: float [R, V]; where the vocabulary is divided, this device's columns, those past the last being zeros.
         arguments: a tree of arrays [R, ...].
         vocab_size: V.

@@ -43,7 +43,7 @@ class _Generation(jinja2.ext.Extension):
     def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A block of its own has a scope of its own: what is set inside is not seen behind it.
+        # A block of its own has a scope of its own: what is set inside is not seen after it.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     @staticmethod

@@ -34,7 +34,7 @@ class RenderPool:
 
     Args:
         size: how many requests are rendered at a time; further ones wait.
-        limits: of each rendering.
+        limits: limits on each rendering.
     """
 
     def __init__(self, *, size: int, limits: Limits | None = None) -> None:
@@ -66,7 +66,7 @@ class RenderPool:
         return reply.prompt()
 
     async def render_async(self, request: RenderRequest) -> str:
-        """As ``render``, without blocking the event loop."""
+        """Like ``render``, without blocking the event loop."""
         data = request.to_bytes()
         process = await self._claim_async()
         try:

@@ -15,7 +15,7 @@ from llmjax.templating.forms import Forms, forms_of
 from llmjax.templating.messages import checked_messages
 from llmjax.templating.wire import RenderRequest
 
-# Put behind the last message's text to find where it ends in the prompt. The blank tells whether blanks are kept.
+# Appended to the last message's text to find where it ends in the prompt. The blank tells whether blanks are kept.
 _END = "END_OF_THE_FINAL_MESSAGE "
 
 
@@ -94,7 +94,7 @@ def _line(error: BaseException) -> int:
 
 
 def _marked(message: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The message with the mark behind its text, and that text."""
+    """The message with the mark after its text, and that text."""
     content = message["content"]
     if isinstance(content, str) and content:
         return {**message, "content": content + _END}, content

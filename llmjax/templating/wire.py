@@ -53,7 +53,7 @@ class RenderRequest:
         source: the template.
         messages: OpenAI's form; None: only compile.
         variables: what the template sees besides ``messages``.
-        continue_final_message: cut everything behind the last message's text.
+        continue_final_message: cut everything after the last message's text.
     """
 
     source: str

@@ -1,7 +1,7 @@
 """The process that renders: ``python -m llmjax.templating.worker``, started by ``pool``, ends with its socket.
 
-Standard input is the socket. A request takes what ``Limits`` allow; who takes more computing time is killed by the
-system, who takes more memory gets an error and a new process.
+Standard input is the socket. A request takes what ``Limits`` allow: one that takes more computing time has the
+process killed by the system, and one that takes more memory gets an error and a new process.
 """
 
 from __future__ import annotations

@@ -105,9 +105,9 @@ class CutRules:
     Args:
         special: control tokens by text; plain text when special tokens are not parsed.
         literal: tokens by text that are always matched first.
-        before: ids in front when special tokens are added.
-        after: ids behind when special tokens are added.
-        between: ids between the texts of a pair; None: those behind the one, then those in front of the other.
+        before: ids before a text when special tokens are added.
+        after: ids after a text when special tokens are added.
+        between: ids between the texts of a pair; None: those after the first, then those before the second.
         added: tokens by text that the model's own vocabulary does not have, or has under another text.
     """
 

@@ -37,7 +37,7 @@ class Conversation:
         return self.pool.render(self.request)
 
     async def prompt_async(self) -> str:
-        """As ``prompt``, without blocking the event loop."""
+        """Like ``prompt``, without blocking the event loop."""
         return await self.pool.render_async(self.request)
 
 
@@ -70,7 +70,7 @@ class ChatTemplate:
 
     @staticmethod
     def from_setting(text: str) -> ChatTemplate:
-        """As ``from_text``, compiled, and ``text`` may also be a file's path. Only for settings, never for requests.
+        """Like ``from_text``, but compiles at once and also takes a file's path. Only for settings, never for requests.
 
         Raises:
             ChatTemplateError: it is neither, or does not compile; names the line.
@@ -143,7 +143,7 @@ class ChatTemplate:
         Args:
             messages: OpenAI's form.
             variables: what the template sees besides ``messages``.
-            continue_final_message: cut everything behind the last message's text.
+            continue_final_message: cut everything after the last message's text.
 
         Raises:
             ChatTemplateError: the template is too long.

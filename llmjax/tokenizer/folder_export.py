@@ -19,7 +19,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     What is written is read back, and both must agree on texts that tokenizers disagree about.
 
     Args:
-        tokenizer: of any source.
+        tokenizer: a tokenizer from any source.
         folder: where the files go.
 
     Raises:

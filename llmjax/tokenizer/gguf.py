@@ -215,8 +215,8 @@ def _end_ids(vocabulary: Vocabulary, eos: int | None) -> frozenset[int]:
 
 
 def _between(vocabulary: Vocabulary, special: SpecialTokens) -> list[int] | None:
-    """What stands between two texts of a pair, of a tokenizer that puts a token behind texts (as llama.cpp's server has
-    it for rerankers); None: nothing is put behind texts."""
+    """Tokens between the texts of a pair, for a tokenizer that puts a token after texts (as llama.cpp's server has
+    it for rerankers); None: nothing is put after texts."""
     if special.eos is None:
         return None
     separator = vocabulary.token_id("seperator") if vocabulary.flag("add_sep_token", False) else None
@@ -231,10 +231,10 @@ def _around(
     between: Sequence[int] | None = None,
     second: int = 0,
 ) -> processors.PostProcessor | None:
-    """A post-processor that puts a token in front of and behind the text; None: neither.
+    """A post-processor that puts a token before and after the text; None: neither.
 
     Args:
-        between: the texts of a pair, where a token is put behind them; None: that token.
+        between: tokens between the texts of a pair, if a token follows texts; None: that token.
         second: the segment of a pair's second text.
     """
     # The template's syntax has no escapes, so the tokens go by number.

@@ -42,7 +42,7 @@ CHECK_TEXTS = (
     "x",
 )
 """Texts on which tokenizers are compared."""
-CHECK_TOKENS = 64  # of those that are never cut, so many are tried in a sentence
+CHECK_TOKENS = 64  # how many of the tokens that are never cut are tried in a sentence
 
 # Names that llama.cpp's converter prefers among those that mean the same.
 _PREFERRED = ("llama-bpe", "qwen2", "smollm", "gpt-2", "tekken", "gpt-4o", "deepseek-v3", "deepseek-llm", "glm4")

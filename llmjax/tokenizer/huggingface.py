@@ -35,8 +35,8 @@ _SENTENCEPIECE_CLASSES = {
     "": True, "LlamaTokenizer": True, "CodeLlamaTokenizer": True, "GemmaTokenizer": True, "InternLMTokenizer": True,
     "InternLM2Tokenizer": True, "YiTokenizer": True, "BaichuanTokenizer": False, "ChatGLMTokenizer": False,
 }  # fmt: skip
-# Of which some have tokens behind the model's, whatever tokenizer_config.json says, and put some of them in front.
-_BEHIND_SENTENCEPIECE = {
+# Some of them have tokens after the model's, whatever tokenizer_config.json says, and put some of them in front.
+_AFTER_SENTENCEPIECE = {
     "ChatGLMTokenizer": (
         "[MASK]", "[gMASK]", "[sMASK]", "sop", "eop", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>",
     ),
@@ -269,7 +269,7 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
         )
     processor = _load_model(path)
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
-    behind = enumerate(_BEHIND_SENTENCEPIECE.get(config.tokenizer_class, ()), start=len(pieces))
+    behind = enumerate(_AFTER_SENTENCEPIECE.get(config.tokenizer_class, ()), start=len(pieces))
     own = {i: AddedToken(text, normalized=False, special=True) for i, text in behind}
     config = TokenizerConfig(config.values, config.tokens, dict(sorted({**own, **config.added}.items())))
     special = {piece: i for i, piece in enumerate(pieces) if processor.is_control(i) or processor.is_unknown(i)}

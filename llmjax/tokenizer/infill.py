@@ -1,4 +1,4 @@
-"""Prompts with a gap: the texts before and behind it, between the tokens by which models were taught to fill it."""
+"""Prompts for fill-in-the-middle: a prefix, a gap and a suffix, marked by the tokens with which models were trained."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from llmjax.errors import InvalidRequest
 from llmjax.tokenizer.tokenizer import Tokenizer
 
-# What stands before the two texts and before what is to be written, as llama.cpp (src/llama-vocab.cpp) knows them.
-# Without a third one the text before the gap is the last, and is gone on with.
+# Tokens before the prefix, the suffix and the text to write, as in llama.cpp (src/llama-vocab.cpp). Without a third one
+# the prefix comes last, and the model continues it.
 SPELLINGS: tuple[tuple[str, str, str | None], ...] = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen2.5-Coder, CodeGemma, Granite 4
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
@@ -19,7 +19,7 @@ SPELLINGS: tuple[tuple[str, str, str | None], ...] = (
     ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
     ("[PREFIX]", "[SUFFIX]", None),  # Codestral
 )
-# What a model may write behind the gap's text instead of the end of a text.
+# Tokens that a model may write after the gap's text instead of an end token.
 ENDS = (
     "▁<EOT>",
     "<|fim_pad|>",
@@ -30,60 +30,64 @@ ENDS = (
     "<|file_separator|>",
     "<file_sep>",
 )
-# Stands for itself in every vocabulary: behind it SentencePiece puts no space before a text.
+# A token of its own in every vocabulary; SentencePiece puts no space before a text that follows it.
 SENTINEL = "☺"
 
 
 @dataclass(frozen=True)
 class InfillTokens:
-    """Ids of the tokens around a gap.
+    """Ids of the tokens that mark a prompt with a gap.
 
     Attributes:
-        before, behind: stand before the text before the gap, and before the one behind it.
-        middle: behind both; None: the text before the gap is the last.
-        ends: end what is written, beside the tokens that end every text.
+        prefix: comes before the text before the gap.
+        suffix: comes before the text after the gap.
+        middle: comes after both; None: the text before the gap comes last.
+        ends: end what is written, in addition to the tokens that end every text.
     """
 
-    before: int
-    behind: int
+    prefix: int
+    suffix: int
     middle: int | None
     ends: frozenset[int]
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> InfillTokens:
-        """Those of a vocabulary.
+        """The tokens of a vocabulary.
 
         Raises:
-            InvalidRequest: it has none.
+            InvalidRequest: the vocabulary has none.
         """
         for spelling in SPELLINGS:
             ids = [tokenizer.token_to_id(text) for text in spelling if text is not None]
             if None not in ids:
                 ends = (tokenizer.token_to_id(text) for text in ENDS)
-                before, behind, *middle = (id for id in ids if id is not None)
+                prefix, suffix, *middle = (id for id in ids if id is not None)
                 return cls(
-                    before, behind, middle[0] if middle else None, frozenset(id for id in ends if id is not None)
+                    prefix, suffix, middle[0] if middle else None, frozenset(id for id in ends if id is not None)
                 )
-        raise InvalidRequest("the model's vocabulary has no tokens that tell it of a gap to fill", field="suffix")
+        raise InvalidRequest(
+            "the model's vocabulary has no tokens for filling a gap (fill-in-the-middle)", field="suffix"
+        )
 
     def prompt(
-        self, tokenizer: Tokenizer, before: str, behind: Sequence[int], *, add_special_tokens: bool = True
+        self, tokenizer: Tokenizer, before: str, suffix_ids: Sequence[int], *, add_special_tokens: bool = True
     ) -> list[int]:
-        """Token ids behind which a model writes what belongs between two texts.
+        """Token ids of a prompt for which a model writes what belongs between two texts.
 
         Args:
-            behind: ids of the second text, from `behind_gap`.
+            before: the first text.
+            suffix_ids: ids of the second text, from `encode_suffix`.
             add_special_tokens: begin with the token that begins a text, where texts have one.
         """
         begin = tokenizer.encode("")[:1] if add_special_tokens else []
         start = begin if begin == [tokenizer.bos_token_id] else []
-        prefix = [self.before, *tokenizer.encode(before, add_special_tokens=False)]
-        suffix = [self.behind, *behind]
+        prefix = [self.prefix, *tokenizer.encode(before, add_special_tokens=False)]
+        suffix = [self.suffix, *suffix_ids]
         return start + (suffix + prefix if self.middle is None else [*prefix, *suffix, self.middle])
 
 
-def behind_gap(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Ids of a text that goes on with another: without the space that SentencePiece puts before a text."""
+def encode_suffix(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids of a text that continues another, without the space that SentencePiece puts before a text."""
     alone = tokenizer.encode(SENTINEL, add_special_tokens=False)
     if not alone or not tokenizer.id_to_token(alone[0]).startswith("▁"):
         return tokenizer.encode(text, add_special_tokens=False)

@@ -30,9 +30,9 @@ class RankClass:
 
     Attributes:
         pre: name of what cuts a text.
-        special: tokens behind the ranks, in order, where tokenizer_config.json need not say them.
-        filler: what ids behind the ranks are called that tokenizer_config.json does not name; empty: nothing.
-        reserved: how many ids behind the ranks there are.
+        special: tokens after the ranks, in order, where tokenizer_config.json need not say them.
+        filler: text of ids after the ranks that tokenizer_config.json does not name; empty: there are none.
+        reserved: how many ids follow the ranks.
         before: tokens in front of a text.
     """
 
@@ -84,19 +84,19 @@ def pipeline_of_ranks(path: Path, kind: str, added: Mapping[int, AddedToken]) ->
     except ValueError as error:  # base64's too
         raise TokenizerError(f"{path}: malformed ({' '.join(str(error).split())})") from error
     first, pre = len(ranks), pre_tokenizer_named(own.pre)
-    behind = {first + i: text for i, text in enumerate(own.special)}
-    behind |= {i: token.content for i, token in added.items() if i >= first}
+    following = {first + i: text for i, text in enumerate(own.special)}
+    following |= {i: token.content for i, token in added.items() if i >= first}
     if own.filler:
-        behind = {i: own.filler.format(i) for i in range(first, first + own.reserved)} | behind
-    if wrong := [i for i in added if i < first] or sorted(behind.keys() - range(first, first + len(behind))):
+        following = {i: own.filler.format(i) for i in range(first, first + own.reserved)} | following
+    if wrong := [i for i in added if i < first] or sorted(following.keys() - range(first, first + len(following))):
         raise TokenizerError(f"{path}: token {wrong[0]} of tokenizer_config.json does not follow its {first} ranks")
     vocabulary, merges = byte_pairs(ranks)
     pipeline = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=True))
     pipeline.normalizer, pipeline.pre_tokenizer = pre.normalizer(), pre.pre_tokenizer()
     pipeline.decoder = decoders.ByteLevel()
-    plain = {text: AddedToken(text, normalized=False, special=True) for text in behind.values()}
+    plain = {text: AddedToken(text, normalized=False, special=True) for text in following.values()}
     known = {token.content: token for token in added.values()}
-    pipeline.add_tokens([known.get(behind[i], plain[behind[i]]) for i in sorted(behind)])
+    pipeline.add_tokens([known.get(following[i], plain[following[i]]) for i in sorted(following)])
     if own.before:
         ids = {text: pipeline.token_to_id(text) for text in own.before}
         if missing := [text for text, token_id in ids.items() if token_id is None]:

@@ -96,7 +96,7 @@ def model(
 ) -> bytes:
     """A serialized ``ModelProto``."""
     texts = [text.encode() for text in pieces.texts]
-    # Behind its text every piece has the same seven bytes but for their values: score and type.
+    # After its text every piece has the same seven bytes but for their values: score and type.
     tails = np.empty((len(texts), 7), np.uint8)
     tails[:, 0] = 2 << 3 | _FLOAT
     tails[:, 1:5] = pieces.scores.astype("<f4").view(np.uint8).reshape(-1, 4)

@@ -100,7 +100,7 @@ class Tokenizer:
             The ids, and where the second segment begins, if the model tells segments apart.
         """
         texts = [whole_characters(text) for text in (first, second) if text is not None]
-        if limit is not None:  # what lies further back cannot be among so many tokens
+        if limit is not None:  # what lies further back cannot be within the limit
             texts = [text[: (limit + 1) * self.max_token_bytes] for text in texts]
         ids, types = self.backend.encode_texts(
             texts[0], texts[1] if len(texts) > 1 else None, limit=limit, add_special_tokens=add_special_tokens
@@ -157,7 +157,7 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def _count(self, text: str, *, enough: int) -> int:
-        """At least so many tokens has ``text``; counted slice by slice until it is more than ``enough``."""
+        """A lower bound on the tokens of ``text``, counted slice by slice until it is more than ``enough``."""
         least = 0
         for start in range(0, len(text), SLICE_CHARS):
             ids = self.encode(text[start : start + SLICE_CHARS], add_special_tokens=False)

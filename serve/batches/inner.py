@@ -28,7 +28,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, *, state: Mapping[str, Any])
     """Posts JSON to a path of an application.
 
     Args:
-        state: of the request: whose it is.
+        state: ASGI state of the request, which says who owns it.
     """
     scope = {
         "type": "http",
@@ -52,7 +52,7 @@ async def ask(app: ASGIApp, path: str, body: bytes, *, state: Mapping[str, Any])
     async def receive() -> Message:
         if incoming:
             return incoming.pop()
-        await asyncio.Event().wait()  # its client does not leave; who cancels the asking ends it
+        await asyncio.Event().wait()  # its client never leaves; canceling the request's task ends it
         raise AssertionError
 
     async def send(message: Message) -> None:

@@ -59,8 +59,8 @@ def read_lines(lines: Iterable[bytes], limits: BodyLimits, *, endpoint: str | No
     """The requests of a file; empty lines are passed over.
 
     Args:
-        limits: of each body.
-        endpoint: that all must ask; None: any of ``ENDPOINTS``.
+        limits: limits on each body.
+        endpoint: the endpoint that all must name; None: any of ``ENDPOINTS``.
 
     Raises:
         BadLine: one is not a request, is too large, or has the id of another.
@@ -119,7 +119,7 @@ def result_line(custom_id: str, answer: Answer, *, prefix: str, apart: bool) -> 
     """The result of a request.
 
     Args:
-        prefix: of its id.
+        prefix: prefix of its id.
         apart: an error stands beside the response, as vLLM has it, not in its body.
     """
     failed = answer.status >= 400

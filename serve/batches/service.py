@@ -81,7 +81,7 @@ class Batches:
     Args:
         files: where they read and write; they are kept there, too.
         app: answers their requests.
-        limits: of a request's body.
+        limits: limits on a request's body.
         width: how many requests of all batches are asked at once.
     """
 
@@ -113,7 +113,7 @@ class Batches:
         """Begins a batch.
 
         Args:
-            state: of its requests.
+            state: ASGI state that its requests get.
 
         Raises:
             ApiError: 429, the owner has too many that have not ended; 413 or 507, there is no room for another.

@@ -56,7 +56,7 @@ class MessageWriter:
 
         Args:
             reason: Anthropic's.
-            sequence: that was asked for as an end, and came.
+            sequence: the stop sequence that ended it, if one did.
         """
         events = self._close()
         if not self.message["content"]:  # it said nothing: that is a text too

@@ -276,7 +276,7 @@ def _content(
     """Content as templates know it.
 
     Args:
-        result: of a tool, which cannot be asked for again: of what is not text a note says so.
+        result: it is a tool's result, which cannot be asked for again; a note stands for parts that are not text.
     """
     if not isinstance(content, list):
         return content

@@ -51,7 +51,7 @@ class PooledBody(ApiModel):
     }
 
     def params(self, **own: Any) -> PoolingParams:
-        """As the engine takes them; ``own`` are fields of one route."""
+        """The engine's parameters; ``own`` are fields of one route."""
         return PoolingParams(
             truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation, **own
         )
@@ -255,7 +255,7 @@ class RerankRequest(PairsBody):
 
     @property
     def texts(self) -> list[str]:
-        """Of the documents."""
+        """The documents' texts."""
         if not self.documents:
             raise ApiError("`documents` is empty", param="documents", code="invalid_value")
         found = []
@@ -320,7 +320,7 @@ class CohereEmbedRequest(ApiModel):
         """The request of OpenAI's shape that this comes to.
 
         Raises:
-            ApiError: as of ``given``, or tokens are bounded that are not to be cut.
+            ApiError: as in ``given``, or `max_tokens` limits texts that must not be cut.
         """
         if self.truncate == "NONE" and self.max_tokens is not None:
             raise ApiError('`max_tokens` needs truncate "END"', param="max_tokens", code="invalid_value")

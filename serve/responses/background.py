@@ -19,9 +19,9 @@ class Background:
     """The `Run` of a stored response, in a task of its own; the server does not stop before it has ended.
 
     Args:
-        writer: of the response.
-        events: that it makes, from its beginning.
-        gate: that the server closes to stop.
+        writer: writes the response.
+        events: events that it makes, from its beginning.
+        gate: the server closes it to stop.
         timeout: seconds that the response may take, or None.
         ended: is called when it has ended.
     """

@@ -71,7 +71,7 @@ def messages_of(
 
     Args:
         before: items of earlier responses.
-        items: of the request's own input.
+        items: items of the request's own input.
         ignored: takes the names of items of which nothing can be read.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Responses that clients may come back to: so many, so large, so long, for each key by itself."""
+"""Responses that clients may come back to, with limits on number, size and age that hold for each API key."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ class StoredResponse:
     """A response, and what it was asked.
 
     Attributes:
-        owner: whose it is; see `owner_of`.
+        owner: the API key that it belongs to; see `owner_of`.
         input: its items as JSON, those of the responses before it first.
-        num_items: of its input.
+        num_items: how many items its input has.
         answer: the response as JSON; None: it is still written.
-        run: that writes it, or has written it, in the background.
-        expires: on the clock of the store.
+        run: the background run that writes it, or has written it.
+        expires: when it is dropped, on the store's clock.
     """
 
     id: str
@@ -90,7 +90,7 @@ def find_items(stored: Iterable[StoredResponse], ids: Collection[str]) -> dict[s
 
 
 class ResponseStore(OwnedStore[StoredResponse]):
-    """Keeps responses; arguments as of `OwnedStore`."""
+    """Keeps responses; arguments are those of `OwnedStore`."""
 
     def __init__(
         self, *, most: int, most_bytes: int, lifetime: float, clock: Callable[[], float] = time.monotonic

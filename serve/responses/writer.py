@@ -23,9 +23,9 @@ class _Open:
 
     Args:
         item: as it was when it began.
-        input: of a call to a custom tool.
-        pieces: of its text or its arguments.
-        logprobs: of its tokens.
+        input: reads the input of a call to a custom tool.
+        pieces: pieces of its text or its arguments.
+        logprobs: log-probabilities of its tokens.
     """
 
     item: Data
@@ -42,7 +42,7 @@ class ResponseWriter:
     Args:
         response: its fields, but those that tell how it ends.
         seal: give reasoning items their ``encrypted_content``.
-        namespaces: of functions that are in one, and their names there, by what the model calls them.
+        namespaces: namespace and name of each function that is in one, by what the model calls it.
         custom: what the model calls custom tools.
     """
 
@@ -73,7 +73,7 @@ class ResponseWriter:
         """The next of what the model says.
 
         Args:
-            logprobs: of the tokens of a text.
+            logprobs: log-probabilities of a text's tokens.
         """
         match event:
             case Content(text):

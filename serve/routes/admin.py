@@ -112,7 +112,7 @@ def _switch(request: Request, name: str, *, default: bool) -> bool:
 
 
 def _names(engine_id: str) -> tuple[str, str]:
-    """The id of an answer, whose engine requests have something behind it, and the request's id, which is the answer's
+    """The id of an answer, to which its engine requests' ids add a suffix, and the request's id, which is the answer's
     without its kind."""
     answer = engine_id.rpartition("-")[0]
     return answer, answer.partition("-")[2]

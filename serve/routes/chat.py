@@ -65,7 +65,7 @@ def read_custom_tools(body: ChatRequest) -> CustomTools:
 
 
 async def turn_of(request: Request, server: Server, body: ChatRequest, custom: CustomTools) -> Turn:
-    """What a chat asks of the engine; errors as of `prepare`."""
+    """What a chat asks of the engine; raises the errors of `prepare`."""
     with other_names({} if body.functions is None else NAMES_OF_FUNCTIONS):
         return await prepare(
             server,

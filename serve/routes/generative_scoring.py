@@ -1,4 +1,4 @@
-"""POST /generative_scoring: how likely a token is behind a question and each of some items."""
+"""POST /generative_scoring: how likely a token is to follow a question and each of several items."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmjax.serve.protocol.generate import GenerativeScoringRequest
 
 
 async def generative_scoring(request: Request) -> Response:
-    """The probability of the first of some tokens behind a question with each item: among them, or among all."""
+    """The probability that the first of some tokens follows a question with each item, among them or among all."""
     server = server_of(request)
     body = parse(await read_json(request), GenerativeScoringRequest, ignored=ignored_fields(request))
     server.check_model(body.model)

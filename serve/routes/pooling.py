@@ -188,7 +188,7 @@ async def rerank(request: Request) -> Response:
 async def _scores(
     request: Request, server: Server, body: PooledBody, pairs: list[TextPair], *, field: str
 ) -> tuple[list[float], list[PoolingRequestOutput]]:
-    """Of each pair, and what they follow from."""
+    """Scores of the pairs, and the outputs that they follow from."""
     pooler = _pooler(server)
     inputs, size = pair_inputs(pairs, pooler), CHARS_PER_TEXT * len(pairs)
     made = await _made(request, server, body, inputs, body.params(task=score_task(pooler)), field=field)
@@ -295,7 +295,7 @@ async def _made(
     the queue, and nobody has to wait for all of it. Nothing is made before all of them are known to be right.
 
     Args:
-        field: of the request, where the inputs are.
+        field: the request's field that holds the inputs.
     """
     server.check_model(body.model)
     check_priority(server.engine, body.priority or 0)
@@ -379,7 +379,7 @@ async def _tokens(
 
 
 def _num_chars(one: str | list[int] | TextPair) -> float:
-    """What takes as long to tokenize, or to check, as so many characters of a text."""
+    """The work of tokenizing or checking an input, as a number of characters of text that take as long."""
     if isinstance(one, TextPair):
         return CHARS_PER_TEXT + len(one.first) + len(one.second)
     return CHARS_PER_TEXT + len(one) * (1 if isinstance(one, str) else CHARS_PER_ID)
@@ -395,7 +395,7 @@ def _check_numbers(count: int, field: str) -> None:
 
 
 def _size(made: Sequence[PoolingRequestOutput]) -> int:
-    """What takes as long to write as so many characters of a text take to encode."""
+    """The work of writing outputs, as a number of characters of text that take as long to encode."""
     numbers = sum(output.outputs.data.size for output in made)
     return int(CHARS_PER_TEXT * len(made) + CHARS_PER_NUMBER * numbers)
 

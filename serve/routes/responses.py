@@ -228,7 +228,7 @@ async def _dereferenced(server: Server, items: list[Item], owner: str) -> list[I
 
 
 def _check_previous(server: Server, previous: StoredResponse, *, items: int) -> None:
-    """Whether a request with so many items can follow a response: together they are bounded like one body."""
+    """Whether a request with this many items can follow a response: together they are bounded like one body."""
     if previous.running:
         message = f"the response {cut(previous.id)!r} is still written"
     elif len(previous.input) > server.limits.bytes:
@@ -421,7 +421,7 @@ class Writing:
     """A response on its way.
 
     Args:
-        owner: whose it will be, if it is stored.
+        owner: the API key that it will belong to, if it is stored.
         input: its items as JSON, to be stored.
         num_items: how many.
         waiting: log-probabilities of tokens that have not said anything yet.

@@ -109,7 +109,7 @@ def test_whole_experts_of_a_device() -> None:
     [
         ("llama", 9, "tensor_parallel_size 9: the model has 4 heads in a layer, and each device needs one"),
         ("gemma3n", 2, "tensor_parallel_size 2: embeddings for each layer cannot be divided yet"),
-        ("gemma4-experts", 2, "tensor_parallel_size 2: experts with norms behind them cannot be divided yet"),
+        ("gemma4-experts", 2, "tensor_parallel_size 2: experts with norms after them cannot be divided yet"),
     ],
 )
 def test_what_cannot_be_divided(name: str, devices: int, message: str) -> None:

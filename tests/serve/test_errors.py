@@ -123,7 +123,7 @@ def test_bad_chat_field(http: httpx.Client, change: dict[str, Any], param: str |
 
 
 BAD_TEXT: list[tuple[dict[str, Any], str | None, str]] = [
-    ({"suffix": "x"}, "suffix", "no tokens that tell it of a gap"),
+    ({"suffix": "x"}, "suffix", "no tokens for filling a gap"),
     ({"suffix": "x", "echo": True}, "echo", "cannot be combined with suffix"),
     ({"suffix": "x", "truncate_prompt_tokens": 3}, "truncate_prompt_tokens", "cannot be combined with suffix"),
     ({"suffix": "x", "prompt": [1, 2]}, "prompt", "must be a text"),

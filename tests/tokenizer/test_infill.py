@@ -16,7 +16,7 @@ from llmjax.errors import InvalidRequest, PromptTooLong
 from llmjax.serve.prompts import completion_prompts
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 from llmjax.tokenizer.gguf import tokenizer_from_gguf
-from llmjax.tokenizer.infill import InfillTokens, behind_gap
+from llmjax.tokenizer.infill import InfillTokens, encode_suffix
 
 CONTROL = 3  # a kind of token in GGUF
 
@@ -45,10 +45,10 @@ def pieces(tokenizer: Tokenizer, ids: list[int]) -> str:
 
 def test_mistral_puts_the_text_before_the_gap_last(golden: Callable[[str], Any], gguf_keys: Callable[..., Any]) -> None:
     tokenizer = sentence_pieces(golden, gguf_keys, "[SUFFIX]", "[PREFIX]")
-    found = InfillTokens.of(tokenizer).prompt(tokenizer, "def f(", behind_gap(tokenizer, "return a + b"))
+    found = InfillTokens.of(tokenizer).prompt(tokenizer, "def f(", encode_suffix(tokenizer, "return a + b"))
     # mistral-common, tests/test_fim.py
     assert pieces(tokenizer, found) == "<s>[SUFFIX]return▁a▁+▁b[PREFIX]▁def▁f("
-    alone = InfillTokens.of(tokenizer).prompt(tokenizer, "a", behind_gap(tokenizer, "b"), add_special_tokens=False)
+    alone = InfillTokens.of(tokenizer).prompt(tokenizer, "a", encode_suffix(tokenizer, "b"), add_special_tokens=False)
     assert tokenizer.bos_token_id not in alone
 
 
@@ -59,7 +59,7 @@ def test_code_llama_has_a_space_before_the_first_text_alone(
     tokens = InfillTokens.of(tokenizer)
     # facebookresearch/codellama, llama/generation.py, infilling_prompt_tokens
     assert (
-        pieces(tokenizer, tokens.prompt(tokenizer, "def f(", behind_gap(tokenizer, " + b")))
+        pieces(tokenizer, tokens.prompt(tokenizer, "def f(", encode_suffix(tokenizer, " + b")))
         == "<s>▁<PRE>▁def▁f(▁<SUF>▁+▁b▁<MID>"
     )
     assert tokens.ends == {tokenizer.token_to_id("▁<EOT>")}
@@ -69,13 +69,13 @@ def test_bytes_stand_for_themselves(tmp_path: Path) -> None:
     names = ["<|endoftext|>", "<|fim_suffix|>", "<|fim_prefix|>", "<|fim_pad|>", "<|fim_middle|>"]
     tokenizer = byte_level(tmp_path, *names)
     tokens = InfillTokens.of(tokenizer)
-    found = tokens.prompt(tokenizer, "a ☺", behind_gap(tokenizer, "\n  b"))
+    found = tokens.prompt(tokenizer, "a ☺", encode_suffix(tokenizer, "\n  b"))
     assert tokenizer.decode(found, skip_special_tokens=False) == "<|fim_prefix|>a ☺<|fim_suffix|>\n  b<|fim_middle|>"
     assert tokens.ends == {tokenizer.token_to_id("<|fim_pad|>")}
 
 
 def test_a_vocabulary_without_such_tokens_says_so(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no tokens that tell it of a gap"):
+    with pytest.raises(InvalidRequest, match="no tokens for filling a gap"):
         InfillTokens.of(byte_level(tmp_path, "<fim_prefix>", "<fim_suffix>"))
 
 
