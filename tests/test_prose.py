@@ -23,6 +23,8 @@ SUFFIXES = {".py", ".md", ".cc", ".h", ".yaml", ".toml"}
 UNREAD = (
     "README.md",
     "docs/architecture.md",
+    "docs/design.md",
+    "docs/modules.md",
     "llmjax/checkpoint",
     "llmjax/config.py",
     "llmjax/constraints",
