@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from llmjax.models.layers.residual import NormedParts, NormedStream, Parallel, PostNorm, PreNorm, Sandwich
     from llmjax.models.layers.rope import RopeConfig
     from llmjax.models.nested import text_config, text_name
-    from llmjax.models.registry import FAMILIES, has_unit_head, makes_vectors, model_config, tensor_names, token_labels
+    from llmjax.models.registry import has_unit_head, makes_vectors, model_config, tensor_names, token_labels
 
 __all__ = [
-    "FAMILIES",
     "MLP",
     "RMS",
     "Attention",
@@ -79,7 +78,6 @@ __all__ = [
 
 # Loaded when first used: a server whose engine is in a process of its own needs no JAX, and a warm start no Flax.
 _MODULES = {
-    "FAMILIES": "llmjax.models.registry",
     "MLP": "llmjax.models.layers.mlp",
     "RMS": "llmjax.models.layers.norm",
     "Attention": "llmjax.models.layers.attention",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, rms
+from llmjax.models.hf_config import full_attention, rms, uniform_decoder
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import MLP, XIELU
 from llmjax.models.names import Names
@@ -38,15 +38,20 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    defaults = DEFAULTS if "rope_parameters" in config else {**DEFAULTS, "rope_scaling": ROPE}
-    fields = Fields(config, defaults)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    if "rope_parameters" not in fields.values:
+        fields = replace(fields, defaults={**DEFAULTS, "rope_scaling": ROPE})
     fields.require("mlp_bias", False)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias, qk_norm=norm
+    norm, activation = rms(fields), fields.choice("hidden_act", (XIELU,))
+    return uniform_decoder(
+        fields,
+        LayerSpec(
+            mixer=full_attention(fields, bias="attention_bias", qk_norm=norm),
+            feed_forward=MLP(inner=fields.integer("intermediate_size"), activation=activation, bias=False),
+            norm=norm,
+        ),
     )
-    half = MLP(inner=fields.integer("intermediate_size"), activation=fields.choice("hidden_act", (XIELU,)), bias=False)
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="ApertusForCausalLM", layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("ApertusForCausalLM",), model_types=("apertus",), names=NAMES),)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, mlp, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's ArceeConfig means by a missing key.
@@ -24,11 +27,10 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
-    half = mlp(fields, bias=fields.flag("mlp_bias"))
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="ArceeForCausalLM", layers=layers, norm=norm)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    attention, feed_forward = full_attention(fields, bias="attention_bias"), mlp(fields, bias=fields.flag("mlp_bias"))
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=feed_forward, norm=rms(fields)))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("ArceeForCausalLM",), model_types=("arcee",)),)

@@ -3,13 +3,16 @@ head."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
@@ -23,37 +26,35 @@ ROTATED_SIZE = 4096
 UNIT_HEAD_VOCABULARY = 125696
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     # The first model, with a capital C, is rotated whatever its size.
-    return _baichuan(config, max_model_len, rotary=True)
+    return _baichuan(fields, rotary=True)
 
 
-def by_size_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def by_size_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for BaichuanForCausalLM, 13B of which has ALiBi."""
-    size = Fields(config, DEFAULTS).integer("hidden_size")
-    return _baichuan(config, max_model_len, rotary=size == ROTATED_SIZE)
+    return _baichuan(fields, rotary=fields.integer("hidden_size") == ROTATED_SIZE)
 
 
-def _baichuan(config: Mapping[str, Any], max_model_len: int | None, *, rotary: bool) -> ModelConfig:
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def _baichuan(fields: Fields, *, rotary: bool) -> ModelConfig:
     for key in ("attention_bias", "mlp_bias"):
         fields.require(key, False)
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        rotary=rotary,
-        slopes=None if rotary else alibi_slopes(heads),
-    )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm)
-    return decoder_config(
-        fields,
-        architecture="BaichuanForCausalLM",
-        layers=[layer] * len(kinds),
-        norm=norm,
-    )
+    attention = full_attention(fields, rotary=rotary, slopes=None if rotary else alibi_slopes(heads))
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=gated_mlp(fields), norm=rms(fields)))
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("BaiChuanForCausalLM",), aliases=ALIASES, names=NAMES),
+    Family(
+        by_size_from_hf,
+        DEFAULTS,
+        architectures=("BaichuanForCausalLM",),
+        model_types=("baichuan",),
+        aliases=ALIASES,
+        names=NAMES,
+        unit_head_vocabulary=UNIT_HEAD_VOCABULARY,
+    ),
+)

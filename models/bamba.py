@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from llmjax.models import llama, mamba2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, rms
+from llmjax.models.hf_config import MAX_LAYERS, decoder_config, full_attention, gated_mlp, rms
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
 
@@ -35,24 +35,16 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields({**config, "partial_rotary_factor": 0.5}, DEFAULTS)  # whatever the file says, as in transformers
-    count, norm, bias = (
-        fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
-        rms(fields),
-        fields.flag("attention_bias"),
-    )
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    # Whatever the file says, as in transformers.
+    fields = replace(fields, values={**fields.values, "partial_rotary_factor": 0.5})
+    count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), rms(fields)
     full = fields.indices("attn_layer_indices")
-    attention = attention_by_kind(
-        fields,
-        ("full_attention",),
-        window=None,
-        max_model_len=max_model_len,
-        partial_rotary=True,
-        qkv_bias=bias,
-        o_bias=bias,
-    )["full_attention"]
+    attention = full_attention(fields, partial_rotary=True, bias="attention_bias")
     mamba, mlp = mamba2.state_space(fields, norm=norm), gated_mlp(fields, bias=fields.flag("mlp_bias"))
     layers = [LayerSpec(mixer=attention if i in full else mamba, feed_forward=mlp, norm=norm) for i in range(count)]
-    return decoder_config(fields, architecture="BambaForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("BambaForCausalLM",), model_types=("bamba",), names=NAMES),)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models.classifiers import classifier_pooler
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    mlp,
+    uniform_decoder,
+)
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.pooling import Dense, Pooler
@@ -70,65 +74,47 @@ ROBERTA_NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _encoder(Fields(config, DEFAULTS), "BertModel", pooler=Pooler(kind="cls"))
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return _encoder(fields, pooler=Pooler(kind="cls"))
 
 
-def classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
-    return _encoder(Fields(config, DEFAULTS), "BertForSequenceClassification", pooler=_classifier(config, DEFAULTS))
+def classifier_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; labels of texts and pairs of texts."""
+    return _encoder(fields, pooler=_classifier(fields))
 
 
-def roberta_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _roberta(Fields(config, ROBERTA_DEFAULTS), "RobertaModel", pooler=Pooler(kind="cls"))
+def roberta_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return _roberta(fields, pooler=Pooler(kind="cls"))
 
 
-def roberta_classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
-    pooler = _classifier(config, ROBERTA_DEFAULTS)
-    return _roberta(Fields(config, ROBERTA_DEFAULTS), "RobertaForSequenceClassification", pooler=pooler)
+def roberta_classifier_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; labels of texts and pairs of texts."""
+    return _roberta(fields, pooler=_classifier(fields))
 
 
-def xlm_roberta_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _roberta(Fields(config, XLM_ROBERTA_DEFAULTS), "XLMRobertaModel", pooler=Pooler(kind="cls"))
-
-
-def xlm_roberta_classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
-    pooler = _classifier(config, XLM_ROBERTA_DEFAULTS)
-    return _roberta(Fields(config, XLM_ROBERTA_DEFAULTS), "XLMRobertaForSequenceClassification", pooler=pooler)
-
-
-def _classifier(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Pooler:
-    fields = Fields(config, defaults)
+def _classifier(fields: Fields) -> Pooler:
     return classifier_pooler(fields, kind="cls", before=(Dense(size=fields.integer("hidden_size"), activation="tanh"),))
 
 
-def _roberta(fields: Fields, architecture: str, *, pooler: Pooler) -> ModelConfig:
-    """Positions count from behind the padding token's row."""
-    return _encoder(fields, architecture, pooler=pooler, offset=fields.integer("pad_token_id", minimum=0) + 1)
+def _roberta(fields: Fields, *, pooler: Pooler) -> ModelConfig:
+    """Positions count from after the padding token's row."""
+    return _encoder(fields, pooler=pooler, offset=fields.integer("pad_token_id", minimum=0) + 1)
 
 
-def _encoder(fields: Fields, architecture: str, *, pooler: Pooler, offset: int = 0) -> ModelConfig:
+def _encoder(fields: Fields, *, pooler: Pooler, offset: int = 0) -> ModelConfig:
     fields.require("position_embedding_type", "absolute")
     fields.require("is_decoder", False)
     fields.require("embedding_size", fields.integer("hidden_size"))
     count = fields.integer("max_position_embeddings") - offset
     if count < 1:
-        raise fields.error("max_position_embeddings", f"leaves no position behind the {offset} rows that are not used")
-    kinds, norm = layer_types(fields), layer_norm(fields)
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=None, rotary=False, qkv_bias=True, o_bias=True, causal=False
-    )
-    half = mlp(fields)
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PostNorm()) for kind in kinds]
-    model = decoder_config(
+        raise fields.error("max_position_embeddings", f"leaves no position after the {offset} rows that are not used")
+    norm = layer_norm(fields)
+    attention = full_attention(fields, rotary=False, qkv_bias=True, o_bias=True, causal=False)
+    model = uniform_decoder(
         fields,
-        architecture=architecture,
-        layers=layers,
+        LayerSpec(mixer=attention, feed_forward=mlp(fields), norm=norm, residual=PostNorm()),
         norm=None,
         pooler=pooler,
         positions=LearnedPositions(count=count, offset=offset),
@@ -136,3 +122,35 @@ def _encoder(fields: Fields, architecture: str, *, pooler: Pooler, offset: int =
         embedding_norm=norm,
     )
     return replace(model, max_position=count)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("BertModel", "BertForMaskedLM"), model_types=("bert",), names=NAMES),
+    Family(classifier_from_hf, DEFAULTS, architectures=("BertForSequenceClassification",), names=CLASSIFIER_NAMES),
+    Family(
+        roberta_from_hf,
+        ROBERTA_DEFAULTS,
+        architectures=("RobertaModel", "RobertaForMaskedLM"),
+        model_types=("roberta",),
+        names=ROBERTA_NAMES,
+    ),
+    Family(
+        roberta_classifier_from_hf,
+        ROBERTA_DEFAULTS,
+        architectures=("RobertaForSequenceClassification",),
+        names=ROBERTA_NAMES,
+    ),
+    Family(
+        roberta_from_hf,
+        XLM_ROBERTA_DEFAULTS,
+        architectures=("XLMRobertaModel", "XLMRobertaForMaskedLM"),
+        model_types=("xlm-roberta",),
+        names=ROBERTA_NAMES,
+    ),
+    Family(
+        roberta_classifier_from_hf,
+        XLM_ROBERTA_DEFAULTS,
+        architectures=("XLMRobertaForSequenceClassification",),
+        names=ROBERTA_NAMES,
+    ),
+)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
 
@@ -36,14 +40,13 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias, o_norm=norm
-    )
-    half = replace(gated_mlp(fields), down_norm=norm)
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="BitNetForCausalLM", layers=layers, norm=norm)
+    norm = rms(fields)
+    attention = full_attention(fields, bias="attention_bias", o_norm=norm)
+    feed_forward = replace(gated_mlp(fields), down_norm=norm)
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=feed_forward, norm=norm))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("BitNetForCausalLM",), model_types=("bitnet",), names=NAMES),)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    uniform_decoder,
+)
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import MLP
@@ -50,26 +52,23 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        rotary=False,
-        slopes=alibi_slopes(heads),
-        qkv_bias=True,
-        o_bias=True,
+    norm = layer_norm(fields, "layer_norm_epsilon")
+    normed = fields.flag("apply_residual_connection_post_layernorm")  # sublayers are added to what their norms leave
+    layer = LayerSpec(
+        mixer=full_attention(fields, rotary=False, slopes=alibi_slopes(heads), qkv_bias=True, o_bias=True),
+        feed_forward=MLP(inner=4 * fields.integer("hidden_size"), activation="gelu_pytorch_tanh"),
+        norm=norm,
+        residual=NormedStream() if normed else PreNorm(),
     )
-    half = MLP(inner=4 * fields.integer("hidden_size"), activation="gelu_pytorch_tanh")
-    normed = fields.flag("apply_residual_connection_post_layernorm")  # halves are added to what their norms leave
-    residual = NormedStream() if normed else PreNorm()
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm, residual=residual)
-    return decoder_config(
-        fields, architecture="BloomForCausalLM", layers=[layer] * len(kinds), norm=norm, embedding_norm=norm
-    )
+    return uniform_decoder(fields, layer, embedding_norm=norm)
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("BloomForCausalLM",), model_types=("bloom",), aliases=ALIASES, names=NAMES
+    ),
+)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from llmjax.models import glm
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.names import Names
 
@@ -43,9 +43,8 @@ NAMES = Names(
 BASE = 10000.0  # of rope, times ``rope_ratio``
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     for key, neutral in {
         "rmsnorm": True,
         "post_layer_norm": True,
@@ -61,22 +60,31 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         fields.require(key, neutral)
     heads = fields.integer("num_attention_heads")
     groups = fields.integer("multi_query_group_num") if fields.flag("multi_query_attention") else heads
-    return glm.from_hf(
-        {
-            "vocab_size": fields.integer("padded_vocab_size"),
-            "hidden_size": fields.integer("hidden_size"),
-            "intermediate_size": fields.integer("ffn_hidden_size"),
-            "num_hidden_layers": fields.get("num_layers"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": groups,
-            "head_dim": fields.integer("kv_channels"),
-            "max_position_embeddings": fields.integer("seq_length"),
-            "rms_norm_eps": fields.number("layernorm_epsilon"),
-            "rope_theta": BASE * fields.number("rope_ratio"),
-            "attention_bias": fields.flag("add_qkv_bias"),
-            "bos_token_id": fields.get("bos_token_id"),
-            "eos_token_id": fields.get("eos_token_id"),
-            "torch_dtype": fields.get("torch_dtype"),
-        },
-        max_model_len=max_model_len,
-    )
+    as_glm = {
+        "vocab_size": fields.integer("padded_vocab_size"),
+        "hidden_size": fields.integer("hidden_size"),
+        "intermediate_size": fields.integer("ffn_hidden_size"),
+        "num_hidden_layers": fields.get("num_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": fields.integer("kv_channels"),
+        "max_position_embeddings": fields.integer("seq_length"),
+        "rms_norm_eps": fields.number("layernorm_epsilon"),
+        "rope_theta": BASE * fields.number("rope_ratio"),
+        "attention_bias": fields.flag("add_qkv_bias"),
+        "bos_token_id": fields.get("bos_token_id"),
+        "eos_token_id": fields.get("eos_token_id"),
+        "torch_dtype": fields.get("torch_dtype"),
+    }
+    return glm.from_hf(replace(fields, values=as_glm, defaults=glm.DEFAULTS))
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+        model_types=("chatglm",),
+        names=NAMES,
+    ),
+)

@@ -3,13 +3,12 @@ biases, heads rotated in neighboring pairs, scaled logits; the latter has window
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
-from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import Parallel
 
@@ -47,50 +46,44 @@ NEUTRAL_2 = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    # Files say how long sequences may be under this name.
-    fields = Fields(config, DEFAULTS, aliases={"max_position_embeddings": ("model_max_length",)})
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     kinds = layer_types(fields, kinds=("full_attention",))
     qk_norm = layer_norm(fields, bias=False) if fields.flag("use_qk_norm") else None
-    attention = _attention(fields, kinds, max_model_len, qk_norm=qk_norm, qk_norm_over="each head")
-    return _cohere(fields, "CohereForCausalLM", [attention[kind] for kind in kinds])
+    return _cohere(fields, kinds, qk_norm=qk_norm, qk_norm_over="each head")
 
 
-def cohere2_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def cohere2_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for Cohere 2."""
-    fields = Fields(config, DEFAULTS_2, aliases={"sliding_window_pattern": ("layer_switch",)})
     for key, neutral in NEUTRAL_2.items():
         fields.require(key, neutral)
     count, pattern = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("sliding_window_pattern")
     kinds = layer_types(fields, ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)])
-    attention = _attention(fields, kinds, max_model_len, without_rope=("full_attention",))
-    return _cohere(fields, "Cohere2ForCausalLM", [attention[kind] for kind in kinds])
+    return _cohere(fields, kinds, without_rope=("full_attention",))
 
 
-def _attention(
-    fields: Fields, kinds: tuple[str, ...], max_model_len: int | None, **differences: Any
-) -> dict[str, Attention]:
-    bias = fields.flag("attention_bias")
-    return attention_by_kind(
-        fields,
-        kinds,
-        window=fields.optional_integer("sliding_window"),
-        max_model_len=max_model_len,
-        interleaved=True,
-        qkv_bias=bias,
-        o_bias=bias,
-        **differences,
-    )
-
-
-def _cohere(fields: Fields, architecture: str, mixers: list[Attention]) -> ModelConfig:
+def _cohere(fields: Fields, kinds: tuple[str, ...], **differences: Any) -> ModelConfig:
     fields.require("mlp_bias", False)
+    window = fields.optional_integer("sliding_window")
+    attention = attention_by_kind(fields, kinds, window=window, interleaved=True, bias="attention_bias", **differences)
     norm, mlp = layer_norm(fields, bias=False), gated_mlp(fields)
-    return decoder_config(
-        fields,
-        architecture=architecture,
-        layers=[LayerSpec(mixer=mixer, feed_forward=mlp, norm=norm, residual=Parallel()) for mixer in mixers],
-        norm=norm,
-        logit_scale=fields.number("logit_scale"),
-    )
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=Parallel()) for kind in kinds]
+    return decoder_config(fields, layers=layers, norm=norm, logit_scale=fields.number("logit_scale"))
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("CohereForCausalLM",),
+        model_types=("cohere",),
+        aliases={"max_position_embeddings": ("model_max_length")},
+    ),
+    Family(
+        cohere2_from_hf,
+        DEFAULTS_2,
+        architectures=("Cohere2ForCausalLM",),
+        model_types=("cohere2",),
+        aliases={"sliding_window_pattern": ("layer_switch")},
+    ),
+)

@@ -18,7 +18,7 @@ from llmjax.models.layers.state import LastState, LastTokens, Span, StateKind
 class ModelConfig:
     """A decoder: embedding, layers, norm, head."""
 
-    architecture: str  # Hugging Face class name, the registry's key
+    architecture: str = ""  # Hugging Face class name, the registry's key
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]

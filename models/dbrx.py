@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types
+from llmjax.models.hf_config import full_attention, uniform_decoder
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import Layer
@@ -57,22 +57,20 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    outer = Fields(config)
-    inner = Fields(outer.mapping("attn_config"), ATTENTION, name="config.json: attn_config")
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    inner = Fields(fields.mapping("attn_config"), ATTENTION, name="config.json: attn_config")
     inner.require("rope_scaling")
     own = {"num_key_value_heads": inner.integer("kv_n_heads")}
     if inner.get("rope_theta") is not None:
         own["rope_theta"] = inner.get("rope_theta")
-    fields = Fields({**own, **config}, DEFAULTS, aliases=ALIASES)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), Layer(EPS, bias=False)
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, clip=inner.optional_number("clip_qkv")
+    fields = replace(fields, values={**own, **fields.values})
+    layer = LayerSpec(
+        mixer=full_attention(fields, clip=inner.optional_number("clip_qkv")),
+        feed_forward=_experts(Fields(fields.mapping("ffn_config"), EXPERTS, name="config.json: ffn_config")),
+        norm=Layer(EPS, bias=False),
     )
-    experts = _experts(Fields(outer.mapping("ffn_config"), EXPERTS, name="config.json: ffn_config"))
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=experts, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="DbrxForCausalLM", layers=layers, norm=norm)
+    return uniform_decoder(fields, layer)
 
 
 def _experts(fields: Fields) -> Experts:
@@ -90,3 +88,8 @@ def _experts(fields: Fields) -> Experts:
         activation=function.choice("name", ACTIVATIONS),
         normalize=power is not None,
     )
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("DbrxForCausalLM",), model_types=("dbrx",), aliases=ALIASES, names=NAMES),
+)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import deepseek_v2, llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, rms
+from llmjax.models.hf_config import decoder_config, full_attention, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
 
@@ -29,17 +27,19 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     for key, neutral in {"mlp_bias": False, "scoring_func": "softmax", "routed_scaling_factor": 1.0}.items():
         fields.require(key, neutral)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
-    halves = deepseek_v2.feed_forwards(fields, _experts)
-    layers = [LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm) for half in halves]
-    return decoder_config(fields, architecture="DeepseekForCausalLM", layers=layers, norm=norm)
+    layer_types(fields, kinds=("full_attention",))
+    attention, norm = full_attention(fields, bias="attention_bias"), rms(fields)
+    feed_forwards = deepseek_v2.feed_forwards(fields, _experts)
+    layers = [LayerSpec(mixer=attention, feed_forward=each, norm=norm) for each in feed_forwards]
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _experts(fields: Fields) -> Experts:
     return deepseek_v2.routed_experts(fields, groups=None, normalize=fields.flag("norm_topk_prob"))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("DeepseekForCausalLM",), model_types=("deepseek",)),)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, decoder_config, experts_per_token, gated_mlp, layer_types, rms
 from llmjax.models.layers.latent import LatentAttention
@@ -36,16 +37,15 @@ DEFAULTS = {
 LATENT_EPS = 1e-6  # Hugging Face's norms of latent vectors do not read the config
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
     kinds = layer_types(fields)
     if "sliding_attention" in kinds:
         raise fields.error("layer_types", "has windows, which latent attention does not")
-    attention, norm = latent_attention(fields, max_model_len), rms(fields)
-    layers = [LayerSpec(mixer=attention, feed_forward=half, norm=norm) for half in feed_forwards(fields, _experts)]
-    return decoder_config(fields, architecture="DeepseekV2ForCausalLM", layers=layers, norm=norm)
+    attention, norm = latent_attention(fields), rms(fields)
+    layers = [LayerSpec(mixer=attention, feed_forward=each, norm=norm) for each in feed_forwards(fields, _experts)]
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def feed_forwards(fields: Fields, experts: Callable[[Fields], Experts]) -> list[FeedForward]:
@@ -61,14 +61,14 @@ def feed_forwards(fields: Fields, experts: Callable[[Fields], Experts]) -> list[
     return [mlp if sparse is None or i < dense or i % step else sparse for i in range(count)]
 
 
-def latent_attention(fields: Fields, max_model_len: int | None, *, interleaved: bool = True) -> LatentAttention:
+def latent_attention(fields: Fields, *, interleaved: bool = True) -> LatentAttention:
     """Latent attention from DeepSeek's keys; ``interleaved``: whether neighbors are rotated together."""
     heads, nope, turned = (
         fields.integer(key) for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim")
     )
     if fields.optional_integer("num_key_value_heads") not in (None, heads):
         raise fields.error("num_key_value_heads", f"is not num_attention_heads = {heads}")
-    lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
+    lengths = RopeLengths(fields.integer("max_position_embeddings"), fields.max_model_len)
     keys = of_whole_heads(rope_parameters(fields, "full_attention"))
     scale = (nope + turned) ** -0.5
     if keys.get("rope_type") == "yarn" and keys.get("mscale_all_dim"):
@@ -127,3 +127,6 @@ def routed_experts(fields: Fields, *, groups: ExpertGroups | None, **differences
         shared=SharedExpert(inner=inner * shared, name="shared_experts", gated=False) if shared else None,
         **differences,
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("DeepseekV2ForCausalLM",), model_types=("deepseek_v2",)),)

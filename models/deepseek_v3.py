@@ -3,12 +3,11 @@ V3.2, whose tokens see the keys that an indexer chooses; and GLM-4.7-Flash and G
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models import deepseek_v2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, decoder_config, layer_types, rms
 from llmjax.models.layers.latent import Indexer, LatentAttention
@@ -100,44 +99,39 @@ CHOOSES, FOLLOWS = "full", "shared"  # with an indexer of its own; with what the
 GROUP_BEST = 2  # experts whose scores are a group's
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
-    kinds = layer_types(fields, kinds=("full_attention",))
-    attention = deepseek_v2.latent_attention(fields, max_model_len, interleaved=fields.flag("rope_interleave"))
-    norm, halves = rms(fields), deepseek_v2.feed_forwards(fields, sigmoid_experts)
-    assert len(halves) == len(kinds)
-    layers = [LayerSpec(mixer=attention, feed_forward=half, norm=norm) for half in halves]
-    return decoder_config(fields, architecture="DeepseekV3ForCausalLM", layers=layers, norm=norm)
+    layer_types(fields, kinds=("full_attention",))
+    attention = deepseek_v2.latent_attention(fields, interleaved=fields.flag("rope_interleave"))
+    norm, feed_forwards = rms(fields), deepseek_v2.feed_forwards(fields, sigmoid_experts)
+    layers = [LayerSpec(mixer=attention, feed_forward=each, norm=norm) for each in feed_forwards]
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
-def v32_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def v32_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for V3.2, in which a token sees the ``index_topk`` tokens before it that an indexer has chosen.
 
     No indexer is needed where sequences of no more tokens than that are served, since it would choose all of them.
     """
-    fields = Fields(config, V32_DEFAULTS)
     chosen = fields.integer("index_topk")
     kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
     check_dense_first(fields, len(kinds))
-    known = {key: value for key, value in config.items() if key != "layer_types"}
-    model = from_hf(
-        {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"], **known}, max_model_len=max_model_len
-    )
-    if (max_model_len or model.max_position) > chosen:
+    known = {key: value for key, value in fields.values.items() if key != "layer_types"}
+    longest = {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"]}
+    model = from_hf(replace(fields, values=longest | known, defaults=DEFAULTS))
+    if (fields.max_model_len or model.max_position) > chosen:
         model = replace(model, layers=tuple(_indexed(layer, fields, interleaved=False) for layer in model.layers))
-    return replace(model, architecture="DeepseekV32ForCausalLM")
+    return model
 
 
-def dsa_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def dsa_from_hf(fields: Fields) -> ModelConfig:
     """`v32_from_hf` for GLM-5, whose indexers rotate neighbors together, as its attention does; and GLM-5.2, in which
     layers share them."""
-    fields = Fields(config, DSA_DEFAULTS)
     fields.require("indexer_rope_interleave", True)
     kinds = _indexer_types(fields)
-    known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
-    model = v32_from_hf({**DSA_DEFAULTS, **known}, max_model_len=max_model_len)
+    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # what is rotated of one
+    model = v32_from_hf(replace(fields, values={**DSA_DEFAULTS, **known}, defaults=V32_DEFAULTS))
     layers = [
         layer
         if layer.indexer is None
@@ -146,7 +140,7 @@ def dsa_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) 
         else replace(layer, indexer=None, chosen_before=True)
         for kind, layer in zip(kinds, model.layers, strict=True)
     ]
-    return replace(model, architecture="GlmMoeDsaForCausalLM", layers=tuple(layers))
+    return replace(model, layers=tuple(layers))
 
 
 def _indexer_types(fields: Fields) -> list[str]:
@@ -169,13 +163,11 @@ def _indexer_types(fields: Fields) -> list[str]:
     return [letters[one] for one in given]
 
 
-def lite_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def lite_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for GLM-4.7-Flash, which has V3's layers."""
-    fields = Fields(config, LITE_DEFAULTS)
     check_dense_first(fields, fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
-    model = from_hf({**LITE_DEFAULTS, **known}, max_model_len=max_model_len)
-    return replace(model, architecture="Glm4MoeLiteForCausalLM")
+    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # what is rotated of one
+    return from_hf(replace(fields, values={**LITE_DEFAULTS, **known}, defaults=DEFAULTS))
 
 
 def check_dense_first(fields: Fields, layers: int) -> None:
@@ -219,3 +211,33 @@ def sigmoid_experts(fields: Fields) -> Experts:
         score="sigmoid",
         corrected=True,
     )
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("DeepseekV3ForCausalLM",),
+        model_types=("deepseek_v3", "kimi_k2"),
+    ),
+    Family(
+        v32_from_hf,
+        V32_DEFAULTS,
+        architectures=("DeepseekV32ForCausalLM",),
+        model_types=("deepseek_v32",),
+        names=V32_NAMES,
+    ),
+    Family(
+        dsa_from_hf,
+        DSA_DEFAULTS,
+        architectures=("GlmMoeDsaForCausalLM",),
+        model_types=("glm_moe_dsa",),
+        names=V32_NAMES,
+    ),
+    Family(
+        lite_from_hf,
+        LITE_DEFAULTS,
+        architectures=("Glm4MoeLiteForCausalLM",),
+        model_types=("glm4_moe_lite",),
+    ),
+)

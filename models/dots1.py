@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import deepseek_v2, deepseek_v3, llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -34,19 +32,20 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
     count, window = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.optional_integer("sliding_window")
     full = count if window is None else min(count, fields.integer("max_window_layers", minimum=0))
     kinds = layer_types(fields, ["full_attention"] * full + ["sliding_attention"] * (count - full))
-    norm, bias = rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias, qk_norm=norm
-    )
-    halves = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
+    norm = rms(fields)
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias", qk_norm=norm)
+    feed_forwards = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
     layers = [
-        LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind, half in zip(kinds, halves, strict=True)
+        LayerSpec(mixer=attention[kind], feed_forward=each, norm=norm)
+        for kind, each in zip(kinds, feed_forwards, strict=True)
     ]
-    return decoder_config(fields, architecture="Dots1ForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Dots1ForCausalLM",), model_types=("dots1",)),)

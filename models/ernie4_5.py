@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's Ernie4_5Config means by a missing key.
@@ -30,13 +33,12 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("compression_ratio", 1, 1.0)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("use_bias")
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, interleaved=True, qkv_bias=bias, o_bias=bias
-    )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields, bias=bias), norm=norm)
-    return decoder_config(fields, architecture="Ernie4_5ForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    attention = full_attention(fields, interleaved=True, bias="use_bias")
+    feed_forward = gated_mlp(fields, bias=fields.flag("use_bias"))
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=feed_forward, norm=rms(fields)))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Ernie4_5ForCausalLM",), model_types=("ernie4_5",)),)

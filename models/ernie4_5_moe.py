@@ -3,18 +3,16 @@ goes through."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import ernie4_5
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
     MAX_LAYERS,
-    attention_by_kind,
     decoder_config,
     experts_per_token,
+    full_attention,
     gated_mlp,
     layer_types,
     rms,
@@ -46,24 +44,20 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("use_bias")
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    count, norm, bias = len(layer_types(fields, kinds=("full_attention",))), rms(fields), fields.flag("use_bias")
     fields.require("moe_gate_act", "softmax")
     fields.require("moe_norm_gate_logits", True)
     fields.require("moe_norm_min", 1e-12)  # of the sum that shares are divided by, far below any
     fields.require("compression_ratio", 1, 1.0)
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, interleaved=True, qkv_bias=bias, o_bias=bias
-    )
-    mlp = gated_mlp(fields, bias=bias)
-    sparse = _sparse_layers(fields, len(kinds))
+    attention, mlp = full_attention(fields, interleaved=True, bias="use_bias"), gated_mlp(fields, bias=bias)
+    sparse = _sparse_layers(fields, count)
     if any(sparse) and bias:
         raise fields.error("use_bias", "is not supported with experts")
     experts = _experts(fields) if any(sparse) else mlp
-    layers = [LayerSpec(mixer=attention[kinds[0]], feed_forward=experts if has else mlp, norm=norm) for has in sparse]
-    return decoder_config(fields, architecture="Ernie4_5_MoeForCausalLM", layers=layers, norm=norm)
+    layers = [LayerSpec(mixer=attention, feed_forward=experts if has else mlp, norm=norm) for has in sparse]
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _sparse_layers(fields: Fields, count: int) -> list[bool]:
@@ -86,3 +80,15 @@ def _experts(fields: Fields) -> Experts:
         corrected=True,
         shared=SharedExpert(inner=inner * shared, name="shared_experts", gated=False) if shared else None,
     )
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("Ernie4_5_MoeForCausalLM",),
+        model_types=("ernie4_5_moe",),
+        aliases=ALIASES,
+        names=NAMES,
+    ),
+)

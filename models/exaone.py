@@ -3,13 +3,20 @@ heads, and in the large model windows, whose layers alone are rotated."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    attention_by_kind,
+    decoder_config,
+    full_attention,
+    gated_mlp,
+    layer_types,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import NormedParts
 from llmjax.models.names import Names
@@ -52,34 +59,24 @@ DEFAULTS_4 = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     for key in ("attention_bias", "mlp_bias"):
         fields.require(key, False)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(fields, kinds, window=None, max_model_len=max_model_len)
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm)
-    return decoder_config(fields, architecture="ExaoneForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    layer = LayerSpec(mixer=full_attention(fields), feed_forward=gated_mlp(fields), norm=rms(fields))
+    return uniform_decoder(fields, layer)
 
 
-def exaone4_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def exaone4_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for EXAONE 4."""
-    fields = Fields(config, DEFAULTS_4)
     for key in ("attention_bias", "mlp_bias"):
         fields.require(key, False)
     window, norm, mlp = fields.optional_integer("sliding_window"), rms(fields), gated_mlp(fields)
     kinds = _kinds(fields, window)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=window,
-        max_model_len=max_model_len,
-        without_rope=() if window is None else ("full_attention",),
-        qk_norm=norm,
-    )
+    without_rope = () if window is None else ("full_attention",)
+    attention = attention_by_kind(fields, kinds, window=window, without_rope=without_rope, qk_norm=norm)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=NormedParts()) for kind in kinds]
-    return decoder_config(fields, architecture="Exaone4ForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _kinds(fields: Fields, window: int | None) -> tuple[str, ...]:
@@ -92,3 +89,11 @@ def _kinds(fields: Fields, window: int | None) -> tuple[str, ...]:
     else:
         local = [(i + 1) % fields.integer("sliding_window_pattern") > 0 for i in range(count)]
     return layer_types(fields, ["sliding_attention" if each else "full_attention" for each in local])
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("ExaoneForCausalLM",), model_types=("exaone",), aliases=ALIASES, names=NAMES
+    ),
+    Family(exaone4_from_hf, DEFAULTS_4, architectures=("Exaone4ForCausalLM",), model_types=("exaone4",)),
+)

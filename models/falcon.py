@@ -3,12 +3,15 @@ for both), and RefinedWeb 1B and 7B (ALiBi, one half after the other)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    mlp,
+    uniform_decoder,
+)
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import Parallel, PreNorm, Residual
@@ -57,38 +60,28 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("apply_residual_connection_post_layernorm", False)
     heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
-    kinds, norm, bias = (
-        layer_types(fields, kinds=("full_attention",)),
-        layer_norm(fields, "layer_norm_epsilon"),
-        fields.flag("bias"),
-    )
-    alibi = fields.flag("alibi")
+    alibi, bias = fields.flag("alibi"), fields.flag("bias")
     scale = max(hidden_size // heads, 1) ** -0.5  # fewer than one is refused with the heads
-    attention = attention_by_kind(
+    attention = full_attention(
         fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
         rotary=not alibi,
         kv_heads=_kv_heads(fields, heads),
         # Biases are scaled as products of queries and keys are.
         slopes=tuple(slope * scale for slope in alibi_slopes(heads)) if alibi else None,
-        qkv_bias=bias,
-        o_bias=bias,
+        bias="bias",
     )
     inner = fields.optional_integer("ffn_hidden_size") or 4 * hidden_size
     layer = LayerSpec(
-        mixer=attention[kinds[0]],
+        mixer=attention,
         feed_forward=mlp(fields, inner=inner, activation="activation", bias=bias),
-        norm=norm,
+        norm=layer_norm(fields, "layer_norm_epsilon"),
         residual=_residual(fields),
     )
-    return decoder_config(fields, architecture="FalconForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    return uniform_decoder(fields, layer)
 
 
 def _kv_heads(fields: Fields, heads: int) -> int:
@@ -112,3 +105,10 @@ def _residual(fields: Fields) -> Residual:
     if norms == 2 and not two:
         raise fields.error("num_ln_in_parallel_attn", "is not supported without new_decoder_architecture")
     return Parallel(before_feed_forward="post_attention_layernorm" if two else None)
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("FalconForCausalLM",), model_types=("falcon",), aliases=ALIASES, names=NAMES
+    ),
+)

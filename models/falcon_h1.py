@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models import llama, mamba2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, rms
+from llmjax.models.hf_config import MAX_LAYERS, decoder_config, full_attention, gated_mlp, rms
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import TwoMixers
 from llmjax.models.names import Names
@@ -49,18 +48,13 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     lists = ("ssm_multipliers", "mlp_multipliers")  # null stands for factors of 1
-    fields = Fields({key: value for key, value in config.items() if value is not None or key not in lists}, DEFAULTS)
-    count, norm, bias = (
-        fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
-        rms(fields),
-        fields.flag("attention_bias"),
-    )
-    attention = attention_by_kind(
-        fields, (KIND,), window=None, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias
-    )[KIND]
+    values = {key: value for key, value in fields.values.items() if value is not None or key not in lists}
+    fields = replace(fields, values=values)
+    count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), rms(fields)
+    attention = full_attention(fields, bias="attention_bias")
     # A factor of keys is one of the logits.
     attention = replace(attention, scale=attention.scale * fields.number("key_multiplier"))
     state_space = mamba2.state_space(
@@ -87,9 +81,11 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     )
     return decoder_config(
         fields,
-        architecture="FalconH1ForCausalLM",
         layers=[layer] * count,
         norm=norm,
         embedding_scale=fields.number("embedding_multiplier"),
         logit_scale=fields.number("lm_head_multiplier"),
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("FalconH1ForCausalLM",), model_types=("falcon_h1",), names=NAMES),)

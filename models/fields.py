@@ -19,12 +19,14 @@ class Fields:
         defaults: what a missing key means; a key in neither mapping reads as null.
         name: how error messages call the object.
         aliases: other names of keys, by the name that they are asked for; the first that is there counts.
+        max_model_len: longest sequence that will be served, in tokens; None: the longest that the model was made for.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     name: str = "config.json"
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    max_model_len: int | None = None
 
     def get(self, key: str) -> Any:
         shown = self._shown(key)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's GemmaConfig means by a missing key.
@@ -30,22 +37,14 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(_with_tanh_gelu(config), DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    fields = replace(fields, values=_with_tanh_gelu(fields.values))
     fields.require("use_bidirectional_attention", False)
     fields.require("mlp_bias", False)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields, plus_one=True)
-    bias = fields.flag("attention_bias")
-    attention = attention_by_kind(fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm)
-    return decoder_config(
-        fields,
-        architecture="GemmaForCausalLM",
-        layers=[layer] * len(kinds),
-        norm=norm,
-        embedding_scale=fields.integer("hidden_size") ** 0.5,
-    )
+    attention, norm = full_attention(fields, bias="attention_bias"), rms(fields, plus_one=True)
+    layer = LayerSpec(mixer=attention, feed_forward=gated_mlp(fields), norm=norm)
+    return uniform_decoder(fields, layer, embedding_scale=fields.integer("hidden_size") ** 0.5)
 
 
 def _with_tanh_gelu(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -53,3 +52,6 @@ def _with_tanh_gelu(config: Mapping[str, Any]) -> Mapping[str, Any]:
     ones correct that in a key of its own."""
     named = config.get("hidden_activation") or config.get("hidden_act", DEFAULTS["hidden_act"])
     return {**config, "hidden_act": "gelu_pytorch_tanh" if named == "gelu" else named}
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("GemmaForCausalLM",), model_types=("gemma",)),)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -35,33 +33,28 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("use_bidirectional_attention", False)
     fields.require("mlp_bias", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = layer_types(fields, ["full_attention" if i % 2 else "sliding_attention" for i in range(count)])
-    norm, mlp, bias = (
-        rms(fields, plus_one=True),
-        gated_mlp(fields, activation="hidden_activation"),
-        fields.flag("attention_bias"),
-    )
+    norm, mlp = rms(fields, plus_one=True), gated_mlp(fields, activation="hidden_activation")
     attention = attention_by_kind(
         fields,
         kinds,
         window=fields.optional_integer("sliding_window"),
-        max_model_len=max_model_len,
         scale=fields.number("query_pre_attn_scalar") ** -0.5,
         softcap=fields.optional_number("attn_logit_softcapping"),
-        qkv_bias=bias,
-        o_bias=bias,
+        bias="attention_bias",
     )
     return decoder_config(
         fields,
-        architecture="Gemma2ForCausalLM",
         layers=[LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=Sandwich()) for kind in kinds],
         norm=norm,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         final_softcap=fields.optional_number("final_logit_softcapping"),
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Gemma2ForCausalLM",), model_types=("gemma2",)),)

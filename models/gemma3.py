@@ -3,10 +3,11 @@ two kinds with ropes of their own."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -39,9 +40,8 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     # Hugging Face carries this key in Gemma 3's config and never applies it.
     fields.require("attn_logit_softcapping")
     causal, window = not fields.flag("use_bidirectional_attention"), fields.optional_integer("sliding_window")
@@ -51,32 +51,33 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     pattern = fields.integer("sliding_window_pattern")
     default = ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(count)]
-    kinds = layer_types(fields, default)
-    ropes = {"full_attention": rope_parameters(fields, "full_attention")} if "full_attention" in kinds else {}
-    if "sliding_attention" in kinds:
-        # rope_scaling stretches the full layers alone.
-        ropes["sliding_attention"] = rope_parameters(
-            fields, "sliding_attention", theta="rope_local_base_freq", scaled=False
-        )
-    norm, bias = rms(fields, plus_one=True), fields.flag("attention_bias")
+    kinds, norm = layer_types(fields, default), rms(fields, plus_one=True)
     attention = attention_by_kind(
         fields,
         kinds,
         window=window,
         causal=causal,
-        max_model_len=max_model_len,
-        ropes=ropes,
+        ropes=local_ropes(fields, kinds),
         scale=fields.number("query_pre_attn_scalar") ** -0.5,
         qk_norm=norm,
-        qkv_bias=bias,
-        o_bias=bias,
+        bias="attention_bias",
     )
     mlp = gated_mlp(fields, activation="hidden_activation")
     return decoder_config(
         fields,
-        architecture="Gemma3ForCausalLM",
         layers=[LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=Sandwich()) for kind in kinds],
         norm=norm,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
         final_softcap=fields.optional_number("final_logit_softcapping"),
     )
+
+
+def local_ropes(fields: Fields, kinds: Sequence[str]) -> dict[str, Fields]:
+    """Rope keys by kind of layer: windows have a base of their own, and ``rope_scaling`` stretches the others alone."""
+    local: dict[str, Any] = {"theta": "rope_local_base_freq", "scaled": False}
+    return {
+        kind: rope_parameters(fields, kind, **(local if kind == "sliding_attention" else {})) for kind in set(kinds)
+    }
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Gemma3ForCausalLM",), model_types=("gemma3_text",)),)

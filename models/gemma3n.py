@@ -3,14 +3,13 @@ the largest alone are activated, and last layers that read the keys and values o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from statistics import NormalDist
-from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import gemma3
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_types, rms
 from llmjax.models.layers.altup import AltUp, LowRank
@@ -19,7 +18,6 @@ from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.per_layer import PerLayer
 from llmjax.models.layers.residual import Sandwich
-from llmjax.models.layers.rope_scaling import rope_parameters
 from llmjax.models.names import Names
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -67,29 +65,23 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("attn_logit_softcapping")
     fields.require("mlp_bias", False)
     fields.require("use_bidirectional_attention", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = list(layer_types(fields, [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]))
-    norm, bias = rms(fields), fields.flag("attention_bias")
-    ropes = {FULL: rope_parameters(fields, FULL)} if FULL in kinds else {}
-    if SLIDING in kinds:  # rope_scaling stretches the full layers alone
-        ropes[SLIDING] = rope_parameters(fields, SLIDING, theta="rope_local_base_freq", scaled=False)
+    norm = rms(fields)
     attention = attention_by_kind(
         fields,
         kinds,
         window=fields.optional_integer("sliding_window"),
-        max_model_len=max_model_len,
-        ropes=ropes,
+        ropes=gemma3.local_ropes(fields, kinds),
         scale=1.0,
         qk_norm=norm,
         v_norm=RMS(norm.eps, weighted=False),
-        qkv_bias=bias,
-        o_bias=bias,
+        bias="attention_bias",
     )
     per_layer, altup = embeddings_of_layers(fields, norm), _altup(fields, norm)
     if per_layer is None:
@@ -98,7 +90,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     layers = [
         LayerSpec(
             mixer=replace(attention[kind], reads_only=source is not None),
-            feed_forward=half,
+            feed_forward=mlp,
             norm=norm,
             residual=Sandwich(),
             state_of=source,
@@ -106,11 +98,10 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
             altup=altup,
             low_rank=low_rank,
         )
-        for kind, source, half in zip(kinds, key_sources(fields, kinds), _mlps(fields, count), strict=True)
+        for kind, source, mlp in zip(kinds, key_sources(fields, kinds), _mlps(fields, count), strict=True)
     ]
     return decoder_config(
         fields,
-        architecture="Gemma3nForCausalLM",
         layers=layers,
         norm=norm,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
@@ -173,3 +164,8 @@ def embeddings_of_layers(fields: Fields, norm: RMS) -> PerLayer | None:
         activation=fields.choice("hidden_activation", ACTIVATIONS),
         norm=norm,
     )
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("Gemma3nForCausalLM",), model_types=("gemma3n_text",), names=NAMES),
+)

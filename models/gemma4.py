@@ -10,6 +10,7 @@ from typing import Any
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import gemma3
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.gemma3n import FULL, LAYER, PER_LAYER_MODULES, SLIDING, embeddings_of_layers, key_sources
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
@@ -58,9 +59,8 @@ _EXPERTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("use_bidirectional_attention", False, "vision")
     fields.require("mlp_bias", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -70,7 +70,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     experts = _experts(fields, norm) if fields.flag("enable_moe_block") else None
     if experts is not None and fields.flag("use_double_wide_mlp"):
         raise fields.error("use_double_wide_mlp", "is not supported beside experts")
-    attention = {kind: _attention(fields, kind, max_model_len, norm) for kind in dict.fromkeys(kinds)}
+    attention = {kind: _attention(fields, kind, norm) for kind in dict.fromkeys(kinds)}
     sources = key_sources(fields, kinds)
     per_layer, layers = embeddings_of_layers(fields, norm), []
     for kind, source in zip(kinds, sources, strict=True):
@@ -88,7 +88,6 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         )
     return decoder_config(
         fields,
-        architecture="Gemma4ForCausalLM",
         layers=layers,
         norm=norm,
         embedding_scale=fields.integer("hidden_size") ** 0.5,
@@ -117,7 +116,7 @@ def _experts(fields: Fields, norm: RMS) -> Experts:
     )
 
 
-def _attention(fields: Fields, kind: str, max_model_len: int | None, norm: RMS) -> Attention:
+def _attention(fields: Fields, kind: str, norm: RMS) -> Attention:
     same = kind == FULL and fields.flag("attention_k_eq_v")
     own = dict(fields.values)
     if kind == FULL:
@@ -136,14 +135,12 @@ def _attention(fields: Fields, kind: str, max_model_len: int | None, norm: RMS) 
         known,
         (kind,),
         window=fields.optional_integer("sliding_window"),
-        max_model_len=max_model_len,
         ropes={kind: Fields(plain, {**rope.defaults, "rope_type": "default", "partial_rotary_factor": 1.0}, rope.name)},
         scale=1.0,
         qk_norm=norm,
         v_norm=RMS(norm.eps, weighted=False),
         values_of_keys=same,
-        qkv_bias=fields.flag("attention_bias"),
-        o_bias=fields.flag("attention_bias"),
+        bias="attention_bias",
     )[kind]
     if not proportional:
         return made
@@ -156,3 +153,6 @@ def _attention(fields: Fields, kind: str, max_model_len: int | None, norm: RMS) 
 
 
 _DEFAULT_ROPE = {"rope_parameters": DEFAULTS["rope_parameters"]}
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Gemma4ForCausalLM",), model_types=("gemma4_text",), names=names),)

@@ -3,12 +3,15 @@ latter with a norm behind each half too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import PreNorm, Residual, Sandwich
 from llmjax.models.names import Names
@@ -39,28 +42,25 @@ GLM4_RESIDUAL = Sandwich(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _glm(config, "GlmForCausalLM", PreNorm(), max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return _glm(fields, PreNorm())
 
 
-def glm4_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def glm4_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for GLM-4-0414."""
-    return _glm(config, "Glm4ForCausalLM", GLM4_RESIDUAL, max_model_len)
+    return _glm(fields, GLM4_RESIDUAL)
 
 
-def _glm(config: Mapping[str, Any], architecture: str, residual: Residual, max_model_len: int | None) -> ModelConfig:
-    fields = Fields(config, DEFAULTS)
+def _glm(fields: Fields, residual: Residual) -> ModelConfig:
     fields.require("mlp_bias", False)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        partial_rotary=True,
-        interleaved=True,
-        qkv_bias=fields.flag("attention_bias"),
-    )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm, residual=residual)
-    return decoder_config(fields, architecture=architecture, layers=[layer] * len(kinds), norm=norm)
+    bias = fields.flag("attention_bias")
+    attention = full_attention(fields, partial_rotary=True, interleaved=True, qkv_bias=bias)
+    layer = LayerSpec(mixer=attention, feed_forward=gated_mlp(fields), norm=rms(fields), residual=residual)
+    return uniform_decoder(fields, layer)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("GlmForCausalLM",), model_types=("glm",), names=NAMES),
+    Family(glm4_from_hf, DEFAULTS, architectures=("Glm4ForCausalLM",), model_types=("glm4",), names=NAMES),
+)

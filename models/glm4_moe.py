@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import deepseek_v2, deepseek_v3
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, rms
+from llmjax.models.hf_config import decoder_config, full_attention, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's Glm4MoeConfig means by a missing key.
@@ -39,20 +37,20 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(
+    layer_types(fields, kinds=("full_attention",))
+    norm = rms(fields)
+    attention = full_attention(
         fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
         partial_rotary=True,
         qkv_bias=fields.flag("attention_bias"),
         qk_norm=norm if fields.flag("use_qk_norm") else None,
     )
-    halves = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
-    layers = [LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm) for half in halves]
-    return decoder_config(fields, architecture="Glm4MoeForCausalLM", layers=layers, norm=norm)
+    feed_forwards = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
+    layers = [LayerSpec(mixer=attention, feed_forward=each, norm=norm) for each in feed_forwards]
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Glm4MoeForCausalLM",), model_types=("glm4_moe",)),)

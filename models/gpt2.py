@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import decoder_config, full_attention, layer_norm, layer_types, mlp
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
@@ -52,34 +52,33 @@ def inner_size(fields: Fields) -> int:
     return fields.optional_integer("n_inner") or 4 * fields.integer("hidden_size")
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
-    return gpt2_config(fields, architecture="GPT2LMHeadModel", kv_heads=fields.integer("num_attention_heads"))
+    return gpt2_config(fields, kv_heads=fields.integer("num_attention_heads"))
 
 
-def gpt2_config(fields: Fields, *, architecture: str, kv_heads: int) -> ModelConfig:
+def gpt2_config(fields: Fields, *, kv_heads: int) -> ModelConfig:
     """Layers that differ in the scale of their logits, if at all."""
     fields.require("add_cross_attention", False)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
-    half = mlp(fields, inner=inner_size(fields), activation="activation_function")
+    count, norm = len(layer_types(fields, kinds=("full_attention",))), layer_norm(fields, "layer_norm_epsilon")
+    feed_forward = mlp(fields, inner=inner_size(fields), activation="activation_function")
     size = fields.integer("hidden_size") // fields.integer("num_attention_heads")
     scale = size**-0.5 if fields.flag("scale_attn_weights") else 1.0
     by_depth = fields.flag("scale_attn_by_inverse_layer_idx")
-    layers = []
-    for index, kind in enumerate(kinds):
-        attention = attention_by_kind(
-            fields,
-            (kind,),
-            window=None,
-            max_model_len=None,
-            rotary=False,
-            kv_heads=kv_heads,
-            scale=scale / (index + 1) if by_depth else scale,
-            qkv_bias=True,
-            o_bias=True,
+    attention = full_attention(fields, rotary=False, kv_heads=kv_heads, qkv_bias=True, o_bias=True)
+    layers = [
+        LayerSpec(
+            mixer=replace(attention, scale=scale / (index + 1) if by_depth else scale),
+            feed_forward=feed_forward,
+            norm=norm,
         )
-        layers.append(LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm))
+        for index in range(count)
+    ]
     positions = LearnedPositions(count=fields.integer("max_position_embeddings"))
-    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm, positions=positions)
+    return decoder_config(fields, layers=layers, norm=norm, positions=positions)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("GPT2LMHeadModel",), model_types=("gpt2",), aliases=ALIASES, names=NAMES),
+)

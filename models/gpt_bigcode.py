@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import gpt2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.names import QKV, Names
 
@@ -16,10 +14,21 @@ DEFAULTS = {**gpt2.DEFAULTS, "activation_function": "gelu_pytorch_tanh", "multi_
 NAMES = Names(prefix="transformer.", modules=gpt2.MODULES, qkv=QKV.BY_GROUP)
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=gpt2.ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("scale_attn_by_inverse_layer_idx", False)
     kv_heads = 1 if fields.flag("multi_query") else fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", kv_heads)
-    return gpt2.gpt2_config(fields, architecture="GPTBigCodeForCausalLM", kv_heads=kv_heads)
+    return gpt2.gpt2_config(fields, kv_heads=kv_heads)
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("GPTBigCodeForCausalLM",),
+        model_types=("gpt_bigcode",),
+        aliases=gpt2.ALIASES,
+        names=NAMES,
+    ),
+)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    mlp,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import Parallel, PreNorm
 from llmjax.models.names import QKV, Names
@@ -48,19 +51,26 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
-    kinds, norm, bias = (
-        layer_types(fields, kinds=("full_attention",)),
-        layer_norm(fields),
-        fields.flag("attention_bias"),
+    parallel = Parallel(before_feed_forward="post_attention_layernorm")
+    layer = LayerSpec(
+        mixer=full_attention(fields, partial_rotary=True, bias="attention_bias"),
+        feed_forward=mlp(fields),
+        norm=layer_norm(fields),
+        residual=parallel if fields.flag("use_parallel_residual") else PreNorm(),
     )
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, partial_rotary=True, qkv_bias=bias, o_bias=bias
-    )
-    own = Parallel(before_feed_forward="post_attention_layernorm")
-    residual = own if fields.flag("use_parallel_residual") else PreNorm()
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=mlp(fields), norm=norm, residual=residual)
-    return decoder_config(fields, architecture="GPTNeoXForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    return uniform_decoder(fields, layer)
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("GPTNeoXForCausalLM",),
+        model_types=("gpt_neox",),
+        aliases=ALIASES,
+        names=NAMES,
+    ),
+)

@@ -3,12 +3,11 @@ layer."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.kernels.activations import CLAMPED_AT, CLAMPED_SLOPE, CLAMPED_SWIGLU
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_types, rms, softmax_experts
 from llmjax.models.layers.layer import LayerSpec
@@ -45,10 +44,10 @@ SCALING = {
 NAMES = Names(modules={"model.layers.*.mlp.router": "model.layers.*.mlp.gate"})
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    scaled = config.get("rope_scaling") or config.get("rope_parameters")
-    fields = Fields(config if scaled else {**config, "rope_scaling": SCALING}, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    if not (fields.values.get("rope_scaling") or fields.values.get("rope_parameters")):
+        fields = replace(fields, values={**fields.values, "rope_scaling": SCALING})
     for key, neutral in {
         "mlp_bias": False,
         "hidden_act": "silu",
@@ -58,18 +57,13 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         fields.require(key, neutral)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = layer_types(fields, ["full_attention" if i % 2 else "sliding_attention" for i in range(count)])
-    norm, bias = rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=fields.optional_integer("sliding_window"),
-        max_model_len=max_model_len,
-        qkv_bias=bias,
-        o_bias=bias,
-        sinks=True,
-    )
+    norm, window = rms(fields), fields.optional_integer("sliding_window")
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias", sinks=True)
     # A softmax over a token's experts alone is as if shares over all were normalized.
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
     experts = replace(experts, activation=CLAMPED_SWIGLU, bias=True)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=experts, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="GptOssForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("GptOssForCausalLM",), model_types=("gpt_oss",), names=NAMES),)

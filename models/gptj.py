@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.gpt2 import ALIASES, inner_size
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    mlp,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import Parallel
 from llmjax.models.names import Names
@@ -45,26 +49,24 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("tie_word_embeddings", False)  # the head has a bias
     fields.require("rotary", True)
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
-    # Of a head, in entries.
-    part = fields.integer("rotary_dim") * heads / fields.integer("hidden_size")
-    fields = replace(fields, defaults={**DEFAULTS, "partial_rotary_factor": part})
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields, "layer_norm_epsilon")
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, partial_rotary=True, interleaved=True
-    )
+    # Entries of a head that are rotated, as a part of it.
+    rotated = fields.integer("rotary_dim") * heads / fields.integer("hidden_size")
+    fields = replace(fields, defaults={**DEFAULTS, "partial_rotary_factor": rotated})
     layer = LayerSpec(
-        mixer=attention[kinds[0]],
+        mixer=full_attention(fields, partial_rotary=True, interleaved=True),
         feed_forward=mlp(fields, inner=inner_size(fields), activation="activation_function"),
-        norm=norm,
+        norm=layer_norm(fields, "layer_norm_epsilon"),
         residual=Parallel(),
     )
-    return decoder_config(
-        fields, architecture="GPTJForCausalLM", layers=[layer] * len(kinds), norm=norm, head_bias=True
-    )
+    return uniform_decoder(fields, layer, head_bias=True)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("GPTJForCausalLM",), model_types=("gptj",), aliases=ALIASES, names=NAMES),
+)

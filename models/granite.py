@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import decoder_config, full_attention, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
 from llmjax.models.layers.residual import PreNorm
 from llmjax.models.mamba2 import state_space
@@ -23,21 +23,13 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    mlp = gated_mlp(fields, bias=fields.flag("mlp_bias"))
-    return granite_config(fields, mlp, architecture="GraniteForCausalLM", max_model_len=max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return granite_config(fields, gated_mlp(fields, bias=fields.flag("mlp_bias")))
 
 
 def granite_config(
-    fields: Fields,
-    feed_forward: FeedForward,
-    *,
-    architecture: str,
-    max_model_len: int | None,
-    rotary: bool = True,
-    mamba: Sequence[bool] | None = None,
+    fields: Fields, feed_forward: FeedForward, *, rotary: bool = True, mamba: Sequence[bool] | None = None
 ) -> ModelConfig:
     """Layers that are all alike but for their mixers, with the factors that the config has.
 
@@ -45,27 +37,21 @@ def granite_config(
         rotary: False: no layer knows positions.
         mamba: whether a layer has a state space in place of attention; None: none has.
     """
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        rotary=rotary,
-        scale=fields.number("attention_multiplier"),
-        qkv_bias=bias,
-        o_bias=bias,
-    )
+    count, norm = len(layer_types(fields, kinds=("full_attention",))), rms(fields)
+    scale = fields.number("attention_multiplier")
+    attention = full_attention(fields, rotary=rotary, scale=scale, bias="attention_bias")
     residual = PreNorm(scale=fields.number("residual_multiplier"))
-    mixers: list[Mixer] = [attention[kinds[0]]] * len(kinds)
+    mixers: list[Mixer] = [attention] * count
     if mamba is not None and any(mamba):
         recurrent = state_space(fields, norm=norm)
-        mixers = [recurrent if one else attention[kinds[0]] for one in mamba]
+        mixers = [recurrent if one else attention for one in mamba]
     return decoder_config(
         fields,
-        architecture=architecture,
         layers=[LayerSpec(mixer=each, feed_forward=feed_forward, norm=norm, residual=residual) for each in mixers],
         norm=norm,
         embedding_scale=fields.number("embedding_multiplier"),
         logit_scale=1 / fields.number("logits_scaling"),
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("GraniteForCausalLM",), model_types=("granite",)),)

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmjax.models import granite, mamba2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, gated_mlp, layer_types, softmax_experts
 from llmjax.models.layers.layer import FeedForward
@@ -47,35 +48,26 @@ DENSE_NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _with_experts(Fields(config, DEFAULTS), "GraniteMoeForCausalLM", max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; with a shared expert in GraniteMoeShared."""
+    fields.require("mlp_bias", False)
+    return granite.granite_config(fields, _experts(fields))
 
 
-def shared_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """`from_hf` for GraniteMoeShared."""
-    return _with_experts(Fields(config, SHARED_DEFAULTS), "GraniteMoeSharedForCausalLM", max_model_len)
-
-
-def hybrid_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def hybrid_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for GraniteMoeHybrid: state spaces in some layers, and maybe no experts but the shared one."""
-    fields = Fields(config, HYBRID_DEFAULTS, aliases=HYBRID_ALIASES)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = [KINDS[kind] for kind in layer_types(fields, ["mamba"] * count, kinds=tuple(KINDS))]
     fields.require("position_embedding_type", "rope", "nope")
     fields.require("normalization_function", "rmsnorm")
-    if _has_experts(config):
-        half: FeedForward = _experts(fields)
+    if _has_experts(fields.values):
+        feed_forward: FeedForward = _experts(fields)
     else:
-        half = replace(gated_mlp(fields), inner=fields.integer("shared_intermediate_size"))
+        feed_forward = replace(gated_mlp(fields), inner=fields.integer("shared_intermediate_size"))
+    values = {key: fields.values[key] for key in fields.values if key not in ("layer_types", "layers_block_type")}
     return granite.granite_config(
-        replace(
-            fields,
-            values={key: value for key, value in config.items() if key not in ("layer_types", "layers_block_type")},
-        ),
-        half,
-        architecture="GraniteMoeHybridForCausalLM",
-        max_model_len=max_model_len,
+        replace(fields, values=values),
+        feed_forward,
         rotary=fields.get("position_embedding_type") == "rope",
         mamba=[kind == "mamba" for kind in kinds],
     )
@@ -90,11 +82,6 @@ def _has_experts(config: Mapping[str, Any]) -> bool:
     return config.get("num_local_experts", DEFAULTS["num_local_experts"]) not in (0, None)
 
 
-def _with_experts(fields: Fields, architecture: str, max_model_len: int | None) -> ModelConfig:
-    fields.require("mlp_bias", False)
-    return granite.granite_config(fields, _experts(fields), architecture=architecture, max_model_len=max_model_len)
-
-
 def _experts(fields: Fields) -> Experts:
     # The router's softmax is over a token's experts alone, which is as if shares over all were normalized.
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
@@ -103,3 +90,23 @@ def _experts(fields: Fields) -> Experts:
     ):
         experts = replace(experts, shared=SharedExpert(inner=inner, name=SHARED, gated=False))
     return experts
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("GraniteMoeForCausalLM",), model_types=("granitemoe",)),
+    Family(
+        from_hf,
+        SHARED_DEFAULTS,
+        architectures=("GraniteMoeSharedForCausalLM",),
+        model_types=("granitemoeshared",),
+        names=SHARED_NAMES,
+    ),
+    Family(
+        hybrid_from_hf,
+        HYBRID_DEFAULTS,
+        architectures=("GraniteMoeHybridForCausalLM",),
+        model_types=("granitemoehybrid",),
+        aliases=HYBRID_ALIASES,
+        names=hybrid_names,
+    ),
+)

@@ -8,8 +8,14 @@ from typing import Any
 
 from llmjax.models.classifiers import classifier_pooler
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    layer_norm,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.pooling import Dense, Pooler
 from llmjax.models.layers.residual import PostNorm
@@ -57,39 +63,42 @@ NAMES, NEW_NAMES = Names(prefix="model.", modules=MODULES), Names(prefix="new.",
 NEW_CLASSIFIER_NAMES = replace(NEW_NAMES, modules=MODULES | HEAD)
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _encoder(Fields(config, DEFAULTS), max_model_len, "GteModel")
-
-
-def new_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _encoder(Fields(config, NEW_DEFAULTS), max_model_len, "NewModel")
-
-
-def new_classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
-    fields = Fields(config, NEW_DEFAULTS)
-    before = (Dense(size=fields.integer("hidden_size"), activation="tanh"),)
-    pooler = classifier_pooler(fields, kind="cls", before=before)
-    return replace(_encoder(fields, max_model_len, "NewForSequenceClassification"), pooler=pooler)
-
-
-def _encoder(fields: Fields, max_model_len: int | None, architecture: str) -> ModelConfig:
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     for key, neutral in NEUTRAL.items():
         fields.require(key, *neutral)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=True, o_bias=True, causal=False
-    )
-    half = replace(gated_mlp(fields), down_bias=True)
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PostNorm()) for kind in kinds]
-    return decoder_config(
+    norm, attention = layer_norm(fields), full_attention(fields, qkv_bias=True, o_bias=True, causal=False)
+    feed_forward = replace(gated_mlp(fields), down_bias=True)
+    return uniform_decoder(
         fields,
-        architecture=architecture,
-        layers=layers,
+        LayerSpec(mixer=attention, feed_forward=feed_forward, norm=norm, residual=PostNorm()),
         norm=None,
         pooler=Pooler(kind="cls"),
         token_types=fields.integer("type_vocab_size", minimum=0) or None,
         embedding_norm=norm,
     )
+
+
+def new_classifier_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; labels of texts and pairs of texts."""
+    before = (Dense(size=fields.integer("hidden_size"), activation="tanh"),)
+    pooler = classifier_pooler(fields, kind="cls", before=before)
+    return replace(from_hf(fields), pooler=pooler)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("GteModel",), model_types=("gte",), names=NAMES),
+    Family(
+        from_hf,
+        NEW_DEFAULTS,
+        architectures=("NewModel", "NewForTokenClassification"),
+        model_types=("new",),
+        names=NEW_NAMES,
+    ),
+    Family(
+        new_classifier_from_hf,
+        NEW_DEFAULTS,
+        architectures=("NewForSequenceClassification",),
+        names=NEW_CLASSIFIER_NAMES,
+    ),
+)

@@ -103,7 +103,7 @@ def attention_by_kind(
     kinds: Sequence[str],
     *,
     window: int | None,
-    max_model_len: int | None,
+    bias: str | None = None,
     ropes: Mapping[str, Fields] | None = None,
     partial_rotary: bool = False,
     interleaved: bool = False,
@@ -116,7 +116,7 @@ def attention_by_kind(
     Args:
         kinds: of the layers, from `layer_types`.
         window: of the layers called sliding_attention, in tokens.
-        max_model_len: longest sequence that will be served, in tokens; some rope scalings depend on it.
+        bias: the key that says whether q, k, v and o have biases; None: ``differences`` say it, or they have none.
         ropes: rope keys by kind, where a family does not write them as most do.
         partial_rotary: whether the family heeds ``partial_rotary_factor``.
         interleaved: whether neighbors are rotated together, not halves of a head.
@@ -136,11 +136,13 @@ def attention_by_kind(
             raise fields.error("hidden_size", f"is not divisible by num_attention_heads = {heads}; give head_dim")
         head_dim = hidden_size // heads
     sizes = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "scale": head_dim**-0.5}
+    if bias is not None:
+        sizes |= dict.fromkeys(("qkv_bias", "o_bias"), fields.flag(bias))
     if not rotary:
         windows = {kind: window if kind == "sliding_attention" else None for kind in kinds}
         return {kind: Attention(rope=None, window=own, **(sizes | differences)) for kind, own in windows.items()}
-    lengths = RopeLengths(fields.integer("max_position_embeddings"), max_model_len)
-    _check_chunks(fields, max_model_len or lengths.max_position)
+    lengths = RopeLengths(fields.integer("max_position_embeddings"), fields.max_model_len)
+    _check_chunks(fields, fields.max_model_len or lengths.max_position)
     parameters = {kind: ropes[kind] if ropes else rope_parameters(fields, kind) for kind in dict.fromkeys(kinds)}
     if not partial_rotary:
         parameters = {kind: of_whole_heads(keys) for kind, keys in parameters.items()}
@@ -153,6 +155,17 @@ def attention_by_kind(
         for kind, keys in parameters.items()
     }
     return {kind: replace(own, rope=None) if kind in without_rope else own for kind, own in found.items()}
+
+
+def full_attention(fields: Fields, **differences: Any) -> Attention:
+    """Attention of layers without windows; arguments as for `attention_by_kind`."""
+    return attention_by_kind(fields, ("full_attention",), window=None, **differences)["full_attention"]
+
+
+def all_windowed(fields: Fields, window: int | None) -> tuple[str, ...]:
+    """The kind of attention of each layer, in a family in which all have a window or, where it is None, none has."""
+    kind = "full_attention" if window is None else "sliding_attention"
+    return layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
 
 
 def _check_chunks(fields: Fields, longest: int) -> None:
@@ -175,7 +188,7 @@ def layer_norm(fields: Fields, key: str = "layer_norm_eps", *, bias: bool = True
 
 
 def gated_mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = False) -> GatedMLP:
-    """The feed-forward half of a layer without experts.
+    """The feed-forward sublayer of a layer without experts.
 
     Args:
         activation: the key that names the activation.
@@ -185,7 +198,7 @@ def gated_mlp(fields: Fields, *, activation: str = "hidden_act", bias: bool = Fa
 
 
 def mlp(fields: Fields, *, inner: int | None = None, activation: str = "hidden_act", bias: bool = True) -> MLP:
-    """A feed-forward half without a gate; arguments as for `gated_mlp`.
+    """A feed-forward sublayer without a gate; arguments as for `gated_mlp`.
 
     Args:
         inner: None: ``intermediate_size``.
@@ -223,8 +236,18 @@ def experts_per_token(fields: Fields, count: int) -> int:
     return per_token
 
 
+def uniform_decoder(fields: Fields, layer: LayerSpec, **differences: Any) -> ModelConfig:
+    """A model whose layers are all alike and have no windows; arguments as for `decoder_config`.
+
+    Args:
+        layer: each of them; the last norm is its norm, unless ``differences`` have another one.
+    """
+    count = len(layer_types(fields, kinds=("full_attention",)))
+    return decoder_config(fields, layers=[layer] * count, **{"norm": layer.norm, **differences})
+
+
 def decoder_config(
-    fields: Fields, *, architecture: str, layers: Sequence[LayerSpec], norm: NormSpec | None, **differences: Any
+    fields: Fields, *, layers: Sequence[LayerSpec], norm: NormSpec | None, **differences: Any
 ) -> ModelConfig:
     """A model from its layers and the other keys that every family has.
 
@@ -243,7 +266,6 @@ def decoder_config(
             fields.require(key, 0)
     ropes = [layer.mixer.rope for layer in layers if layer.mixer.rope is not None]
     return ModelConfig(
-        architecture=architecture,
         vocab_size=fields.integer("vocab_size"),
         hidden_size=fields.integer("hidden_size"),
         layers=tuple(layers),

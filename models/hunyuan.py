@@ -9,8 +9,15 @@ from typing import Any
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms, softmax_experts
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    softmax_experts,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import FeedForward, LayerSpec
 from llmjax.models.layers.moe import SharedExpert
 from llmjax.models.names import Names
@@ -29,24 +36,24 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(_with_alpha(config), DEFAULTS)
-    return _hunyuan(fields, gated_mlp(fields), "HunYuanDenseV1ForCausalLM", max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    fields = replace(fields, values=_with_alpha(fields.values))
+    return _hunyuan(fields, gated_mlp(fields))
 
 
-def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def moe_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for Hunyuan with experts."""
+    config = fields.values
     same = {key: _in_all_layers(config, key) for key in ("num_experts", "moe_topk") if key in config}
-    fields = Fields(_with_alpha({**config, **same}), MOE_DEFAULTS, aliases=MOE_ALIASES)
+    fields = replace(fields, values=_with_alpha({**config, **same}))
     inner = fields.integer("intermediate_size")
     for key, plain in {"moe_layer_num_skipped": 0, "norm_topk_prob": True, "group_limited_greedy": False}.items():
         fields.require(key, plain)
     for key, neutral in {"moe_intermediate_size": inner, "num_shared_expert": 1}.items():
         Fields({key: _in_all_layers(config, key)}, name=fields.name).require(key, neutral)
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
-    experts = replace(experts, shared=SharedExpert(inner=inner, name="shared_mlp", gated=False))
-    return _hunyuan(fields, experts, "HunYuanMoEV1ForCausalLM", max_model_len)
+    return _hunyuan(fields, replace(experts, shared=SharedExpert(inner=inner, name="shared_mlp", gated=False)))
 
 
 def _in_all_layers(config: Mapping[str, Any], key: str) -> Any:
@@ -57,23 +64,13 @@ def _in_all_layers(config: Mapping[str, Any], key: str) -> Any:
     return value
 
 
-def _hunyuan(fields: Fields, feed_forward: FeedForward, architecture: str, max_model_len: int | None) -> ModelConfig:
+def _hunyuan(fields: Fields, feed_forward: FeedForward) -> ModelConfig:
     fields.require("use_qk_norm", True)
     fields.require("use_cla", False)
     fields.require("mlp_bias", False)
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=norm,
-        qk_norm_first=False,
-    )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=feed_forward, norm=norm)
-    return decoder_config(fields, architecture=architecture, layers=[layer] * len(kinds), norm=norm)
+    norm = rms(fields)
+    attention = full_attention(fields, bias="attention_bias", qk_norm=norm, qk_norm_first=False)
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=feed_forward, norm=norm))
 
 
 def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -86,3 +83,18 @@ def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:
         if scaling.get("rope_type", scaling.get("type")) == "dynamic":
             changed[key] = {**scaling, "type": "ntk_alpha", "rope_type": "ntk_alpha"}
     return changed
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("HunYuanDenseV1ForCausalLM",), model_types=("hunyuan_v1_dense",), names=NAMES
+    ),
+    Family(
+        moe_from_hf,
+        MOE_DEFAULTS,
+        architectures=("HunYuanMoEV1ForCausalLM",),
+        model_types=("hunyuan_v1_moe",),
+        aliases=MOE_ALIASES,
+        names=NAMES,
+    ),
+)

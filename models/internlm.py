@@ -3,13 +3,16 @@ keys of its own for biases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import QKV, Names
 
@@ -44,28 +47,34 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    bias = fields.flag("bias")
-    return _internlm(fields, "InternLM2ForCausalLM", max_model_len, qkv_bias=bias, o_bias=bias, mlp_bias=False)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    attention = full_attention(fields, bias="bias")
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=gated_mlp(fields), norm=rms(fields)))
 
 
-def internlm3_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def internlm3_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for InternLM 3."""
-    fields = Fields(config, DEFAULTS_3, aliases={"qkv_bias": ("attention_bias",), "bias": ("mlp_bias",)})
     bias = fields.flag("bias")
-    return _internlm(
-        fields, "InternLM3ForCausalLM", max_model_len, qkv_bias=fields.flag("qkv_bias"), o_bias=bias, mlp_bias=bias
-    )
+    attention = full_attention(fields, qkv_bias=fields.flag("qkv_bias"), o_bias=bias)
+    feed_forward = gated_mlp(fields, bias=bias)
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=feed_forward, norm=rms(fields)))
 
 
-def _internlm(
-    fields: Fields, architecture: str, max_model_len: int | None, *, qkv_bias: bool, o_bias: bool, mlp_bias: bool
-) -> ModelConfig:
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, qkv_bias=qkv_bias, o_bias=o_bias
-    )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields, bias=mlp_bias), norm=norm)
-    return decoder_config(fields, architecture=architecture, layers=[layer] * len(kinds), norm=norm)
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("InternLM2ForCausalLM",),
+        model_types=("internlm2",),
+        names=NAMES,
+        rewards_by_one_matrix=True,
+    ),
+    Family(
+        internlm3_from_hf,
+        DEFAULTS_3,
+        architectures=("InternLM3ForCausalLM",),
+        model_types=("internlm3",),
+        aliases={"qkv_bias": ("attention_bias"), "bias": ("mlp_bias")},
+    ),
+)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama, mamba
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, rms, softmax_experts
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    decoder_config,
+    full_attention,
+    gated_mlp,
+    rms,
+    softmax_experts,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
 
@@ -40,28 +45,24 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("sliding_window")
     count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), rms(fields)
-    attention = attention_by_kind(fields, (KIND,), window=None, max_model_len=max_model_len, rotary=False)[KIND]
-    state_space, half = mamba.state_space(fields, norm=norm), gated_mlp(fields)
-    experts = (
-        softmax_experts(fields, inner="intermediate_size", normalize=False)
-        if fields.integer("num_experts") > 1
-        else half
-    )
+    attention, mlp = full_attention(fields, rotary=False), gated_mlp(fields)
+    state_space = mamba.state_space(fields, norm=norm)
+    has_experts = fields.integer("num_experts") > 1
+    experts = softmax_experts(fields, inner="intermediate_size", normalize=False) if has_experts else mlp
     attends, chooses = _every(fields, "attn_layer"), _every(fields, "expert_layer")
     layers = [
         LayerSpec(
             mixer=attention if i % attends[0] == attends[1] else state_space,
-            feed_forward=experts if i % chooses[0] == chooses[1] else half,
+            feed_forward=experts if i % chooses[0] == chooses[1] else mlp,
             norm=norm,
         )
         for i in range(count)
     ]
-    return decoder_config(fields, architecture="JambaForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _every(fields: Fields, name: str) -> tuple[int, int]:
@@ -70,3 +71,6 @@ def _every(fields: Fields, name: str) -> tuple[int, int]:
     if offset >= period:
         raise fields.error(f"{name}_offset", f"is not less than {name}_period = {period}")
     return period, offset
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("JambaForCausalLM",), model_types=("jamba",), names=NAMES),)

@@ -3,13 +3,12 @@ experts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import deepseek_v2, deepseek_v3
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import decoder_config, layer_types, rms
 from llmjax.models.layers.channel_delta import ChannelDelta
@@ -63,22 +62,22 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    known = {key: value for key, value in config.items() if key != "head_dim"}  # what is rotated of one
-    fields = Fields(known, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # what is rotated of one
+    fields = replace(fields, values=known)
     fields.require("mla_use_nope", True)
     norm, kinds = rms(fields), _kinds(fields)
-    latent = replace(deepseek_v2.latent_attention(fields, max_model_len), rope=None)
+    latent = replace(deepseek_v2.latent_attention(fields), rope=None)
     own = fields.mapping("linear_attn_config")
     delta = _delta(fields if not own else Fields(own, DEFAULTS, name="config.json: linear_attn_config"), fields)
-    halves = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
+    feed_forwards = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
     deepseek_v3.check_dense_first(fields, len(kinds))
     layers = [
-        LayerSpec(mixer=delta if kind == DELTA else latent, feed_forward=half, norm=norm)
-        for kind, half in zip(kinds, halves, strict=True)
+        LayerSpec(mixer=delta if kind == DELTA else latent, feed_forward=each, norm=norm)
+        for kind, each in zip(kinds, feed_forwards, strict=True)
     ]
-    return decoder_config(fields, architecture="KimiLinearForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _kinds(fields: Fields) -> tuple[str, ...]:
@@ -100,3 +99,15 @@ def _delta(own: Fields, fields: Fields) -> ChannelDelta:
         activation=fields.choice("hidden_act", ACTIVATIONS),
         norm=rms(fields),
     )
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("KimiLinearForCausalLM",),
+        model_types=("kimi_linear",),
+        aliases=ALIASES,
+        names=NAMES,
+    ),
+)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
     MAX_LAYERS,
-    attention_by_kind,
     decoder_config,
     experts_per_token,
+    full_attention,
     gated_mlp,
     layer_types,
 )
@@ -72,42 +72,37 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     full = range(count) if fields.get("full_attn_idxs") is None else fields.indices("full_attn_idxs")
     kinds = layer_types(fields, [KINDS[i in full] for i in range(count)], kinds=KINDS)
-    halves = [replace(gated_mlp(fields), inner=_inner(fields))] * count
-    return _lfm2(fields, kinds, halves, "Lfm2ForCausalLM", max_model_len)
+    return _lfm2(fields, kinds, [replace(gated_mlp(fields), inner=_inner(fields))] * count)
 
 
-def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """`from_hf` for LFM2 with experts behind the first layers."""
-    fields = Fields(config, MOE_DEFAULTS, aliases=MOE_ALIASES)
+def moe_from_hf(fields: Fields) -> ModelConfig:
+    """`from_hf` for LFM2 with experts after the first layers."""
     kinds = layer_types(fields, kinds=KINDS)
     dense = fields.integer("num_dense_layers", minimum=0)
     mlp, experts = gated_mlp(fields), _experts(fields)
-    halves = [mlp if i < dense else experts for i in range(len(kinds))]
-    return _lfm2(fields, kinds, halves, "Lfm2MoeForCausalLM", max_model_len)
+    return _lfm2(fields, kinds, [mlp if i < dense else experts for i in range(len(kinds))])
 
 
-def _lfm2(
-    fields: Fields, kinds: tuple[str, ...], halves: list[Any], architecture: str, max_model_len: int | None
-) -> ModelConfig:
+def _lfm2(fields: Fields, kinds: Sequence[str], feed_forwards: Sequence[FeedForward]) -> ModelConfig:
     fields.require("attention_bias", False)
     fields.require("use_pos_enc", True)
     fields.require("block_use_swiglu", True)
     norm, size = RMS(fields.number("norm_eps")), fields.integer("hidden_size")
-    mixers: dict[str, Mixer] = dict(
-        attention_by_kind(fields, ("full_attention",), window=None, max_model_len=max_model_len, qk_norm=norm)
-    )
     width = fields.integer("conv_L_cache", minimum=2)
-    mixers["conv"] = ShortConvolution(size=size, width=width, bias=fields.flag("conv_bias"))
+    mixers: dict[str, Mixer] = {
+        "full_attention": full_attention(fields, qk_norm=norm),
+        "conv": ShortConvolution(size=size, width=width, bias=fields.flag("conv_bias")),
+    }
     layers = [
-        LayerSpec(mixer=mixers[kind], feed_forward=half, norm=norm) for kind, half in zip(kinds, halves, strict=True)
+        LayerSpec(mixer=mixers[kind], feed_forward=each, norm=norm)
+        for kind, each in zip(kinds, feed_forwards, strict=True)
     ]
-    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _inner(fields: Fields) -> int:
@@ -133,3 +128,16 @@ def _experts(fields: Fields) -> FeedForward:
         scaling=fields.number("routed_scaling_factor"),
         no_share=1e-6,
     )
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("Lfm2ForCausalLM",), model_types=("lfm2",), aliases=ALIASES, names=NAMES),
+    Family(
+        moe_from_hf,
+        MOE_DEFAULTS,
+        architectures=("Lfm2MoeForCausalLM",),
+        model_types=("lfm2_moe",),
+        aliases=MOE_ALIASES,
+        names=NAMES,
+    ),
+)

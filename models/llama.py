@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -37,15 +35,19 @@ YI_NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     kinds = layer_types(fields)
     window = fields.optional_integer("sliding_window")
     if window is not None and "sliding_attention" not in kinds:
         raise fields.error("sliding_window", "is not part of Llama; a windowed model is MistralForCausalLM")
-    bias = fields.flag("attention_bias")
-    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias")
     mlp, norm = gated_mlp(fields, bias=fields.flag("mlp_bias")), rms(fields)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="LlamaForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("LlamaForCausalLM",), model_types=("llama",)),
+    Family(from_hf, DEFAULTS, architectures=("YiForCausalLM",), model_types=("Yi",), names=YI_NAMES),
+)

@@ -7,19 +7,18 @@ their queries from ``floor_scale`` tokens on. Where no sequence is so long, laye
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
     MAX_LAYERS,
-    attention_by_kind,
     decoder_config,
     experts_per_token,
+    full_attention,
     gated_mlp,
     layer_types,
     rms,
@@ -67,27 +66,14 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
-    count, norm, bias = (
-        fields.integer("num_hidden_layers", maximum=MAX_LAYERS),
-        rms(fields),
-        fields.flag("attention_bias"),
-    )
+    count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), rms(fields)
     rotated, sparse = _rotated(fields, count), _sparse(fields, count)
     kinds = layer_types(fields, [KINDS[i in rotated] for i in range(count)], kinds=KINDS)
-    longest = max_model_len or fields.integer("max_position_embeddings")
-    (attention,) = attention_by_kind(
-        fields,
-        ("full_attention",),
-        window=None,
-        max_model_len=max_model_len,
-        interleaved=True,
-        qkv_bias=bias,
-        o_bias=bias,
-    ).values()
+    longest = fields.max_model_len or fields.integer("max_position_embeddings")
+    attention = full_attention(fields, interleaved=True, bias="attention_bias")
     plain = replace(attention, rope=None, sharpened=_sharpening(fields, longest))
     if fields.flag("use_qk_norm"):
         attention = replace(attention, qk_norm=RMS(norm.eps, weighted=False), qk_norm_first=False)
@@ -102,7 +88,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         )
         for i, kind in enumerate(kinds)
     ]
-    return decoder_config(fields, architecture="Llama4ForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _sharpening(fields: Fields, longest: int) -> Sharpening | None:
@@ -142,3 +128,6 @@ def _experts(fields: Fields) -> Experts:
         scaled_inputs=True,
         shared=SharedExpert(inner=inner, gated=False),
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Llama4ForCausalLM",), model_types=("llama4_text",), names=NAMES),)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, decoder_config
 from llmjax.models.layers.layer import LayerSpec
@@ -57,23 +55,21 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _state_spaces(Fields(config, DEFAULTS, aliases=ALIASES), "MambaForCausalLM", norm=None)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return _state_spaces(fields, norm=None)
 
 
-def falcon_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def falcon_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for Falcon Mamba, whose norms inside of the mixers have no weights."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
-    norm = RMS(fields.number("mixer_rms_eps"), weighted=False)
-    return _state_spaces(fields, "FalconMambaForCausalLM", norm=norm)
+    return _state_spaces(fields, norm=RMS(fields.number("mixer_rms_eps"), weighted=False))
 
 
-def _state_spaces(fields: Fields, architecture: str, *, norm: RMS | None) -> ModelConfig:
+def _state_spaces(fields: Fields, *, norm: RMS | None) -> ModelConfig:
     count, outer = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), RMS(fields.number("layer_norm_epsilon"))
     mixer = state_space(fields, norm=norm, inner=fields.optional_integer("intermediate_size"))
     layer = LayerSpec(mixer=mixer, feed_forward=None, norm=outer, residual=MixerAlone())
-    return decoder_config(fields, architecture=architecture, layers=[layer] * count, norm=outer)
+    return decoder_config(fields, layers=[layer] * count, norm=outer)
 
 
 def state_space(fields: Fields, *, norm: RMS | None, inner: int | None = None) -> Mamba:
@@ -94,3 +90,18 @@ def state_space(fields: Fields, *, norm: RMS | None, inner: int | None = None) -
         conv_bias=fields.flag("mamba_conv_bias"),
         bias=fields.flag("mamba_proj_bias"),
     )
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("MambaForCausalLM",), model_types=("mamba",), aliases=ALIASES, names=NAMES
+    ),
+    Family(
+        falcon_from_hf,
+        DEFAULTS,
+        architectures=("FalconMambaForCausalLM",),
+        model_types=("falcon_mamba",),
+        aliases=ALIASES,
+        names=NAMES,
+    ),
+)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, decoder_config
 from llmjax.models.layers.layer import LayerSpec
@@ -67,13 +68,12 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), RMS(fields.number("layer_norm_epsilon"))
     mixer = state_space(fields, norm=norm)
     layer = LayerSpec(mixer=mixer, feed_forward=None, norm=norm, residual=MixerAlone())
-    return decoder_config(fields, architecture="Mamba2ForCausalLM", layers=[layer] * count, norm=norm)
+    return decoder_config(fields, layers=[layer] * count, norm=norm)
 
 
 def state_space(
@@ -131,3 +131,10 @@ def step_limits(fields: Fields) -> tuple[float, float]:
     if len(ends) != 2 or any(type(end) not in (int, float) for end in ends) or not 0 <= ends[0] <= ends[1]:
         raise fields.error("time_step_limit", "must be two numbers, the smaller one first")
     return (float(ends[0]), float(ends[1]))
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("Mamba2ForCausalLM",), model_types=("mamba2",), aliases=ALIASES, names=NAMES
+    ),
+)

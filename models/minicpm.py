@@ -3,14 +3,13 @@ latent attention."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models import deepseek_v2, granite, llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import MAX_LAYERS, gated_mlp, layer_types, rms, uniform_decoder
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import PreNorm
 
@@ -37,10 +36,9 @@ DEFAULTS_3 = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    _check_sparse_attention(fields, max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    _check_sparse_attention(fields)
     fields.require("num_experts", 0)
     depth, size = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("hidden_size")
     heads = fields.integer("num_attention_heads")
@@ -50,12 +48,11 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         "residual_multiplier": fields.number("scale_depth") / depth**0.5,
         "logits_scaling": size / fields.integer("dim_model_base"),
     }
-    known = Fields({**config, **factors}, {**granite.DEFAULTS, **DEFAULTS})
-    mlp = gated_mlp(known, bias=known.flag("mlp_bias"))
-    return granite.granite_config(known, mlp, architecture="MiniCPMForCausalLM", max_model_len=max_model_len)
+    known = replace(fields, values={**fields.values, **factors}, defaults={**granite.DEFAULTS, **DEFAULTS})
+    return granite.from_hf(known)
 
 
-def _check_sparse_attention(fields: Fields, max_model_len: int | None) -> None:
+def _check_sparse_attention(fields: Fields) -> None:
     """Raises where sequences may become so long that blocks of keys are chosen (InfLLM v2 of MiniCPM 4.1)."""
     given = fields.mapping("sparse_config")
     if not given:
@@ -63,30 +60,33 @@ def _check_sparse_attention(fields: Fields, max_model_len: int | None) -> None:
     own = Fields(given, name=f"{fields.name}: sparse_config")
     own.require("use_nope", False)
     dense = own.integer("dense_len", minimum=2)
-    if (max_model_len or fields.integer("max_position_embeddings")) >= dense:
+    if (fields.max_model_len or fields.integer("max_position_embeddings")) >= dense:
         problem = f"is not supported for sequences of {dense} tokens and more; set max_model_len to {dense - 1} or less"
         raise fields.error("sparse_config", problem)
 
 
-def minicpm3_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def minicpm3_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for MiniCPM 3."""
-    fields = Fields(config, DEFAULTS_3)
     depth, size = len(layer_types(fields, kinds=("full_attention",))), fields.integer("hidden_size")
     if fields.get("v_head_dim") is None:
-        fields = replace(fields, values={**config, "v_head_dim": size // fields.integer("num_attention_heads")})
-    norm = rms(fields)
+        v_head_dim = size // fields.integer("num_attention_heads")
+        fields = replace(fields, values={**fields.values, "v_head_dim": v_head_dim})
     layer = LayerSpec(
-        mixer=deepseek_v2.latent_attention(fields, max_model_len, interleaved=False),
+        mixer=deepseek_v2.latent_attention(fields, interleaved=False),
         feed_forward=gated_mlp(fields, bias=fields.flag("mlp_bias")),
-        norm=norm,
+        norm=rms(fields),
         # Null means no factor.
         residual=PreNorm(scale=(fields.optional_number("scale_depth") or depth**0.5) / depth**0.5),
     )
-    return decoder_config(
+    return uniform_decoder(
         fields,
-        architecture="MiniCPM3ForCausalLM",
-        layers=[layer] * depth,
-        norm=norm,
+        layer,
         embedding_scale=fields.number("scale_emb"),
         logit_scale=(fields.optional_integer("dim_model_base") or size) / size,
     )
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("MiniCPMForCausalLM",), model_types=("minicpm",)),
+    Family(minicpm3_from_hf, DEFAULTS_3, architectures=("MiniCPM3ForCausalLM",), model_types=("minicpm3",)),
+)

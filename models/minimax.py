@@ -3,14 +3,19 @@ that each half norms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import mixtral
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_types, rms, softmax_experts
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    decoder_config,
+    full_attention,
+    layer_types,
+    rms,
+    softmax_experts,
+)
 from llmjax.models.layers.layer import LayerSpec, Mixer
 from llmjax.models.layers.lightning import LightningAttention
 from llmjax.models.layers.norm import RMS
@@ -38,21 +43,16 @@ ALIASES = {
 EPS = 1e-6  # of the norm in lightning attention; no key says it
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(with_rotated_part(config, DEFAULTS), DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    partial = fields.values.get("rotary_dim") is not None  # transformers heeds no other key
+    fields = with_rotated_part(fields)
     fields.require("postnorm", True)
     fields.require("shared_intermediate_size", 0)
     fields.require("sliding_window")
     count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), rms(fields)
     kinds = layer_types(fields, _kinds(fields, count), kinds=KINDS)
-    attention = attention_by_kind(
-        fields,
-        ("full_attention",),
-        window=None,
-        max_model_len=max_model_len,
-        partial_rotary=config.get("rotary_dim") is not None,  # transformers heeds no other key
-    )["full_attention"]
+    attention = full_attention(fields, partial_rotary=partial)
     mixers: list[Mixer] = [
         attention
         if kind == "full_attention"
@@ -71,7 +71,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         LayerSpec(mixer=mixer, feed_forward=experts, norm=norm, residual=residual[kind])
         for mixer, kind in zip(mixers, kinds, strict=True)
     ]
-    return decoder_config(fields, architecture="MiniMaxForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _kinds(fields: Fields, count: int) -> list[str]:
@@ -89,3 +89,14 @@ def _residual(fields: Fields, part: str) -> NormedStream:
         (fields.number(f"{one}_alpha_factor"), fields.number(f"{one}_beta_factor")) for one in (part, "mlp")
     )
     return NormedStream(mixer=mixer, feed_forward=feed_forward)
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("MiniMaxForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausalLM"),
+        model_types=("minimax", "minimax_m1", "minimax_text_01"),
+        aliases=ALIASES,
+    ),
+)

@@ -3,14 +3,20 @@ corrections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, experts_per_token, layer_types, rms
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    experts_per_token,
+    full_attention,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
 
@@ -34,9 +40,9 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(with_rotated_part(config, DEFAULTS), DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    fields = with_rotated_part(fields)
     for key, neutral in {
         "attention_bias": False,
         "mlp_bias": False,
@@ -51,17 +57,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         "layernorm_mlp_beta": 1.0,
     }.items():
         fields.require(key, neutral)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        partial_rotary=True,
-        qk_norm=norm,
-        qk_norm_over="all heads",
-    )
-    count = fields.integer("num_local_experts")
+    norm, count = rms(fields), fields.integer("num_local_experts")
     experts = Experts(
         count=count,
         per_token=experts_per_token(fields, count),
@@ -71,15 +67,17 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         score="sigmoid",
         corrected=True,
     )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=experts, norm=norm)
-    return decoder_config(fields, architecture="MiniMaxM2ForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    attention = full_attention(fields, partial_rotary=True, qk_norm=norm, qk_norm_over="all heads")
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=experts, norm=norm))
 
 
-def with_rotated_part(config: Mapping[str, Any], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_rotated_part(fields: Fields) -> Fields:
     """``rotary_dim``, in entries, as others have it: as a part of a head."""
-    if config.get("rotary_dim") is None or config.get("partial_rotary_factor") is not None:
-        return config
-    fields = Fields(config, defaults)
+    if fields.values.get("rotary_dim") is None or fields.values.get("partial_rotary_factor") is not None:
+        return fields
     size = fields.optional_integer("head_dim")
     size = size or max(1, fields.integer("hidden_size") // fields.integer("num_attention_heads"))
-    return {**config, "partial_rotary_factor": fields.integer("rotary_dim") / size}
+    return replace(fields, values={**fields.values, "partial_rotary_factor": fields.integer("rotary_dim") / size})
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("MiniMaxM2ForCausalLM",), model_types=("minimax_m2",)),)

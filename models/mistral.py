@@ -3,13 +3,18 @@ sharpens queries behind the original length."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    all_windowed,
+    attention_by_kind,
+    decoder_config,
+    gated_mlp,
+    rms,
+)
 from llmjax.models.layers.attention import Attention
 from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.layer import FeedForward, LayerSpec
@@ -56,29 +61,22 @@ MINISTRAL3_DEFAULTS = {
 SHARPENS = "llama_4_scaling_beta"
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    return mistral_config(fields, gated_mlp(fields), architecture="MistralForCausalLM", max_model_len=max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return mistral_config(fields, gated_mlp(fields))
 
 
-def ministral3_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``; queries are sharpened by how often the original length goes into their
-    positions."""
-    fields = Fields(config, MINISTRAL3_DEFAULTS)
+def ministral3_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; queries are sharpened by how often the original length goes into their positions."""
+    config = fields.values
     key = "rope_parameters" if fields.get("rope_parameters") and "rope_scaling" not in config else "rope_scaling"
     rope = Fields(fields.mapping(key), name=f"{fields.name}: {key}")
     left = {name: value for name, value in rope.values.items() if name not in (SHARPENS, "max_position_embeddings")}
     own = {"rope_parameters": None, **config, key: left}
-    model = mistral_config(
-        replace(fields, values=own),
-        gated_mlp(fields),
-        architecture="Ministral3ForCausalLM",
-        max_model_len=max_model_len,
-    )
+    model = mistral_config(replace(fields, values=own), gated_mlp(fields))
     scale = rope.optional_number(SHARPENS)
     floor = rope.optional_integer("original_max_position_embeddings") or fields.integer("max_position_embeddings")
-    if scale is None or (max_model_len or model.max_position) <= floor:
+    if scale is None or (fields.max_model_len or model.max_position) <= floor:
         return model
     sharpening = Sharpening(floor, scale, ahead=0)
     return replace(model, layers=tuple(_sharpened(layer, sharpening) for layer in model.layers))
@@ -89,15 +87,25 @@ def _sharpened(layer: LayerSpec, by: Sharpening) -> LayerSpec:
     return replace(layer, mixer=replace(layer.mixer, sharpened=by))
 
 
-def mistral_config(
-    fields: Fields, feed_forward: FeedForward, *, architecture: str, max_model_len: int | None
-) -> ModelConfig:
-    """Layers with a window in all of them or in none, and the same feed-forward half."""
+def mistral_config(fields: Fields, feed_forward: FeedForward) -> ModelConfig:
+    """Layers with a window in all of them or in none, and the same feed-forward sublayer."""
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
     window = fields.optional_integer("sliding_window")
-    kind = "full_attention" if window is None else "sliding_attention"
-    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    attention, norm = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len), rms(fields)
+    kinds = all_windowed(fields, window)
+    attention, norm = attention_by_kind(fields, kinds, window=window), rms(fields)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("MistralForCausalLM", "MinistralForCausalLM"),
+        model_types=("ministral", "mistral"),
+    ),
+    Family(
+        ministral3_from_hf, MINISTRAL3_DEFAULTS, architectures=("Ministral3ForCausalLM",), model_types=("ministral3",)
+    ),
+)

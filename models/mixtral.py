@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import mistral
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import softmax_experts
 
@@ -21,8 +19,9 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
-    return mistral.mistral_config(fields, experts, architecture="MixtralForCausalLM", max_model_len=max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return mistral.mistral_config(fields, softmax_experts(fields, inner="intermediate_size", normalize=True))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("MixtralForCausalLM",), model_types=("mixtral",)),)

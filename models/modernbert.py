@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.classifiers import classifier_pooler
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
 from llmjax.models.layers.layer import LayerSpec
@@ -64,14 +62,13 @@ FIRST = Residual(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    return _encoder(Fields(config, DEFAULTS), "ModernBertModel", Pooler(kind="cls"), max_model_len)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    return _encoder(fields, Pooler(kind="cls"))
 
 
-def classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``; labels of texts and pairs of texts."""
-    fields = Fields(config, DEFAULTS)
+def classifier_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; labels of texts and pairs of texts."""
     head = Dense(
         size=fields.integer("hidden_size"),
         bias=fields.flag("classifier_bias"),
@@ -79,11 +76,10 @@ def classifier_from_hf(config: Mapping[str, Any], *, max_model_len: int | None =
         norm=layer_norm(fields, "norm_eps", bias=fields.flag("norm_bias")),
     )
     mean = fields.choice("classifier_pooling", ("cls", "mean")) == "mean"
-    pooler = classifier_pooler(fields, kind="mean" if mean else "cls", before=(head,))
-    return _encoder(fields, "ModernBertForSequenceClassification", pooler, max_model_len)
+    return _encoder(fields, classifier_pooler(fields, kind="mean" if mean else "cls", before=(head,)))
 
 
-def _encoder(fields: Fields, architecture: str, pooler: Pooler, max_model_len: int | None) -> ModelConfig:
+def _encoder(fields: Fields, pooler: Pooler) -> ModelConfig:
     every = fields.integer("global_attn_every_n_layers")
     kinds = layer_types(
         fields,
@@ -92,23 +88,31 @@ def _encoder(fields: Fields, architecture: str, pooler: Pooler, max_model_len: i
             for index in range(fields.integer("num_hidden_layers"))
         ],
     )
-    norm, bias = layer_norm(fields, "norm_eps", bias=fields.flag("norm_bias")), fields.flag("attention_bias")
+    norm = layer_norm(fields, "norm_eps", bias=fields.flag("norm_bias"))
     thetas = {kind: key if fields.get(key) is not None else "global_rope_theta" for kind, key in THETAS.items()}
     attention = attention_by_kind(
         fields,
         kinds,
         window=fields.integer("local_attention") // 2 + 1,  # a token sees half of them on each side
-        max_model_len=max_model_len,
         ropes={kind: rope_parameters(fields, kind, theta=thetas[kind], scaled=False) for kind in kinds},
-        qkv_bias=bias,
-        o_bias=bias,
+        bias="attention_bias",
         causal=False,
     )
-    half = gated_mlp(fields, activation="hidden_activation", bias=fields.flag("mlp_bias"))
+    mlp = gated_mlp(fields, activation="hidden_activation", bias=fields.flag("mlp_bias"))
     layers = [
-        LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PreNorm() if index else FIRST)
+        LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=PreNorm() if index else FIRST)
         for index, kind in enumerate(kinds)
     ]
-    return decoder_config(
-        fields, architecture=architecture, layers=layers, norm=norm, pooler=pooler, embedding_norm=norm
-    )
+    return decoder_config(fields, layers=layers, norm=norm, pooler=pooler, embedding_norm=norm)
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("ModernBertModel", "ModernBertForMaskedLM"),
+        model_types=("modernbert",),
+        names=NAMES,
+    ),
+    Family(classifier_from_hf, DEFAULTS, architectures=("ModernBertForSequenceClassification",), names=NAMES),
+)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    uniform_decoder,
+)
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.mlp import MLP
@@ -45,17 +47,16 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("no_bias", True)
     fields.require("norm_type", "low_precision_layernorm", "layernorm")
     fields.require("logit_scale")
     fields.require("embedding_fraction", 1, 1.0)
     fields.require("use_norm_bias", False)
-    half = Fields(fields.mapping("ffn_config"), name=f"{fields.name}: ffn_config")
-    half.require("ffn_type", "mptmlp")
-    half.require("ffn_act_fn", {"name": "gelu"}, {"name": "gelu", "approximate": "none"})
+    ffn = Fields(fields.mapping("ffn_config"), name=f"{fields.name}: ffn_config")
+    ffn.require("ffn_type", "mptmlp")
+    ffn.require("ffn_act_fn", {"name": "gelu"}, {"name": "gelu", "approximate": "none"})
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
     own = Fields(fields.mapping("attn_config"), {"alibi_bias_max": 8}, name=f"{fields.name}: attn_config")
@@ -65,15 +66,8 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     for key in ("prefix_lm", "qk_ln", "qk_gn", "rope", "attn_uses_sequence_id"):
         own.require(key, False)
     own.require("sliding_window_size", -1)
-    kinds, norm = (
-        layer_types(fields, kinds=("full_attention",)),
-        layer_norm(fields, "layer_norm_epsilon", bias=False),
-    )
-    attention = attention_by_kind(
+    attention = full_attention(
         fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
         rotary=False,
         # Hugging Face's class takes 8 whatever is asked for; StoryWriter was trained with 16.
         slopes=alibi_slopes(heads, largest=own.number("alibi_bias_max")),
@@ -81,6 +75,17 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         scale=own.optional_number("softmax_scale") or max(fields.integer("hidden_size") // heads, 1) ** -0.5,
     )
     inner = fields.integer("expansion_ratio", maximum=1024) * fields.integer("hidden_size")
-    mlp = MLP(inner=inner, activation="gelu", bias=False)
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=mlp, norm=norm)
-    return decoder_config(fields, architecture="MptForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    mlp, norm = MLP(inner=inner, activation="gelu", bias=False), layer_norm(fields, "layer_norm_epsilon", bias=False)
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=mlp, norm=norm))
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("MptForCausalLM", "MPTForCausalLM"),
+        model_types=("mpt",),
+        aliases=ALIASES,
+        names=NAMES,
+    ),
+)

@@ -3,13 +3,11 @@ gates that square what is above zero."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, mlp
+from llmjax.models.hf_config import full_attention, mlp, uniform_decoder
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import Layer
 
@@ -29,13 +27,12 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    kinds, bias = layer_types(fields, kinds=("full_attention",)), fields.flag("attention_bias")
-    norm, half = Layer(fields.number("norm_eps"), plus_one=True), mlp(fields, bias=fields.flag("mlp_bias"))
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, partial_rotary=True, qkv_bias=bias, o_bias=bias
-    )
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="NemotronForCausalLM", layers=layers, norm=norm)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    attention = full_attention(fields, partial_rotary=True, bias="attention_bias")
+    norm = Layer(fields.number("norm_eps"), plus_one=True)
+    feed_forward = mlp(fields, bias=fields.flag("mlp_bias"))
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=feed_forward, norm=norm))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("NemotronForCausalLM",), model_types=("nemotron",)),)

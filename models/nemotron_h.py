@@ -6,15 +6,22 @@ A block that mixes tokens and the MLP or the experts behind it, if there are any
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llmjax.models import llama, mamba2
 from llmjax.models.config import ModelConfig
 from llmjax.models.deepseek_v2 import expert_groups
 from llmjax.models.deepseek_v3 import GROUP_BEST
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, experts_per_token, mlp
+from llmjax.models.hf_config import (
+    MAX_LAYERS,
+    decoder_config,
+    experts_per_token,
+    full_attention,
+    mlp,
+)
 from llmjax.models.layers.layer import FeedForward, LayerSpec, Mixer
 from llmjax.models.layers.moe import AS_GATE, Experts, SharedExpert
 from llmjax.models.layers.norm import RMS
@@ -92,31 +99,28 @@ class Place:
     kind: str
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     places, norm = _places(fields), RMS(fields.number("layer_norm_epsilon"))
-    if "num_hidden_layers" in config and fields.integer("num_hidden_layers") != len(places):
+    if "num_hidden_layers" in fields.values and fields.integer("num_hidden_layers") != len(places):
         raise fields.error("num_hidden_layers", f"is not the number of blocks that {_key(fields)} says, {len(places)}")
     fields.require("attention_bias", False)
     fields.require("sliding_window")
     heads = fields.integer("mamba_n_heads") * fields.integer("mamba_d_head")
-    mixers: dict[str, Mixer] = dict(
-        attention_by_kind(fields, (ATTENTION,), window=None, max_model_len=max_model_len, rotary=False)
-    )
+    mixers: dict[str, Mixer] = {ATTENTION: full_attention(fields, rotary=False)}
     mixers[MAMBA] = mamba2.state_space(
-        Fields({"inner": heads, **fields.values}, fields.defaults, aliases=fields.aliases),
+        replace(fields, values={"inner": heads, **fields.values}),
         norm=norm,
         inner="inner",
         activation="mamba_hidden_act",
         steps=(fields.number("time_step_min"), float("inf")),
     )
-    halves: dict[str, FeedForward] = {}
+    feed_forwards: dict[str, FeedForward] = {}
     if any(place.kind == FEED_FORWARD for place in places):
-        halves[FEED_FORWARD] = mlp(fields, activation="mlp_hidden_act", bias=fields.flag("mlp_bias"))
+        feed_forwards[FEED_FORWARD] = mlp(fields, activation="mlp_hidden_act", bias=fields.flag("mlp_bias"))
     if any(place.kind == EXPERTS for place in places):
-        halves[EXPERTS] = _experts(fields)
-    fed = {place.layer: halves[place.kind] for place in places if place.kind in halves}
+        feed_forwards[EXPERTS] = _experts(fields)
+    fed = {place.layer: feed_forwards[place.kind] for place in places if place.kind in feed_forwards}
     layers = [
         LayerSpec(
             mixer=mixers[place.kind],
@@ -127,7 +131,7 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         for place in places
         if place.kind in mixers
     ]
-    return decoder_config(fields, architecture="NemotronHForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _experts(fields: Fields) -> Experts:
@@ -194,3 +198,15 @@ def _blocks(fields: Fields) -> Sequence[str]:
 
 def _key(fields: Fields) -> str:
     return "hybrid_override_pattern" if fields.get("layers_block_type") is None else "layers_block_type"
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("NemotronHForCausalLM",),
+        model_types=("nemotron_h",),
+        aliases=ALIASES,
+        names=names,
+    ),
+)

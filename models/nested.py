@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from llmjax.models.registry import MODEL_TYPES
+from llmjax.models.registry import architecture_of
 
 MULTIMODAL = frozenset(
     {
@@ -51,7 +51,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if not isinstance(named, str) or named not in MULTIMODAL or not isinstance(text, Mapping):
         return None
     model_type = text.get("model_type")
-    architecture = {**MODEL_TYPES, **OF_AXES}.get(model_type) if isinstance(model_type, str) else None
+    if not isinstance(model_type, str):
+        return None
+    architecture = OF_AXES.get(model_type) or architecture_of(model_type)
     if architecture is None:
         return None
     if model_type in OF_AXES:

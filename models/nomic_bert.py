@@ -7,8 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
+from llmjax.models.hf_config import (
+    decoder_config,
+    full_attention,
+    gated_mlp,
+    layer_norm,
+    layer_types,
+)
 from llmjax.models.layers.layer import FeedForward, LayerSpec
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import AS_GATE, Experts
@@ -93,30 +100,19 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     for key, neutral in NEUTRAL.items():
         fields.require(key, *neutral)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
-    bias = fields.flag("qkv_proj_bias")
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        ropes={kind: rope_parameters(fields, kind, theta="rotary_emb_base") for kind in kinds},
-        qkv_bias=bias,
-        o_bias=bias,
-        causal=False,
-    )
+    count, norm = len(layer_types(fields, kinds=("full_attention",))), layer_norm(fields)
+    rope = rope_parameters(fields, "full_attention", theta="rotary_emb_base")
+    attention = full_attention(fields, ropes={"full_attention": rope}, bias="qkv_proj_bias", causal=False)
     layers = [
-        LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm, residual=PostNorm())
-        for kind, half in zip(kinds, _halves(fields, len(kinds)), strict=True)
+        LayerSpec(mixer=attention, feed_forward=each, norm=norm, residual=PostNorm())
+        for each in _feed_forwards(fields, count)
     ]
     model = decoder_config(
         fields,
-        architecture="NomicBertModel",
         layers=layers,
         norm=None,
         pooler=Pooler(kind="mean"),
@@ -129,13 +125,13 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
     return replace(model, max_position=min(model.max_position, fields.integer("max_trained_positions")))
 
 
-def _halves(fields: Fields, count: int) -> list[FeedForward]:
-    every, half = fields.integer("moe_every_n_layers", minimum=0), _half(fields)
-    experts = _experts(fields) if every else half
-    return [experts if every and i % every == 1 else half for i in range(count)]
+def _feed_forwards(fields: Fields, count: int) -> list[FeedForward]:
+    every, mlp = fields.integer("moe_every_n_layers", minimum=0), _mlp(fields)
+    experts = _experts(fields) if every else mlp
+    return [experts if every and i % every == 1 else mlp for i in range(count)]
 
 
-def _half(fields: Fields) -> GatedMLP | MLP:
+def _mlp(fields: Fields) -> GatedMLP | MLP:
     if fields.get("activation_function") is None:
         return gated_mlp(fields)
     activation, bias = fields.choice("activation_function", (*GATES, *PLAIN)), fields.flag("mlp_fc1_bias")
@@ -162,3 +158,10 @@ def _experts(fields: Fields) -> Experts:
         gated=False,
         out_bias=fields.flag("moe_bias"),
     )
+
+
+FAMILIES = (
+    Family(
+        from_hf, DEFAULTS, architectures=("NomicBertModel",), model_types=("nomic_bert",), aliases=ALIASES, names=NAMES
+    ),
+)

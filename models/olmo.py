@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import Layer
 
@@ -24,20 +26,12 @@ DEFAULTS = {
 EPS = 1e-5  # of norms, which no key says
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
-    kinds, bias = layer_types(fields, kinds=("full_attention",)), fields.flag("attention_bias")
-    norm, half = Layer(EPS, bias=False, weighted=False), gated_mlp(fields)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        qkv_bias=bias,
-        o_bias=bias,
-        clip=fields.optional_number("clip_qkv"),
-    )
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="OlmoForCausalLM", layers=layers, norm=norm)
+    attention = full_attention(fields, bias="attention_bias", clip=fields.optional_number("clip_qkv"))
+    norm = Layer(EPS, bias=False, weighted=False)
+    return uniform_decoder(fields, LayerSpec(mixer=attention, feed_forward=gated_mlp(fields), norm=norm))
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("OlmoForCausalLM",), model_types=("olmo",)),)

@@ -4,10 +4,10 @@ on three layers of four, and stretches the others alone."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -26,42 +26,32 @@ DEFAULTS = {
 DEFAULTS_3 = {**DEFAULTS, "rope_theta": 500000.0, "sliding_window": 4096}
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     kinds = layer_types(fields, kinds=("full_attention",))
-    ropes = {kind: rope_parameters(fields, kind) for kind in kinds}
-    return _olmo(fields, kinds, ropes, "Olmo2ForCausalLM", max_model_len)
+    return _olmo(fields, kinds, {kind: rope_parameters(fields, kind) for kind in kinds})
 
 
-def olmo3_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def olmo3_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for OLMo 3."""
-    fields = Fields(config, DEFAULTS_3)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = layer_types(fields, ["sliding_attention" if (i + 1) % 4 else "full_attention" for i in range(count)])
-    ropes = {kind: rope_parameters(fields, kind, scaled=kind == "full_attention") for kind in set(kinds)}
-    return _olmo(fields, kinds, ropes, "Olmo3ForCausalLM", max_model_len)
+    return _olmo(
+        fields, kinds, {kind: rope_parameters(fields, kind, scaled=kind == "full_attention") for kind in set(kinds)}
+    )
 
 
-def _olmo(
-    fields: Fields,
-    kinds: tuple[str, ...],
-    ropes: Mapping[str, Fields],
-    architecture: str,
-    max_model_len: int | None,
-) -> ModelConfig:
-    norm, mlp, bias = rms(fields), gated_mlp(fields), fields.flag("attention_bias")
+def _olmo(fields: Fields, kinds: tuple[str, ...], ropes: Mapping[str, Fields]) -> ModelConfig:
+    norm, mlp, window = rms(fields), gated_mlp(fields), fields.optional_integer("sliding_window")
     fields.require("mlp_bias", False)
     attention = attention_by_kind(
-        fields,
-        kinds,
-        window=fields.optional_integer("sliding_window"),
-        max_model_len=max_model_len,
-        ropes=ropes,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=norm,
-        qk_norm_over="all heads",
+        fields, kinds, window=window, ropes=ropes, bias="attention_bias", qk_norm=norm, qk_norm_over="all heads"
     )
     layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm, residual=NormedParts()) for kind in kinds]
-    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("Olmo2ForCausalLM",), model_types=("olmo2",)),
+    Family(olmo3_from_hf, DEFAULTS_3, architectures=("Olmo3ForCausalLM",), model_types=("olmo3",)),
+)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_types, mlp
+from llmjax.models.hf_config import full_attention, mlp, uniform_decoder
 from llmjax.models.layers.embedding import LearnedPositions
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.norm import Layer
@@ -52,25 +50,26 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("layer_norm_elementwise_affine", True)
     fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
-    kinds, norm, bias = layer_types(fields, kinds=("full_attention",)), Layer(EPS), fields.flag("enable_bias")
-    attention = attention_by_kind(
-        fields, kinds, window=None, max_model_len=max_model_len, rotary=False, qkv_bias=bias, o_bias=bias
-    )
-    half = mlp(fields, inner=fields.integer("ffn_dim"), activation="activation_function", bias=bias)
-    # 350M has norms behind its halves, none behind its layers, and an embedding of another size than these.
+    norm, bias = Layer(EPS), fields.flag("enable_bias")
+    # 350M has norms after its sublayers, none after its layers, and an embedding of another size than these.
     before, narrow = fields.flag("do_layer_norm_before"), fields.optional_integer("word_embed_proj_dim")
-    residual = PreNorm() if before else PostNorm()
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=half, norm=norm, residual=residual)
-    return decoder_config(
+    layer = LayerSpec(
+        mixer=full_attention(fields, rotary=False, bias="enable_bias"),
+        feed_forward=mlp(fields, inner=fields.integer("ffn_dim"), activation="activation_function", bias=bias),
+        norm=norm,
+        residual=PreNorm() if before else PostNorm(),
+    )
+    return uniform_decoder(
         fields,
-        architecture="OPTForCausalLM",
-        layers=[layer] * len(kinds),
+        layer,
         norm=norm if before and not fields.flag("_remove_final_layer_norm") else None,
         embedding_size=None if narrow == fields.integer("hidden_size") else narrow,
         positions=LearnedPositions(count=fields.integer("max_position_embeddings"), offset=OFFSET),
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("OPTForCausalLM",), model_types=("opt",), names=NAMES),)

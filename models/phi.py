@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import (
+    full_attention,
+    layer_norm,
+    mlp,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import Parallel
 from llmjax.models.names import Names
@@ -41,26 +44,14 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("tie_word_embeddings", False)  # the head has a bias
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        partial_rotary=True,
-        qkv_bias=True,
-        o_bias=True,
-        qk_norm=norm if fields.flag("qk_layernorm") else None,
-    )
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=mlp(fields), norm=norm, residual=Parallel())
-    return decoder_config(
-        fields,
-        architecture="PhiForCausalLM",
-        layers=[layer] * len(kinds),
-        norm=norm,
-        head_bias=True,
-    )
+    norm = layer_norm(fields)
+    qk_norm = norm if fields.flag("qk_layernorm") else None
+    attention = full_attention(fields, partial_rotary=True, qkv_bias=True, o_bias=True, qk_norm=qk_norm)
+    layer = LayerSpec(mixer=attention, feed_forward=mlp(fields), norm=norm, residual=Parallel())
+    return uniform_decoder(fields, layer, head_bias=True)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("PhiForCausalLM",), model_types=("phi",), names=NAMES),)

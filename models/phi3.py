@@ -4,11 +4,19 @@ head rotated."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    all_windowed,
+    attention_by_kind,
+    decoder_config,
+    gated_mlp,
+    rms,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
 
@@ -31,19 +39,17 @@ DEFAULTS = {
 NAMES = Names()  # Llama's, but for what is fused
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(_with_longrope(config), DEFAULTS)
-    fields.require("attention_bias", False)
-    fields.require("mlp_bias", False)
-    fields.require("lm_head_bias", False)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    fields = replace(fields, values=_with_longrope(fields.values))
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        fields.require(key, False)
     window = fields.optional_integer("sliding_window")
-    kind = "full_attention" if window is None else "sliding_attention"
-    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, partial_rotary=True)
-    norm, half = rms(fields), gated_mlp(fields)
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="Phi3ForCausalLM", layers=layers, norm=norm)
+    kinds = all_windowed(fields, window)
+    attention = attention_by_kind(fields, kinds, window=window, partial_rotary=True)
+    norm, mlp = rms(fields), gated_mlp(fields)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm) for kind in kinds]
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _with_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -52,3 +58,6 @@ def _with_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(scaling, Mapping) or scaling.get("type") != "yarn" or "long_factor" not in scaling:
         return config
     return {**config, "rope_scaling": {**scaling, "type": "longrope"}}
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Phi3ForCausalLM",), model_types=("phi3",), names=NAMES),)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
-    MAX_LAYERS,
+    all_windowed,
     attention_by_kind,
     decoder_config,
     experts_per_token,
     layer_norm,
-    layer_types,
 )
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import Experts
@@ -36,23 +37,16 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(_with_one_factor(config), DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    fields = replace(fields, values=_with_one_factor(fields.values))
     fields.require("mlp_bias", False)
-    window, bias = fields.optional_integer("sliding_window"), fields.flag("attention_bias")
-    kind = "full_attention" if window is None else "sliding_attention"
-    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
+    window = fields.optional_integer("sliding_window")
+    kinds = all_windowed(fields, window)
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias")
     norm, experts = layer_norm(fields, "rms_norm_eps"), _experts(fields)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=experts, norm=norm) for kind in kinds]
-    return decoder_config(
-        fields,
-        architecture="PhimoeForCausalLM",
-        layers=layers,
-        norm=norm,
-        head_bias=fields.flag("lm_head_bias"),
-    )
+    return decoder_config(fields, layers=layers, norm=norm, head_bias=fields.flag("lm_head_bias"))
 
 
 def _experts(fields: Fields) -> Experts:
@@ -81,3 +75,13 @@ def _with_one_factor(config: Mapping[str, Any]) -> Mapping[str, Any]:
             kept = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
             found[key] = {**kept, "attention_factor": rope["short_mscale"]}
     return found
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("PhimoeForCausalLM", "PhiMoEForCausalLM"),
+        model_types=("phimoe",),
+    ),
+)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -41,11 +39,13 @@ def windowed_layers(fields: Fields) -> tuple[str, ...]:
     return layer_types(fields, ["full_attention"] * full + ["sliding_attention"] * (count - full))
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
     kinds, norm, mlp = windowed_layers(fields), rms(fields), gated_mlp(fields)
-    attention = attention_by_kind(fields, kinds, window=window_of(fields), max_model_len=max_model_len, qkv_bias=True)
+    attention = attention_by_kind(fields, kinds, window=window_of(fields), qkv_bias=True)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="Qwen2ForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Qwen2ForCausalLM",), model_types=("qwen2",)),)

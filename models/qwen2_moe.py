@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import qwen2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
     MAX_LAYERS,
@@ -46,18 +44,15 @@ def feed_forwards(fields: Fields, experts: Experts) -> tuple[FeedForward, ...]:
     return tuple(mlp if i in dense or (i + 1) % step else experts for i in layers)
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
     count, window = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), qwen2.window_of(fields)
     # Hugging Face: every second of the lower layers, unlike Qwen 2.
     windowed = 0 if window is None else fields.integer("max_window_layers", minimum=0)
     default = ["sliding_attention" if i < windowed and i % 2 == 0 else "full_attention" for i in range(count)]
     kinds, norm = layer_types(fields, default), rms(fields)
-    attention = attention_by_kind(
-        fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=fields.flag("qkv_bias")
-    )
+    attention = attention_by_kind(fields, kinds, window=window, qkv_bias=fields.flag("qkv_bias"))
     experts = softmax_experts(
         fields,
         inner="moe_intermediate_size",
@@ -65,7 +60,10 @@ def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> M
         shared="shared_expert_intermediate_size",
     )
     layers = [
-        LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm)
-        for kind, feed_forward in zip(kinds, feed_forwards(fields, experts), strict=True)
+        LayerSpec(mixer=attention[kind], feed_forward=each, norm=norm)
+        for kind, each in zip(kinds, feed_forwards(fields, experts), strict=True)
     ]
-    return decoder_config(fields, architecture="Qwen2MoeForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Qwen2MoeForCausalLM",), model_types=("qwen2_moe",)),)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import qwen2
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -15,20 +13,14 @@ from llmjax.models.layers.layer import LayerSpec
 DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128, "attention_bias": False}
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
     kinds, norm, mlp = qwen2.windowed_layers(fields), rms(fields), gated_mlp(fields)
-    bias = fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=qwen2.window_of(fields),
-        max_model_len=max_model_len,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=norm,
-    )
+    window = qwen2.window_of(fields)
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias", qk_norm=norm)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=mlp, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="Qwen3ForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Qwen3ForCausalLM",), model_types=("qwen3",)),)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models import qwen3_next
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, gated_mlp, softmax_experts
 
@@ -29,22 +31,22 @@ MOE_DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(_of_text(config), DEFAULTS)
-    halves = [gated_mlp(fields)] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    return qwen3_next.hybrid(fields, halves, "Qwen3_5ForCausalLM", max_model_len, in_turn=True)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    fields = replace(fields, values=_of_text(fields.values))
+    mlps = [gated_mlp(fields)] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    return qwen3_next.hybrid(fields, mlps, in_turn=True)
 
 
-def moe_from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
+def moe_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for Qwen3.5 with experts in all layers."""
-    fields = Fields(_of_text(config), MOE_DEFAULTS)
+    fields = replace(fields, values=_of_text(fields.values))
     fields.require("mlp_only_layers", [])
     experts = softmax_experts(
         fields, inner="moe_intermediate_size", normalize=True, shared="shared_expert_intermediate_size"
     )
-    halves = [experts] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    return qwen3_next.hybrid(fields, halves, "Qwen3_5MoeForCausalLM", max_model_len, in_turn=True)
+    feed_forwards = [experts] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    return qwen3_next.hybrid(fields, feed_forwards, in_turn=True)
 
 
 def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,3 +56,14 @@ def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(rope := config.get(key), Mapping):
             found[key] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
     return found
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("Qwen3_5ForCausalLM",), model_types=("qwen3_5_text",)),
+    Family(
+        moe_from_hf,
+        MOE_DEFAULTS,
+        architectures=("Qwen3_5MoeForCausalLM",),
+        model_types=("qwen3_5_moe_text",),
+    ),
+)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import qwen2, qwen2_moe
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
-    MAX_LAYERS,
+    all_windowed,
     attention_by_kind,
     decoder_config,
-    layer_types,
     rms,
     softmax_experts,
 )
@@ -35,20 +32,18 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_bias", False)
     window = qwen2.window_of(fields)
-    kind = "full_attention" if window is None else "sliding_attention"
-    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    norm, bias = rms(fields), fields.flag("attention_bias")
-    attention = attention_by_kind(
-        fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias, qk_norm=norm
-    )
+    kinds, norm = all_windowed(fields, window), rms(fields)
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias", qk_norm=norm)
     experts = softmax_experts(fields, inner="moe_intermediate_size", normalize=fields.flag("norm_topk_prob"))
     layers = [
-        LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm)
-        for kind, feed_forward in zip(kinds, qwen2_moe.feed_forwards(fields, experts), strict=True)
+        LayerSpec(mixer=attention[kind], feed_forward=each, norm=norm)
+        for kind, each in zip(kinds, qwen2_moe.feed_forwards(fields, experts), strict=True)
     ]
-    return decoder_config(fields, architecture="Qwen3MoeForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Qwen3MoeForCausalLM",), model_types=("qwen3_moe",)),)

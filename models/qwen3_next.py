@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.models import qwen2_moe, qwen3_moe
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import (
     MAX_LAYERS,
-    attention_by_kind,
     decoder_config,
+    full_attention,
     layer_types,
     rms,
     softmax_experts,
@@ -46,47 +46,36 @@ DEFAULTS = {
 KINDS = ("full_attention", "linear_attention")
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     experts = softmax_experts(
         fields,
         inner="moe_intermediate_size",
         normalize=fields.flag("norm_topk_prob"),
         shared="shared_expert_intermediate_size",
     )
-    halves = qwen2_moe.feed_forwards(fields, experts)
-    in_turn = fields.flag("linear_in_turn")
-    return hybrid(fields, halves, "Qwen3NextForCausalLM", max_model_len, in_turn=in_turn)
+    feed_forwards = qwen2_moe.feed_forwards(fields, experts)
+    return hybrid(fields, feed_forwards, in_turn=fields.flag("linear_in_turn"))
 
 
-def hybrid(
-    fields: Fields, halves: Sequence[FeedForward], architecture: str, max_model_len: int | None, *, in_turn: bool
-) -> ModelConfig:
-    """Gated delta nets and gated attention, each before one of ``halves``; ``in_turn``: see ``GatedDelta``."""
+def hybrid(fields: Fields, feed_forwards: Sequence[FeedForward], *, in_turn: bool) -> ModelConfig:
+    """Gated delta nets and gated attention, each before one of ``feed_forwards``; ``in_turn``: see ``GatedDelta``."""
     fields.require("attn_output_gate", True)
     fields.require("mlp_bias", False)
     fields.require("use_sliding_window", False)
     count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("full_attention_interval")
     default = ["linear_attention" if (i + 1) % interval else "full_attention" for i in range(count)]
     kinds, norm = layer_types(fields, default, kinds=KINDS), rms(fields, plus_one=True)
-    bias = fields.flag("attention_bias")
-    mixers: dict[str, Mixer] = {"linear_attention": _delta_net(fields, in_turn=in_turn)}
-    mixers |= attention_by_kind(
-        fields,
-        ("full_attention",),
-        window=None,
-        max_model_len=max_model_len,
-        partial_rotary=True,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=norm,
-        gated=True,
-    )
+    attention = full_attention(fields, partial_rotary=True, bias="attention_bias", qk_norm=norm, gated=True)
+    mixers: dict[str, Mixer] = {
+        "linear_attention": _delta_net(fields, in_turn=in_turn),
+        "full_attention": attention,
+    }
     layers = [
-        LayerSpec(mixer=mixers[kind], feed_forward=half, norm=norm) for kind, half in zip(kinds, halves, strict=True)
+        LayerSpec(mixer=mixers[kind], feed_forward=each, norm=norm)
+        for kind, each in zip(kinds, feed_forwards, strict=True)
     ]
-    return decoder_config(fields, architecture=architecture, layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _delta_net(fields: Fields, *, in_turn: bool) -> GatedDelta:
@@ -103,3 +92,6 @@ def _delta_net(fields: Fields, *, in_turn: bool) -> GatedDelta:
         norm=RMS(fields.number("rms_norm_eps")),
         in_turn=in_turn,
     )
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("Qwen3NextForCausalLM",), model_types=("qwen3_next",)),)

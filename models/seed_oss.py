@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models import llama
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_types, rms
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    rms,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 
 # What Hugging Face's SeedOssConfig means by a missing key.
@@ -27,18 +30,15 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), rms(fields)
-    attention = attention_by_kind(
-        fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
-        qkv_bias=fields.flag("attention_bias"),
-        o_bias=fields.flag("attention_out_bias"),
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    qkv_bias, o_bias = fields.flag("attention_bias"), fields.flag("attention_out_bias")
+    layer = LayerSpec(
+        mixer=full_attention(fields, qkv_bias=qkv_bias, o_bias=o_bias),
+        feed_forward=gated_mlp(fields, bias=fields.flag("mlp_bias")),
+        norm=rms(fields),
     )
-    mlp = gated_mlp(fields, bias=fields.flag("mlp_bias"))
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=mlp, norm=norm)
-    return decoder_config(fields, architecture="SeedOssForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    return uniform_decoder(fields, layer)
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("SeedOssForCausalLM",), model_types=("seed_oss",)),)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
 from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, gated_mlp, layer_types, rms
 from llmjax.models.layers.layer import LayerSpec
@@ -34,21 +33,19 @@ DEFAULTS = {
 }
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     rotated = _rotated(fields)
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
     # Hugging Face: windows are on the layers that are not rotated.
     default = ["full_attention" if window is None or turned else "sliding_attention" for turned in rotated]
     kinds, norm, mlp = layer_types(fields, default), rms(fields), gated_mlp(fields, bias=fields.flag("mlp_bias"))
-    bias = fields.flag("attention_bias")
-    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
+    attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias")
     layers = [
         LayerSpec(mixer=attention[kind] if turned else replace(attention[kind], rope=None), feed_forward=mlp, norm=norm)
         for kind, turned in zip(kinds, rotated, strict=True)
     ]
-    return decoder_config(fields, architecture="SmolLM3ForCausalLM", layers=layers, norm=norm)
+    return decoder_config(fields, layers=layers, norm=norm)
 
 
 def _rotated(fields: Fields) -> list[bool]:
@@ -60,3 +57,6 @@ def _rotated(fields: Fields) -> list[bool]:
     if len(given) < count or max(given) > 1:
         raise fields.error("no_rope_layers", f"must be a list of {count} numbers, each 0 or 1")
     return [turned == 1 for turned in given[:count]]
+
+
+FAMILIES = (Family(from_hf, DEFAULTS, architectures=("SmolLM3ForCausalLM",), model_types=("smollm3",)),)

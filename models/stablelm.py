@@ -3,12 +3,15 @@ side behind one norm, and norms of each head's own for q and k."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import attention_by_kind, decoder_config, gated_mlp, layer_norm, layer_types
+from llmjax.models.hf_config import (
+    full_attention,
+    gated_mlp,
+    layer_norm,
+    uniform_decoder,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.residual import Parallel, PreNorm
 from llmjax.models.names import Names
@@ -43,20 +46,27 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS, aliases=ALIASES)
-    kinds, norm = layer_types(fields, kinds=("full_attention",)), layer_norm(fields)
-    attention = attention_by_kind(
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
+    attention = full_attention(
         fields,
-        kinds,
-        window=None,
-        max_model_len=max_model_len,
         partial_rotary=True,
         qkv_bias=fields.flag("use_qkv_bias"),
         qk_norm=layer_norm(fields, bias=False) if fields.flag("qk_layernorm") else None,
         qk_norm_over="each head",
     )
     residual = Parallel() if fields.flag("use_parallel_residual") else PreNorm()
-    layer = LayerSpec(mixer=attention[kinds[0]], feed_forward=gated_mlp(fields), norm=norm, residual=residual)
-    return decoder_config(fields, architecture="StableLmForCausalLM", layers=[layer] * len(kinds), norm=norm)
+    layer = LayerSpec(mixer=attention, feed_forward=gated_mlp(fields), norm=layer_norm(fields), residual=residual)
+    return uniform_decoder(fields, layer)
+
+
+FAMILIES = (
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+        model_types=("stablelm", "stablelm_epoch"),
+        aliases=ALIASES,
+        names=NAMES,
+    ),
+)

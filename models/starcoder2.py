@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from llmjax.models.config import ModelConfig
+from llmjax.models.family import Family
 from llmjax.models.fields import Fields
-from llmjax.models.hf_config import MAX_LAYERS, attention_by_kind, decoder_config, layer_norm, layer_types, mlp
+from llmjax.models.hf_config import (
+    all_windowed,
+    attention_by_kind,
+    decoder_config,
+    layer_norm,
+    mlp,
+)
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.names import Names
 
@@ -36,15 +40,18 @@ NAMES = Names(
 )
 
 
-def from_hf(config: Mapping[str, Any], *, max_model_len: int | None = None) -> ModelConfig:
-    """See ``llmjax.models.model_config``."""
-    fields = Fields(config, DEFAULTS)
+def from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``."""
     fields.require("mlp_type", "default")
     fields.require("norm_type", "layer_norm")
     window, bias = fields.optional_integer("sliding_window"), fields.flag("use_bias")
-    kind = "full_attention" if window is None else "sliding_attention"
-    kinds = layer_types(fields, [kind] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    attention = attention_by_kind(fields, kinds, window=window, max_model_len=max_model_len, qkv_bias=bias, o_bias=bias)
-    norm, half = layer_norm(fields, "norm_epsilon"), mlp(fields, bias=bias)
-    layers = [LayerSpec(mixer=attention[kind], feed_forward=half, norm=norm) for kind in kinds]
-    return decoder_config(fields, architecture="Starcoder2ForCausalLM", layers=layers, norm=norm)
+    kinds = all_windowed(fields, window)
+    attention = attention_by_kind(fields, kinds, window=window, bias="use_bias")
+    norm, feed_forward = layer_norm(fields, "norm_epsilon"), mlp(fields, bias=bias)
+    layers = [LayerSpec(mixer=attention[kind], feed_forward=feed_forward, norm=norm) for kind in kinds]
+    return decoder_config(fields, layers=layers, norm=norm)
+
+
+FAMILIES = (
+    Family(from_hf, DEFAULTS, architectures=("Starcoder2ForCausalLM",), model_types=("starcoder2",), names=NAMES),
+)

@@ -11,7 +11,8 @@ from itertools import chain
 from pathlib import Path
 
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
-from llmjax.models.registry import FAMILIES
+from llmjax.models import families
+from llmjax.models.registry import family_of
 from tests.checkpoint.gguf import test_encoders, test_families
 from tests.checkpoints import GOLDEN, POOLED
 from tests.engine.device import test_pooling
@@ -213,8 +214,8 @@ def other_names() -> dict[str, str]:
     """Architectures of which there is no such checkpoint, with the one that they are another name of."""
     compared = compared_checkpoints()
     return {
-        name: next(other for other in compared if FAMILIES[other] is FAMILIES[name])
-        for name in FAMILIES
+        name: next(other for other in compared if family_of(other) is family_of(name))
+        for name in families.ARCHITECTURES
         if name not in compared
     }
 
@@ -238,7 +239,7 @@ def _lines() -> Iterator[str]:
         own = [{**conversions, **encoders}[checkpoint].name for checkpoint in checkpoints]
         named[name] = list(dict.fromkeys([*named.get(name, ()), *own]))
     yield INTRODUCTION
-    for name in sorted(FAMILIES, key=str.lower):
+    for name in sorted(families.ARCHITECTURES, key=str.lower):
         cells = [
             _names(compared.get(name, ())),
             ", ".join(f"`{n}`" for n in named.get(name, ())),

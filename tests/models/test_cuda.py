@@ -20,8 +20,9 @@ from llmjax.engine.device.device_state import DeviceState
 from llmjax.engine.device.rows import make_row_state
 from llmjax.engine.device.step import step
 from llmjax.models import Attention, ModelConfig, abstract_model, model_config
+from llmjax.models.families import ARCHITECTURES
 from llmjax.models.layers.state import make_stacks
-from llmjax.models.registry import FAMILIES
+from llmjax.models.registry import family_of
 from llmjax.sampling.state import make_sampler_state
 from tests.checkpoints import GOLDEN, POOLED
 from tests.described_card import H100, lower_for
@@ -98,7 +99,8 @@ def lowered_for(architecture: str) -> str:
     """Which checkpoint's steps are lowered, its own or those of an architecture that is read the same way."""
     if architecture in LOWERED:
         return LOWERED[architecture]
-    same = (name for other, name in LOWERED.items() if FAMILIES.get(other) is FAMILIES[architecture])
+    family = family_of(architecture)
+    same = (name for other, name in LOWERED.items() if other in ARCHITECTURES and family_of(other) is family)
     return next(same, "")
 
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from llmjax.kernels.activations import CLAMPED_SWIGLU
 from llmjax.models import (
-    FAMILIES,
     MLP,
     RMS,
     Attention,
@@ -43,6 +42,7 @@ from llmjax.models import (
     tensor_names,
     text_config,
 )
+from llmjax.models.families import ARCHITECTURES
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.chunks import Sharpening
@@ -1314,7 +1314,7 @@ ROPELESS = {
 }
 
 
-@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - PARTIAL - ROPELESS))
+@pytest.mark.parametrize("family", sorted(ARCHITECTURES.keys() - PARTIAL - ROPELESS))
 def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.LogCaptureFixture) -> None:
     keys = {"architectures": [family], **SMALL, "num_key_value_heads": 2, "head_dim": 16, **NEEDED.get(family, {})}
     plain = model_config(keys)
@@ -1330,7 +1330,7 @@ def test_heads_are_rotated_whole_as_in_transformers(family: str, caplog: pytest.
 
 @settings(max_examples=400)
 @given(
-    st.sampled_from(sorted(FAMILIES)),
+    st.sampled_from(sorted(ARCHITECTURES)),
     st.dictionaries(KEYS, VALUES, max_size=4),
     st.none() | SCALINGS,
     st.none() | st.integers(1, 10**6),

@@ -1,0 +1,46 @@
+"""What a family's file declares: which config.json it reads, and what its checkpoints call their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmjax.models.config import ModelConfig
+from llmjax.models.fields import Fields
+from llmjax.models.names import Names
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Architectures whose config.json one function reads in the same way.
+
+    Attributes:
+        read: makes a model of the keys; raises UnsupportedModel where one is wrong or not supported. The model is named
+            after the first of ``architectures``.
+        defaults: what a missing key means.
+        architectures: what a config.json has in ``architectures``, each with its ending (``ForCausalLM``).
+        model_types: what a config.json without ``architectures`` has in ``model_type``.
+        aliases: other names of keys, see ``Fields``.
+        names: what checkpoints call their tensors, or a function of the config.json that tells; None: what the model
+            calls them.
+        unit_head_vocabulary: the size of the vocabulary of models whose head has rows that are to be made one long.
+        rewards_by_one_matrix: the head of a reward model is one matrix without a bias, not two as Qwen's.
+    """
+
+    read: Callable[[Fields], ModelConfig]
+    defaults: Mapping[str, Any]
+    architectures: Sequence[str]
+    model_types: Sequence[str] = ()
+    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    names: Names | Callable[[Mapping[str, Any]], Names] | None = None
+    unit_head_vocabulary: int | None = None
+    rewards_by_one_matrix: bool = False
+
+    def fields(self, config: Mapping[str, Any], *, max_model_len: int | None = None) -> Fields:
+        """The keys of a config.json with what missing ones mean; arguments as for ``model_config``."""
+        return Fields(config, self.defaults, aliases=self.aliases, max_model_len=max_model_len)
+
+    def tensor_names(self, config: Mapping[str, Any]) -> Names | None:
+        """What the checkpoint of a config.json calls its tensors; None: what the model calls them."""
+        return self.names(config) if callable(self.names) else self.names
