@@ -222,3 +222,12 @@ def test_a_change_of_data_reaches_the_tests_beside_it() -> None:
 @pytest.mark.parametrize("path", ["pyproject.toml", "Makefile", ".ci/oldest.txt"])
 def test_what_nobody_imports_may_concern_all(path: str) -> None:
     assert reached([path]) is None
+
+
+def test_pages_are_planned_without_what_moves_them() -> None:
+    """The KV cache knows what lies below the device, and who is told of its pages, by interfaces alone."""
+    apart = ("tiers", "ranks", "programs", "clients", "front", "device", "loading")
+    forbidden = ("jax", *(f"llmjax.engine.{folder}" for folder in apart))
+    for module in ("kv_cache", "layer_states", "listener", "page_pool", "prefix", "tier"):
+        path = ROOT / "llmjax" / "engine" / "core" / f"{module}.py"
+        assert [name for name in imports(path) if name.startswith(forbidden)] == [], path

@@ -33,7 +33,7 @@ from llmjax.engine.ranks.group import Alone, group_of
 from llmjax.engine.ranks.local import LocalRanks
 from llmjax.engine.tiers.events import CacheEvents
 from llmjax.engine.tiers.publisher import EventPublisher
-from llmjax.engine.tiers.setup import offload_of, transfer_of
+from llmjax.engine.tiers.setup import tier_of, transfer_of
 from llmjax.engine.tiers.transfer import bind
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
@@ -175,7 +175,6 @@ def _engine(
     model, kv_plan = compiler.model, compiler.kv_plan
     if publisher is not None and not model.config.causal:
         raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
-    offload = offload_of(config, compiler)
     giver, taker = transfer_of(config, compiler, bound)
     kv = KVCache(
         kv_plan.groups,
@@ -185,11 +184,10 @@ def _engine(
         # Keys of a text whose tokens see those behind them are of that text alone.
         share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=_prompt_kind(model, compiler.draft_model),
-        offload=offload,
-        events=None if publisher is None else CacheEvents.of(kv_plan, model.config),
-        taker=None if taker is None else taker.take,
+        tier=tier_of(config, compiler, taker),
+        listener=None if publisher is None else CacheEvents.of(publisher, kv_plan, model.config),
+        giver=giver,
     )
-    moves_pages = offload is not None or giver is not None
     return LoadedEngine(
         config=config,
         platform=compiler.platform,
@@ -204,11 +202,9 @@ def _engine(
             chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
             micro_batches=MICRO_BATCHES if config.is_staged else 1,
         ),
-        runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=moves_pages),
+        runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=config.moves_pages),
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
-        publisher=publisher,
-        giver=giver,
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed
     )
 

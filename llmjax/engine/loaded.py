@@ -13,8 +13,6 @@ from llmjax.engine.loading.memory import KVPlan
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.profiler import Profiler
 from llmjax.engine.programs.compilations import CompileCounter
-from llmjax.engine.tiers.publisher import EventPublisher
-from llmjax.engine.tiers.transfer import PageGiver
 from llmjax.errors import Asleep, InvalidRequest
 from llmjax.platforms import Platform
 
@@ -28,8 +26,6 @@ class LoadedEngine(Engine):
         model: its weights are there.
         kv_plan: shape of the KV cache.
         runner: the device side.
-        publisher: of changes in the prefix cache; None: there is none.
-        giver: of pages to other servers; None: none have any.
         compilations: counts what XLA compiles from now on.
         core: other arguments of `Engine`.
     """
@@ -44,8 +40,6 @@ class LoadedEngine(Engine):
         model: LoadedModel,
         kv_plan: KVPlan,
         runner: Runner,
-        publisher: EventPublisher | None = None,
-        giver: PageGiver | None = None,
         compilations: CompileCounter,
         **core: Any,
     ) -> None:
@@ -54,8 +48,6 @@ class LoadedEngine(Engine):
             vocab_size=model.config.vocab_size,
             seed=config.seed,
             rewinds=not config.is_staged,
-            publisher=publisher,
-            giver=giver,
             compilations=lambda: compilations.count,
             **core,
         )
@@ -66,7 +58,7 @@ class LoadedEngine(Engine):
         self.compilations = compilations
         self.profiler = Profiler(config.profile_dir)
         self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
-        self._closed_last = (publisher, giver, self.profiler)
+        self._closed_last = (self.kv, self.profiler)
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request; arguments and errors as for `Engine.add`, and Asleep while the engine sleeps."""
@@ -113,7 +105,6 @@ class LoadedEngine(Engine):
                 self.keep()
         finally:
             for part in self._closed_last:
-                if part is not None:
-                    part.close()
+                part.close()
             self.runner.close(wait=wait)
             self.compilations.close()

@@ -79,7 +79,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     if "kv_offloading_size" in settings:
         for pool in llm.engine.kv.pools:
             pool.release(pool.allocate(pool.available) or [])
-        llm.engine.kv.move_pages(llm.engine.runner)
+        llm.engine.kv.tier.move(llm.engine.runner)
         outputs.append(llm.generate(prompts, GREEDY))
     found = {"tokens": [[list(output.outputs[0].token_ids) for output in of_one] for of_one in outputs]}
     answers = [output.outputs[0].logprobs or [] for output in outputs[1]]

@@ -148,7 +148,7 @@ def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_pat
         assert tokens_of(found(llm, GREEDY)) == expected
         for pool in llm.engine.kv.pools:
             pool.release(pool.allocate(pool.available) or [])
-        llm.engine.kv.move_pages(llm.engine.runner)
+        llm.engine.kv.tier.move(llm.engine.runner)
         assert tokens_of(found(llm, GREEDY)) == expected
         assert llm.stats.offload.host_hits
     with staged(GOLDEN / name, stages, **settings) as llm:

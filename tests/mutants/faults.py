@@ -29,6 +29,9 @@ SCHEDULED = ("tests/engine/core/test_scheduler.py",)
 POOL = "llmjax/engine/core/page_pool.py"
 POOLED = ("tests/engine/core/test_page_pool.py", "tests/engine/core/test_scheduler.py")
 CACHE = "llmjax/engine/core/kv_cache.py"
+PREFIX = "llmjax/engine/core/prefix.py"
+OFFLOAD = "llmjax/engine/tiers/offload.py"
+OFFLOADED = ("tests/engine/tiers/test_offload.py",)
 ROWS = "kernels/cpu/src/rows_kernel.h"
 FEW = "kernels/cpu/src/attention_few.h"
 GGUF = "llmjax/checkpoint/gguf/file.py"
@@ -142,6 +145,48 @@ MUTANTS = (
         "                group.forget(key)\n",
         "",
         ("tests/engine/test_not_finite.py", *SCHEDULED),
+    ),
+    Mutant(
+        "a prefix is a page too long",
+        PREFIX,
+        "end = next((i for i, found in enumerate(pages[:end]) if not _within(found, places)), end)",
+        "end = next((i + 1 for i, found in enumerate(pages[:end]) if not _within(found, places)), end)",
+        ("tests/engine/core/test_prefix.py", *SCHEDULED),
+    ),
+    Mutant(
+        "a window needs a page fewer than the next token sees",
+        PREFIX,
+        "for found in pages[g.first_needed(tokens) : length]",
+        "for found in pages[g.first_needed(tokens) + 1 : length]",
+        ("tests/engine/core/test_prefix.py", *SCHEDULED),
+    ),
+    Mutant(
+        "the last token of a prompt is found, not computed",
+        PREFIX,
+        "return (len(sequence.tokens) - 1) // self.page_size",
+        "return len(sequence.tokens) // self.page_size",
+        SCHEDULED,
+    ),
+    Mutant(
+        "a page that is restored is not written to the device",
+        OFFLOAD,
+        "        self._restored[group, page] = (key, kept)\n",
+        "",
+        OFFLOADED,
+    ),
+    Mutant(
+        "a page of the prefix is given out for one that is restored",
+        CACHE,
+        "held = [page for index in needed if absent and (page := pages[index]) is not None]",
+        "held: list[int] = []",
+        (*OFFLOADED, *SCHEDULED),
+    ),
+    Mutant(
+        "a page that nobody may rely on stays in host memory",
+        CACHE,
+        "                self.tier.forget(number, key)\n",
+        "",
+        OFFLOADED,
     ),
     # Kernels.
     Mutant(

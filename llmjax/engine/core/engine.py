@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from llmjax.constraints.step_matcher import StepMatcher
 from llmjax.engine.core.free_run import FreeRun, Refusals
-from llmjax.engine.core.interfaces import Giver, PendingStep, Publisher, Runner, Speculation
+from llmjax.engine.core.interfaces import PendingStep, Runner, Speculation
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.outputs import OutputProcessor, no_mask, output_of
 from llmjax.engine.core.pace import Pace
@@ -46,8 +47,6 @@ class Engine:
         seed: of the requests that bring none.
         rewinds: whether tokens that were sampled can be taken back.
         speculation: drafts of next tokens; None: there are none.
-        publisher: of changes in the prefix cache, which ``kv`` takes down; None: there is none.
-        giver: of pages to other servers; None: none have any.
         compilations: the number of programs that have been compiled until now.
     """
 
@@ -62,8 +61,6 @@ class Engine:
         seed: int | None,
         rewinds: bool = True,
         speculation: Speculation | None = None,
-        publisher: Publisher | None = None,
-        giver: Giver | None = None,
         compilations: Callable[[], int] = lambda: 0,
     ) -> None:
         self.kv = kv
@@ -78,9 +75,7 @@ class Engine:
         self._rewinds = rewinds
         self._speculation = speculation
         self._refusals = Refusals()
-        self._publisher = publisher
-        self._giver = giver
-        self._processor = OutputProcessor(kv, finish=self._finish, give=self._give)
+        self._processor = OutputProcessor(kv, finish=self._finish, give=partial(kv.give, device=runner))
         self._recorder = StepRecorder(kv, scheduler, pace, compilations)
         self._frozen = False
 
@@ -178,7 +173,7 @@ class Engine:
             if index is None or sequence.index == index:
                 self._finish(sequence)
                 outputs.append(output_of(sequence, finish_reason="abort"))
-        self._publish()
+        self.kv.listener.publish()
         return outputs
 
     def step(self) -> list[EngineOutput]:
@@ -189,7 +184,7 @@ class Engine:
         """
         if self._frozen:
             outputs = self._read_pending()
-            self._publish()
+            self.kv.listener.publish()
             return outputs
         if self.scheduler.held:
             ended = self._let_in()
@@ -210,7 +205,7 @@ class Engine:
                 f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
             )
         outputs += self._sample_masked()
-        self._publish()
+        self.kv.listener.publish()
         clock.lap("deliver")
         return outputs
 
@@ -231,17 +226,12 @@ class Engine:
         """Starts what is planned; None: that is nothing."""
         if not plan.rows:
             return None
-        self.kv.move_pages(self.runner)
+        self.kv.tier.move(self.runner)
         dispatched = self.runner.dispatch(plan, tables=self.kv.take_changes(), sampling=self._sampling)
         for row in plan.rows:
             if row.samples:
                 row.sequence.in_flight += row.steps
         return dispatched
-
-    def _publish(self) -> None:
-        """Tells of the changes in the prefix cache."""
-        if self._publisher is not None and (events := self.kv.take_events()):
-            self._publisher.publish_events(events)
 
     def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
         """Guesses at what follows the tokens that are known, where it pays to verify them."""
@@ -291,7 +281,7 @@ class Engine:
             except CompileError as error:
                 ended.append(self._processor.end(sequence, error))
                 continue
-            waits = waits or not self.kv.fetched(sequence, seconds=seconds)
+            waits = waits or not self.kv.tier.fetched(sequence, seconds=seconds)
             seconds = 0.0
             if not waits:
                 ready.append(sequence)
@@ -339,26 +329,20 @@ class Engine:
     def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
         """Empties the prefix cache, as `KVCache.reset_prefix_cache` does, and publishes the change."""
         self.kv.reset_prefix_cache(offloaded=offloaded)
-        self._publish()
+        self.kv.listener.publish()
 
     def keep(self) -> None:
         """Keeps on disk what a later start may find; for the end, and only once."""
-        self.kv.close(self.runner)
+        self.kv.keep(self.runner)
 
     def wait(self) -> None:
         """Waits for the dispatch in flight, whose tokens nobody gets."""
         if self._pending is not None:
             self._pending.tokens()
 
-    def _give(self, sequence: Sequence) -> None:
-        """Lets another server have the pages of the prompt, if the request says so."""
-        transfer = sequence.request.params.kv_transfer
-        if self._giver is not None and transfer is not None and transfer.give is not None and not sequence.index:
-            self._giver.give(transfer.give, self.kv.give(sequence, self.runner))
-
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.finish(sequence)
-        self.kv.end_fetch(sequence)
+        self.kv.tier.end_fetch(sequence)
         del self._sampling[sequence]
         siblings = self._sequences[sequence.request.request_id]
         siblings.remove(sequence)

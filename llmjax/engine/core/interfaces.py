@@ -1,4 +1,4 @@
-"""What the engine's core is given, as far as it uses it: the device, drafts, and ways to other servers."""
+"""What the engine's core is given, as far as it uses it: the device and drafts."""
 
 from __future__ import annotations
 
@@ -135,22 +135,4 @@ class Speculation(Protocol):
         Args:
             rows: of the program, which may be more than there were.
             drafts: of the row that had most; 0: there were none.
-        """
-
-
-class Publisher(Protocol):
-    """What tells others of changes in the prefix cache."""
-
-    def publish_events(self, events: Any) -> None:
-        """Tells others what a step has changed; ``events`` are from `KVCache.take_events`."""
-
-
-class Giver(Protocol):
-    """What gives pages to other servers."""
-
-    def give(self, name: str, parts: Any) -> None:
-        """Lets others take the pages of a prompt under a name.
-
-        Args:
-            parts: from `KVCache.give`.
         """

@@ -7,7 +7,8 @@ which of the pool's pages the trace of every ``page_size`` tokens lies.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -18,6 +19,9 @@ from llmjax.engine.core.page_pool import DUMMY_PAGE, PageKey, PagePool
 from llmjax.engine.core.request import Sequence
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 
+Ints = npt.NDArray[np.int32]
+
+TABLE_CHUNK = 1024  # entries of page tables that a program of their own writes at once
 SNAPSHOTS_A_SLOT = 6  # of recurrent states that prefix caching may keep, beside the two that a sequence may need
 
 
@@ -41,6 +45,36 @@ class Load:
     def pages(self, tokens: int) -> int:
         """How many hold so many tokens."""
         return -(-tokens // self.page_size)
+
+
+@dataclass(frozen=True)
+class TableChanges:
+    """Entries of page tables that the device has not seen."""
+
+    entry: Ints  # [n], places in the flat tables [G, S, P]
+    page: Ints  # [n]
+
+    @classmethod
+    def none(cls) -> TableChanges:
+        return cls(np.zeros(0, np.int32), np.zeros(0, np.int32))
+
+    @classmethod
+    def of(cls, groups: Listing[LayerStates]) -> TableChanges:
+        """The changes of all groups since the last call."""
+        parts = [(group.table, group.take_changes()) for group in groups]
+        return cls(
+            entry=np.concatenate([entry + number * table.size for number, (table, entry) in enumerate(parts)]),
+            page=np.concatenate([table.reshape(-1)[entry] for table, entry in parts]),
+        )
+
+    def chunks(self, room: int) -> Iterator[TableChanges]:
+        """The changes in order, TABLE_CHUNK entries at a time; the last part has ``room`` at most, perhaps none."""
+        at = 0
+        while len(self.entry) - at > room:
+            end = min(at + TABLE_CHUNK, len(self.entry))
+            yield TableChanges(self.entry[at:end], self.page[at:end])
+            at = end
+        yield TableChanges(self.entry[at:], self.page[at:])
 
 
 class LayerStates(ABC):
@@ -80,18 +114,9 @@ class LayerStates(ABC):
         """A new step is planned: what the one before writes may be read."""
         return
 
-    @property
-    def fresh(self) -> bool:
-        """Whether there is something that the next plan will find for the first time."""
-        return False
-
-    def find(self, key: PageKey, *, soon: bool = False) -> int | None:
-        """The page with this content, if one is known.
-
-        Args:
-            soon: whether it may be one that only the next plan may read.
-        """
-        return self.pool.find(key)
+    def readable(self, page: int) -> bool:
+        """Whether the step that is being planned may read a page whose content is known."""
+        return True
 
     @abstractmethod
     def attach(self, sequence: Sequence, pages: list[int | None]) -> None:
@@ -146,7 +171,7 @@ class LayerStates(ABC):
         """Grows whenever a prefix is known that pages alone do not tell of."""
         return 0
 
-    def take_changes(self) -> npt.NDArray[np.int32]:
+    def take_changes(self) -> Ints:
         """Flat places in the table whose page the device does not know; they are known to it from now on.
 
         What a slot without a sequence has does not matter, so pages that are all given back are not among them.
@@ -318,13 +343,8 @@ class StateSlots(LayerStates):
     def begin_plan(self) -> None:
         self._fresh.clear()
 
-    @property
-    def fresh(self) -> bool:
-        return bool(self._fresh)
-
-    def find(self, key: PageKey, *, soon: bool = False) -> int | None:
-        page = self.pool.find(key)
-        return None if page in self._fresh and not soon else page
+    def readable(self, page: int) -> bool:
+        return page not in self._fresh
 
     def attach(self, sequence: Sequence, pages: list[int | None]) -> None:
         entries = self._entries[sequence] = _Entries()

@@ -6,7 +6,6 @@ import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from llmjax.errors import LLMJaxError
 
@@ -42,14 +41,14 @@ class PageKey:
         return PageKey(digest.digest(), own)
 
 
-class PoolWatcher(Protocol):
-    """Is told which content is not known any more."""
+class PoolWatcher:
+    """Is told which content is not known any more, except by `PagePool.forget_all`; this one does not care."""
 
     def evicted(self, page: int, key: PageKey) -> None:
-        """The page is given to somebody else. What it holds stays there until the next step runs."""
+        """Takes note that a page is given to somebody else. Its content stays until the next step runs."""
 
     def forgotten(self, key: PageKey) -> None:
-        """It is not worth knowing, or cannot be relied on."""
+        """Takes note that a content is not worth knowing, or cannot be relied on."""
 
 
 class PagePool:
@@ -72,7 +71,7 @@ class PagePool:
         self._used = 0  # pages with a holder
         self._keys: list[PageKey | None] = [None] * num_pages
         self._pages: dict[bytes, int] = {}  # digest -> page
-        self.watchers: list[PoolWatcher] = []  # of single pages; who empties all of it says so to everybody
+        self.watcher = PoolWatcher()
 
     @property
     def free(self) -> int:
@@ -102,8 +101,7 @@ class PagePool:
             else:
                 page, _ = self._cached.popitem(last=False)
                 if (key := self._forget(page)) is not None:
-                    for watcher in self.watchers:
-                        watcher.evicted(page, key)
+                    self.watcher.evicted(page, key)
             self._holders[page] = 1
             pages.append(page)
         self._used += count
@@ -156,8 +154,7 @@ class PagePool:
     def forget(self, page: int) -> None:
         """States that the content of a used or cached page is not worth knowing."""
         if (key := self._forget(page)) is not None:
-            for watcher in self.watchers:
-                watcher.forgotten(key)
+            self.watcher.forgotten(key)
         if page in self._cached:
             del self._cached[page]
             self._free.append(page)

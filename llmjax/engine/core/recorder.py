@@ -95,7 +95,7 @@ class StepRecorder:
             compilations=compiled - before,
             host=self.clock.take(),
             drafts=_draft_counts(plan, tokens),
-            offload=self._kv.take_offload_counts(),
+            offload=self._kv.tier.take_counts(),
             step_seconds=seconds,
             time_to_first_tokens=times.first_tokens,
             inter_token_latencies=times.inter_token,

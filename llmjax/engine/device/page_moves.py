@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
+from llmjax.engine.core.tier import PageContent
 from llmjax.engine.programs.cache import ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.ranks.wire import PageShape
-from llmjax.engine.tiers.host import PageContent
 from llmjax.models.layers.state import LayerStack
 
 PAGES = (16, 4, 1)  # that one program moves; together they move any number

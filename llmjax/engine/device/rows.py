@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import jax
@@ -18,7 +17,6 @@ Ints = npt.NDArray[np.int32]
 ENDED = -1  # in ``last_token``: the slot's sequence has ended; what is already planned for it computes nothing
 MAX_STOPS = 8  # stop ids that the device knows of a row; the host alone finds further ones, a dispatch later
 NO_STOP = -1  # in ``stops``: no id
-TABLE_CHUNK = 1024  # entries of page tables that a program of their own writes at once
 
 ROW = np.dtype(
     [
@@ -86,27 +84,6 @@ class RowChanges:
 def write_pages(page_tables: jax.Array, entry: jax.Array, page: jax.Array) -> jax.Array:
     """Page tables [G, S, P] with new pages at flat places (i32 [U] each); places behind the end are left out."""
     return page_tables.reshape(-1).at[entry].set(page, mode="drop").reshape(page_tables.shape)
-
-
-@dataclass(frozen=True)
-class TableChanges:
-    """On the host: entries of page tables that the device has not seen."""
-
-    entry: Ints  # [n], places in the flat tables [G, S, P]
-    page: Ints  # [n]
-
-    @classmethod
-    def none(cls) -> TableChanges:
-        return cls(np.zeros(0, np.int32), np.zeros(0, np.int32))
-
-    def chunks(self, room: int) -> Iterator[TableChanges]:
-        """In order, each of TABLE_CHUNK entries at most, and the last one of ``room`` at most, which may be empty."""
-        at = 0
-        while len(self.entry) - at > room:
-            end = min(at + TABLE_CHUNK, len(self.entry))
-            yield TableChanges(self.entry[at:end], self.page[at:end])
-            at = end
-        yield TableChanges(self.entry[at:], self.page[at:])
 
 
 @dataclass(frozen=True)

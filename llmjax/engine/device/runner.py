@@ -14,12 +14,14 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
+from llmjax.engine.core.layer_states import TableChanges
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row, StepPlan
+from llmjax.engine.core.tier import PageContent
 from llmjax.engine.device.batch import Bucket
 from llmjax.engine.device.device_state import NO_TOKEN, StepOutput
 from llmjax.engine.device.page_moves import MOST_PAGES, PageMover, ReadInTurn
-from llmjax.engine.device.rows import Ints, NewRow, TableChanges, row_words
+from llmjax.engine.device.rows import Ints, NewRow, row_words
 from llmjax.engine.device.slots import SlotEditor, TableEditor
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.masked import MaskedPrograms
@@ -29,7 +31,6 @@ from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.group import Alone
 from llmjax.engine.ranks.stages import LastStage, StagedStep
 from llmjax.engine.ranks.wire import Array, RunMasked, RunStep
-from llmjax.engine.tiers.host import PageContent
 from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.host_memory import keep_freed_blocks
 from llmjax.kernels.cpu.cores import usable_cores

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import numpy.typing as npt
 
-from llmjax.engine.device.rows import TABLE_CHUNK, TableChanges, write_pages
+from llmjax.engine.core.layer_states import TABLE_CHUNK, TableChanges
+from llmjax.engine.device.rows import write_pages
 from llmjax.engine.programs.cache import ProgramCache, ProgramSpec
 from llmjax.engine.ranks.group import Alone
 from llmjax.engine.ranks.wire import Array, RunEdit

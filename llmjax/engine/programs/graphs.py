@@ -17,12 +17,13 @@ import jax
 import numpy as np
 
 from llmjax.config import EngineConfig
+from llmjax.engine.core.layer_states import TableChanges
 from llmjax.engine.core.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.device.batch import BatchLayout, Bucket
 from llmjax.engine.device.device_state import NO_TOKEN, DeviceState
 from llmjax.engine.device.heads import few_rows
-from llmjax.engine.device.rows import NewRow, TableChanges, row_words
+from llmjax.engine.device.rows import NewRow, row_words
 from llmjax.engine.device.slots import SlotEditor
 from llmjax.engine.programs.cache import Executable, ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler

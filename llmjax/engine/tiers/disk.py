@@ -20,8 +20,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from llmjax.engine.core.page_pool import DIGEST_BYTES
+from llmjax.engine.core.tier import KeptPage, PageName
 from llmjax.engine.loading.kept_files import Damaged, check_owner, line
-from llmjax.engine.tiers.host import KeptPage, PageFormat, PageName
+from llmjax.engine.tiers.host import PageFormat
 
 logger = logging.getLogger(__name__)
 

@@ -3,12 +3,14 @@ MessagePack, a batch as an array, each event as a map."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from llmjax.engine.core.page_pool import PageKey, PagePool
+from llmjax.engine.core.listener import CacheListener
+from llmjax.engine.core.page_pool import PageKey
 from llmjax.engine.loading.memory import KVPlan
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import AllTokens, LastTokens, LatentKV, Span
@@ -18,21 +20,21 @@ HASH_BYTES = 8  # the last ones of a digest
 
 
 class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """One of them; its class's name is its ``type``."""
+    """One event; the name of its class is its ``type``."""
 
 
 class BlockStored(CacheEvent):
     """Pages that follow each other can be found now."""
 
     block_hashes: list[int]
-    parent_block_hash: int | None  # of the page before them; None: they are a text's first
-    token_ids: list[int]  # of all of them
+    parent_block_hash: int | None  # hash of the page before them; None: they are the first ones of a text
+    token_ids: list[int]  # the tokens of all of them
     block_size: int  # tokens
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[Any, ...] | None] | None = None  # of each page: what is part of its hash beside tokens
-    group_idx: int | None = None  # of layers
+    extra_keys: list[tuple[Any, ...] | None] | None = None  # for each page, what its hash is made of beside tokens
+    group_idx: int | None = None  # number of the group of layers
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
 
@@ -57,39 +59,42 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
     data_parallel_rank: int | None = None
 
 
-class CacheEvents:
-    """Writes down what happens in the pools of all groups.
+class Publisher(Protocol):
+    """Sends messages to other programs."""
+
+    rank: int  # of the engine
+
+    def publish(self, message: EventBatch) -> None:
+        """Sends a message; never waits."""
+
+    def close(self) -> None:
+        """Sends what waits and ends it."""
+
+
+class CacheEvents(CacheListener):
+    """Writes down which pages can be found, group by group, and publishes it.
 
     Args:
-        spans: of the groups.
+        publisher: sends the events.
+        spans: the spans of the groups of layers.
         latent: whether the pages of all tokens hold latent vectors.
-        page_size: tokens of a page.
+        page_size: tokens per page.
     """
 
-    def __init__(self, spans: Sequence[Span], *, latent: bool, page_size: int) -> None:
+    def __init__(self, publisher: Publisher, spans: Sequence[Span], *, latent: bool, page_size: int) -> None:
+        self._publisher = publisher
         self._kinds = [_kind(span, latent=latent) for span in spans]
         self._windows = [span.window if isinstance(span, LastTokens) else None for span in spans]
         self._page_size = page_size
         self._events: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
 
     @classmethod
-    def of(cls, plan: KVPlan, model: ModelConfig) -> CacheEvents:
-        """Those of a model's groups."""
+    def of(cls, publisher: Publisher, plan: KVPlan, model: ModelConfig) -> CacheEvents:
+        """The events of a model's groups of layers."""
         latent = any(isinstance(state, LatentKV) for state in model.states)
-        return cls([group.span for group in plan.groups], latent=latent, page_size=plan.page_size)
-
-    def watch(self, pools: Sequence[PagePool]) -> None:
-        """Takes in what they forget; they are the groups' in order."""
-        for group, pool in enumerate(pools):
-            pool.watchers.append(_Removals(self, group))
+        return cls(publisher, [group.span for group in plan.groups], latent=latent, page_size=plan.page_size)
 
     def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
-        """A page can be found.
-
-        Args:
-            parent: digest of the page before; None: it is a text's first.
-            salt: of the request, if it has one.
-        """
         digest, before = block_hash(key.digest), None if parent is None else block_hash(parent)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.group_idx == group and last.block_hashes[-1] == before:
@@ -115,7 +120,6 @@ class CacheEvents:
         )
 
     def removed(self, group: int, key: PageKey) -> None:
-        """A page cannot be found any more."""
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockRemoved) and last.group_idx == group:
             last.block_hashes.append(block_hash(key.digest))
@@ -123,38 +127,30 @@ class CacheEvents:
             self._events.append(BlockRemoved([block_hash(key.digest)], DEVICE, group))
 
     def cleared(self) -> None:
-        """No page can be found any more; so nothing that happened before matters."""
-        self._events = [AllBlocksCleared()]
+        self._events = [AllBlocksCleared()]  # nothing that happened before matters
+
+    def publish(self) -> None:
+        if events := self.take():
+            self._publisher.publish(EventBatch(time.time(), events, self._publisher.rank))
 
     def take(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
-        """All since the last time, in order."""
+        """The events since the last call, in order."""
         taken, self._events = self._events, []
         return taken
 
+    def close(self) -> None:
+        self._publisher.close()
+
 
 def block_hash(digest: bytes) -> int:
-    """As vLLM shortens its own digests for others: the last 64 bits."""
+    """The last 64 bits of a digest: vLLM shortens its own digests so for others."""
     return int.from_bytes(digest[-HASH_BYTES:], "big")
 
 
 def _kind(span: Span, *, latent: bool) -> str:
-    """vLLM's name."""
+    """vLLM's name of a kind of layers."""
     if isinstance(span, LastTokens):
         return "sliding_window"
     if isinstance(span, AllTokens):
         return "mla_attention" if latent else "full_attention"
     return "mamba"
-
-
-class _Removals:
-    """Tells of a group's pool."""
-
-    def __init__(self, events: CacheEvents, group: int) -> None:
-        self._events = events
-        self._group = group
-
-    def evicted(self, page: int, key: PageKey) -> None:
-        self._events.removed(self._group, key)
-
-    def forgotten(self, key: PageKey) -> None:
-        self._events.removed(self._group, key)

@@ -5,31 +5,12 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
-import numpy.typing as npt
 
 from llmjax.engine.core.page_pool import PageKey
-
-PageContent = tuple[npt.NDArray[Any], ...]
-"""What a page holds in all layers of its group: of each of their arrays [layers, …], all devices' parts of it."""
-
-PageName = tuple[int, bytes]
-"""A group of layers, and the digest of a page's key."""
-
-
-@dataclass(frozen=True)
-class KeptPage:
-    """A page that is not on the device."""
-
-    tokens: tuple[int, ...]  # as its key has them
-    content: PageContent
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(array.nbytes for array in self.content)
+from llmjax.engine.core.tier import KeptPage, PageName
 
 
 @dataclass(frozen=True)

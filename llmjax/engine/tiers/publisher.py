@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from typing import Any
 
 import msgspec
 
-from llmjax.engine.tiers.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 from llmjax.errors import ConfigError
 from llmjax.kv_events import SETTING, KVEventsConfig
 
@@ -76,10 +74,6 @@ class EventPublisher:
             daemon=True,
         )
         self._thread.start()
-
-    def publish_events(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:
-        """Sends what a step has changed, as `publish` does."""
-        self.publish(EventBatch(time.time(), events, self.rank))
 
     def publish(self, message: Any) -> None:
         """Sends a message as MessagePack; never waits. If too many wait already it is lost, with a warning for the

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from llmjax.checkpoint.identity import identity
 from llmjax.config import EngineConfig
+from llmjax.engine.core.tier import NoTier, Tier
 from llmjax.engine.device.page_moves import page_shapes
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.signature import digest
@@ -39,8 +40,11 @@ DECIDING = (  # settings that what a page holds follows from, beside the model's
 )
 
 
-def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
-    """What the settings ask for; None: nothing.
+def tier_of(config: EngineConfig, compiler: StepCompiler, taker: PageTaker | None) -> Tier:
+    """What the settings ask for below the device.
+
+    Args:
+        taker: takes pages from other servers; None: none has any.
 
     Raises:
         ConfigError: it does not suit the model or the machine.
@@ -50,7 +54,7 @@ def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
     if transfer is not None and transfer.takes:
         limit = max(limit, int(transfer.kv_buffer_size))
     if not limit:
-        return None
+        return NoTier()
     if not compiler.model.config.causal:
         name = "kv_offloading_size" if config.kv_offloading_size else "kv_transfer_config"
         raise ConfigError(f"{name}: this model sees each text as a whole, so texts share no pages")
@@ -75,7 +79,7 @@ def offload_of(config: EngineConfig, compiler: StepCompiler) -> Offload | None:
             )
         except OSError as error:
             raise ConfigError(f"kv_offloading_dir {folder}: {error.strerror or error}") from error
-    return Offload(HostPages(limit), disk, page_bytes=[form.num_bytes for form in formats])
+    return Offload(HostPages(limit), disk, page_bytes=[form.num_bytes for form in formats], taker=taker)
 
 
 def transfer_of(

@@ -21,10 +21,11 @@ import msgspec
 
 from llmjax.engine.clients.wire import Channel, Message
 from llmjax.engine.core.page_pool import PageKey
+from llmjax.engine.core.tier import Contents, KeptPage, PageName
 from llmjax.engine.ranks.strangers import Strangers
 from llmjax.engine.tiers.disk_thread import DiskThread
-from llmjax.engine.tiers.host import KeptPage, PageFormat, PageName
-from llmjax.engine.tiers.offload import Contents, PagesLost
+from llmjax.engine.tiers.host import PageFormat
+from llmjax.engine.tiers.offload import PagesLost
 from llmjax.errors import ConfigError
 from llmjax.kv_transfer import SETTING, KVTransferConfig, address_of
 

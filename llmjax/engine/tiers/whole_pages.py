@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.engine.core.tier import KeptPage, PageContent
 from llmjax.engine.device.page_moves import divided_axis, page_shapes, stacks_of
 from llmjax.engine.programs.compiler import StepCompiler
-from llmjax.engine.tiers.host import KeptPage, PageContent, PageFormat
+from llmjax.engine.tiers.host import PageFormat
 from llmjax.models import Attention
 from llmjax.models.layers.state import PagedKV, Recurrent
 from llmjax.parallel.shares import NOTHING, HeadShares

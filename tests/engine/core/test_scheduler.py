@@ -25,21 +25,22 @@ from hypothesis import strategies as st
 from llmjax.config import EngineConfig
 from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.kv_cache import KVCache
-from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots
+from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots, TableChanges
+from llmjax.engine.core.listener import CacheListener
 from llmjax.engine.core.pace import ChunkPace, Pace
 from llmjax.engine.core.page_pool import DUMMY_PAGE
 from llmjax.engine.core.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import LEAST_CHUNK, Row, Scheduler, StepPlan
+from llmjax.engine.core.tier import Giver, NoTier, PageContent, Tier
 from llmjax.engine.device.batch import READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.device.device_state import NO_TOKEN, StepOutput
-from llmjax.engine.device.rows import ENDED, ROW, NewRow, TableChanges, row_words
+from llmjax.engine.device.rows import ENDED, ROW, NewRow, row_words
 from llmjax.engine.device.runner import PendingStep
 from llmjax.engine.drafts.speculation import Speculation
 from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.tiers.disk import DiskPages
-from llmjax.engine.tiers.events import CacheEvents
-from llmjax.engine.tiers.host import HostPages, PageContent, PageFormat
-from llmjax.engine.tiers.offload import Offload
+from llmjax.engine.tiers.host import HostPages, PageFormat
+from llmjax.engine.tiers.offload import Offload, Taker
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
@@ -73,7 +74,6 @@ class Shape:
     drafted_rows: int = 4  # rows of a step with drafts, at most
     host_pages: int = 0  # evicted ones that are kept
     folder: Path | None = None  # where they are kept, too
-    events: bool = False  # changes of the prefix cache are taken down
     micro_batches: int = 1  # of decodes
 
     @property
@@ -112,9 +112,9 @@ class SimulatedPages:
         return self.found
 
 
-def offload_of(shape: Shape) -> Offload | None:
+def tier_of(shape: Shape, taker: Taker | None = None) -> Tier:
     if not shape.host_pages:
-        return None
+        return NoTier()
     content = (
         jax.ShapeDtypeStruct((shape.page_size,), np.int64),
         jax.ShapeDtypeStruct((shape.page_size,), np.bool_),
@@ -124,7 +124,7 @@ def offload_of(shape: Shape) -> Offload | None:
         formats = [PageFormat(shape.page_size, content)] * len(shape.spans)
         disk = DiskPages(shape.folder, identity="ab" * 16, limit=2**20, formats=formats)
     each = 9 * shape.page_size
-    return Offload(HostPages(shape.host_pages * each), disk, page_bytes=[each] * len(shape.spans))
+    return Offload(HostPages(shape.host_pages * each), disk, page_bytes=[each] * len(shape.spans), taker=taker)
 
 
 @dataclass
@@ -384,7 +384,14 @@ class SometimesWorthIt(Speculation):
 class SimulatedEngine(Engine):
     """The real engine around the simulated device."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        *,
+        listener: CacheListener | None = None,
+        taker: Taker | None = None,
+        giver: Giver | None = None,
+    ) -> None:
         self.shape = shape
         kv = KVCache(
             tuple(GroupSpec(span=span, num_pages=n) for span, n in zip(shape.spans, shape.num_pages, strict=True)),
@@ -392,8 +399,9 @@ class SimulatedEngine(Engine):
             num_slots=shape.max_num_seqs,
             pages_per_sequence=shape.pages_per_sequence,
             share_prefixes=shape.share_prefixes,
-            offload=offload_of(shape),
-            events=CacheEvents(shape.spans, latent=False, page_size=shape.page_size) if shape.events else None,
+            tier=tier_of(shape, taker),
+            listener=listener,
+            giver=giver,
         )
         device: Any = SimulatedDevice(shape)
         super().__init__(

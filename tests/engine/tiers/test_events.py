@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +64,16 @@ class Listener:
 @given(st.data())
 @pytest.mark.slow
 def test_who_listens_knows_what_is_cached(data: st.DataObject) -> None:
-    shape = replace(data.draw(shapes()), events=True, share_prefixes=True)
-    engine, listener = SimulatedEngine(shape), Listener()
+    shape = replace(data.draw(shapes()), share_prefixes=True)
+    listener = Listener()
 
     class Checked:
         """In place of a publisher."""
 
-        def publish_events(self, events: list[BlockStored | BlockRemoved | AllBlocksCleared]) -> None:
-            listener.take(events)
+        rank = 0
+
+        def publish(self, batch: EventBatch) -> None:
+            listener.take(batch.events)
             cached = {
                 (group, block_hash(key.digest)): key.tokens
                 for group, pool in enumerate(engine.kv.pools)
@@ -80,16 +82,52 @@ def test_who_listens_knows_what_is_cached(data: st.DataObject) -> None:
             }
             assert listener.known == cached
 
-    engine._publisher = Checked()
+        def close(self) -> None:
+            return
+
+    events = CacheEvents(Checked(), shape.spans, latent=False, page_size=shape.page_size)
+    engine = SimulatedEngine(shape, listener=events)
     arrivals = data.draw(workloads(shape))
     check_results(arrivals, run(engine, arrivals, max_steps=10_000))
-    assert engine.kv.take_events() == []
+    assert events.take() == []
     engine.reset_prefix_cache()
     assert listener.known == {}
 
 
+@dataclass
+class Sent:
+    """What a publisher was given."""
+
+    rank: int = 3
+    batches: list[EventBatch] = field(default_factory=list)
+    closed: bool = False
+
+    def publish(self, message: EventBatch) -> None:
+        self.batches.append(message)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_events_are_published_together() -> None:
+    sent = Sent()
+    events = CacheEvents(sent, [ALL], latent=False, page_size=2)
+    events.publish()
+    assert sent.batches == []  # nothing has happened
+    key = PageKey.chain(b"root", (1, 2))
+    events.stored(0, key, parent=None, salt=None)
+    events.removed(0, key)
+    events.publish()
+    (batch,) = sent.batches
+    assert [type(event) for event in batch.events] == [BlockStored, BlockRemoved]
+    assert batch.data_parallel_rank == 3
+    events.publish()
+    events.close()
+    assert len(sent.batches) == 1 and sent.closed
+
+
 def test_pages_that_follow_each_other_are_one_event() -> None:
-    events = CacheEvents([ALL, LastTokens(6), LastState()], latent=True, page_size=2)
+    events = CacheEvents(Sent(), [ALL, LastTokens(6), LastState()], latent=True, page_size=2)
     first = PageKey.chain(b"root", (1, 2))
     second = PageKey.chain(first.digest, (3, 4))
     other = PageKey.chain(b"root", (5, 6))
@@ -122,7 +160,7 @@ def test_pages_that_follow_each_other_are_one_event() -> None:
 
 def test_messages_look_as_vllms() -> None:
     """The keys and their order as vLLM 0.26 sends them; what has its default is left out."""
-    events = CacheEvents([ALL], latent=False, page_size=2)
+    events = CacheEvents(Sent(), [ALL], latent=False, page_size=2)
     key = PageKey(bytes(range(16)), (7, 8))
     events.stored(0, key, parent=None, salt=None)
     events.removed(0, key)

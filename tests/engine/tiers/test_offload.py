@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.core.page_pool import PageKey
+from llmjax.engine.core.tier import KeptPage
 from llmjax.engine.device.page_moves import PageMover, stacks_of
 from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.loading.model import load_model
@@ -29,9 +30,9 @@ from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.tiers import disk as disk_pages
 from llmjax.engine.tiers import offload
 from llmjax.engine.tiers.disk import DiskPages
-from llmjax.engine.tiers.host import HostPages, KeptPage, PageFormat
+from llmjax.engine.tiers.host import HostPages, PageFormat
 from llmjax.engine.tiers.offload import Offload
-from llmjax.engine.tiers.setup import offload_of, pages_identity
+from llmjax.engine.tiers.setup import pages_identity, tier_of
 from llmjax.errors import ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
@@ -148,6 +149,21 @@ def test_what_cannot_be_relied_on_is_found_nowhere(tmp_path: Path) -> None:
     assert ask(engine, "b", prompt) == 0
 
 
+def test_what_was_restored_and_cannot_be_relied_on_is_dropped_from_host_memory() -> None:
+    engine = SimulatedEngine(SMALL)
+    prompt = prompt_of(25)
+    for name, seed in (("a", 0), ("b", 5), ("c", 6), ("d", 7)):
+        ask(engine, name, prompt_of(25, seed))
+    engine.add(request("e", prompt, max_tokens=3))
+    engine.step()
+    (sequence,) = engine.scheduler.running
+    assert sequence.num_cached_tokens == 24  # its pages are still in host memory, too
+    engine._processor.fail(sequence)
+    for name, seed in (("f", 5), ("g", 6), ("h", 7)):
+        ask(engine, name, prompt_of(25, seed))
+    assert ask(engine, "i", prompt) == 0
+
+
 def test_a_restart_finds_what_was_evicted_and_what_was_cached(tmp_path: Path) -> None:
     shape = replace(SMALL, folder=tmp_path)
     engine = SimulatedEngine(shape)
@@ -198,7 +214,7 @@ def test_random_workloads_over_a_restart(tmp_path_factory: pytest.TempPathFactor
         engine = SimulatedEngine(shape)
         check_results(arrivals, run(engine, arrivals, max_steps=10_000))
         check_idle(engine)
-        assert not engine.kv._fetches
+        assert isinstance(engine.kv.tier, Offload) and not engine.kv.tier._fetches
         engine.keep()
 
 
@@ -410,7 +426,7 @@ def evict_all(llm: LLM) -> None:
         pages = pool.allocate(pool.available)
         assert pages is not None
         pool.release(pages)
-    llm.engine.kv.move_pages(llm.engine.runner)
+    llm.engine.kv.tier.move(llm.engine.runner)
 
 
 PROMPTS = [np.random.default_rng(seed).integers(0, 96, 30 + seed).tolist() for seed in range(3)]
@@ -567,6 +583,6 @@ def test_a_folder_that_cannot_be_made_and_more_memory_than_there_is(tmp_path: Pa
     file.touch()
     compiler = compiler_of("llama")
     with pytest.raises(ConfigError, match=f"kv_offloading_dir {file}: "):
-        offload_of(EngineConfig(kv_offloading_size=0.1, kv_offloading_dir=str(file)), compiler)
+        tier_of(EngineConfig(kv_offloading_size=0.1, kv_offloading_dir=str(file)), compiler, None)
     with pytest.raises(ConfigError, match=r"kv_offloading_size 1e\+06 is too large: \d+\.\d GiB of the machine"):
-        offload_of(EngineConfig(kv_offloading_size=1e6), compiler)
+        tier_of(EngineConfig(kv_offloading_size=1e6), compiler, None)

@@ -75,15 +75,13 @@ def at(port: int) -> str:
 
 def taking(shape: Shape, port: int, *, secret: str = "word", identity: str = "same") -> SimulatedEngine:
     """An engine that takes pages from a port of this machine."""
-    engine = SimulatedEngine(shape)
-    engine.kv._taker = PageTaker([at(port)], identity=identity, secret=secret, formats=formats_of(shape)).take
-    return engine
+    taker = PageTaker([at(port)], identity=identity, secret=secret, formats=formats_of(shape))
+    return SimulatedEngine(shape, taker=taker)
 
 
 def giving(shape: Shape, giver: PageGiver, prompt: list[int], name: str = "pages") -> SimulatedEngine:
     """An engine that has computed a prompt, whose pages it gives."""
-    engine = SimulatedEngine(shape)
-    engine._giver = giver
+    engine = SimulatedEngine(shape, giver=giver)
     asked = request("first", prompt, max_tokens=1, kv_transfer=KVTransfer(give=name))
     run(engine, [Arrival(asked, 0)], max_steps=50)
     return engine

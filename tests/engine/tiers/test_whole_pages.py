@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from llmjax.engine.tiers.host import KeptPage
+from llmjax.engine.core.tier import KeptPage
 from llmjax.engine.tiers.whole_pages import PageParts, WholePageFormat
 from llmjax.parallel.shares import HeadShares
 

@@ -1,0 +1,57 @@
+"""Who is told which pages the prefix cache of the device gets and loses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from llmjax.engine.core.page_pool import PageKey
+
+
+class CacheListener(ABC):
+    """Is told of every page that can be found, or cannot be found any more."""
+
+    @abstractmethod
+    def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
+        """Takes note that a page can be found.
+
+        Args:
+            group: the number of its group of layers.
+            key: what it holds.
+            parent: digest of the page before it; None: it is the first one of a text.
+            salt: cache salt of the request, if it has one.
+        """
+
+    @abstractmethod
+    def removed(self, group: int, key: PageKey) -> None:
+        """Takes note that a page cannot be found any more."""
+
+    @abstractmethod
+    def cleared(self) -> None:
+        """Takes note that no page can be found any more."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Passes on what has happened since the last call."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Passes on nothing any more; a second call does nothing."""
+
+
+class NoListener(CacheListener):
+    """Nobody wants to know."""
+
+    def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
+        return
+
+    def removed(self, group: int, key: PageKey) -> None:
+        return
+
+    def cleared(self) -> None:
+        return
+
+    def publish(self) -> None:
+        return
+
+    def close(self) -> None:
+        return
