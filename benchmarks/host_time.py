@@ -30,7 +30,7 @@ from benchmarks.random_model import SHAPES, write_random_model
 from llmjax.bench.options import options_of
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
-from llmjax.config import EngineConfig, check_choices, setting
+from llmjax.config import EngineConfig, check_values, setting
 from llmjax.engine.build import build_engine
 from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.request import EngineRequest
@@ -76,7 +76,7 @@ class HostTimeOptions:
     output_json: str | None = setting(None, "file for all figures as JSON")
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_values(self)
         for name in ("dispatches", "runs"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name} must be at least 1, not {getattr(self, name)}")

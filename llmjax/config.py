@@ -33,6 +33,35 @@ class Alias:
     wins: bool = False
 
 
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a number may be; None: that side is open.
+
+    Args:
+        low: the least value.
+        above: the value that is just too small.
+        high: the largest value.
+    """
+
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        if self.low is not None and self.high is not None:
+            return f"from {self.low} to {self.high}"
+        sides = (("at least", self.low), ("above", self.above), ("at most", self.high))
+        return " and ".join(f"{words} {limit}" for words, limit in sides if limit is not None)
+
+    def hold(self, number: float) -> bool:
+        """Whether a number is within them; NaN never is."""
+        return (
+            (self.low is None or number >= self.low)
+            and (self.above is None or number > self.above)
+            and (self.high is None or number <= self.high)
+        )
+
+
 def setting(
     default: Any,
     help: str,
@@ -45,6 +74,9 @@ def setting(
     joined: bool = False,
     words: Mapping[str, Any] | None = None,
     section: str | None = None,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
 ) -> Any:
     """A dataclass field that knows how it is shown, spelled and parsed.
 
@@ -57,7 +89,11 @@ def setting(
         joined: a list of integers is taken as its items with commas between them.
         words: other ways to write some of its values, in small letters, with what they mean.
         section: heading of ``--help`` for this field and those after it.
+        low: the least number that is allowed; of a list's items, too.
+        above: the number that is just too small.
+        high: the largest number that is allowed.
     """
+    limits = Limits(low=low, above=above, high=high)
     metadata = {
         "help": help,
         "aliases": tuple(Alias(alias) if isinstance(alias, str) else alias for alias in aliases),
@@ -68,18 +104,30 @@ def setting(
         "joined": joined,
         "words": words or {},
         "section": section,
+        "limits": None if limits == Limits() else limits,
     }
     if isinstance(default, dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def check_choices(config: Any) -> None:
-    """Refuses a value that is not among the choices of its field."""
+def check_values(config: Any) -> None:
+    """Refuses a value that is not among the choices, or not within the limits, of its field.
+
+    Raises:
+        ConfigError: the message names the field, what is allowed, and the value.
+    """
     for field in dataclasses.fields(config):
-        choices, value = field.metadata.get("choices"), getattr(config, field.name)
+        choices, limits = field.metadata.get("choices"), field.metadata.get("limits")
+        value = getattr(config, field.name)
         if choices and value not in choices:
             raise ConfigError(f"{field.name} must be one of {', '.join(choices)}, not {value!r}")
+        if limits is None or value is None:
+            continue
+        for number in value if isinstance(value, list | tuple) else (value,):
+            if not limits.hold(number):
+                shown = f"{number:g}" if isinstance(number, float) else number
+                raise ConfigError(f"{field.name} must be {limits}, not {shown}")
 
 
 def parse_device_ids(text: str) -> tuple[int, ...]:
@@ -221,27 +269,35 @@ class EngineConfig:
         unit="tokens",
         words={"auto": None, "-1": None},
         section="memory and scheduling",
+        low=1,
     )
-    max_num_seqs: int = setting(32, "maximum number of requests in one step", aliases=("--batch",))
+    max_num_seqs: int = setting(32, "maximum number of requests in one step", aliases=("--batch",), low=1)
     max_num_batched_tokens: int = setting(
         512,
         "maximum number of tokens in one step; longer prompts are prefilled in chunks",
         unit="tokens",
+        low=1,
     )
     decode_steps: int = setting(
         0,
         "maximum number of decode steps in one dispatch; fewer are taken when steps are slow (a dispatch stays below "
         "25 ms), when requests wait or when the host must see every token; 0: 8 on a CPU and with CUDA graphs, else 1",
         aliases=("--num-scheduler-steps",),
+        low=0,
     )
-    page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",))
+    page_size: int = setting(32, "tokens in a KV page", aliases=("--block-size",), low=1)
     gpu_memory_utilization: float = setting(
-        0.9, "share of an accelerator's memory to use in total", aliases=("--kv-fraction",)
+        0.9,
+        "share of an accelerator's memory to use in total",
+        aliases=("--kv-fraction",),
+        above=0,
+        high=1,
     )
     num_experts_offload_per_rank: int = setting(
         0,
         "number of experts of each layer, on each device, that stay in the host's memory, from which steps fetch those "
         "that they use: for mixtures of experts that are larger than the memory of their devices",
+        low=0,
     )
     kv_cache_memory_bytes: int | None = setting(
         None,
@@ -249,6 +305,7 @@ class EngineConfig:
         "at most 4 GiB)",
         unit="bytes",
         aliases=(Alias("--mem", unit=2**20), Alias("--kvcache-mem-gpu", unit=2**20)),
+        low=1,
     )
     enable_prefix_caching: bool = setting(
         True,
@@ -259,6 +316,8 @@ class EngineConfig:
         0.0,
         "GiB of the machine's memory for KV pages of past requests that had to leave the device; found again, they are "
         "copied back instead of computed; 0: such pages are lost",
+        low=0,
+        high=MOST_GIB,
     )
     kv_offloading_backend: str = setting("native", "what keeps those pages", choices=("native",))
     kv_offloading_dir: str | None = setting(
@@ -266,7 +325,9 @@ class EngineConfig:
         "a folder where those pages are kept on disk as well, beyond kv_offloading_size and from start to start; "
         "several engines may share it",
     )
-    kv_offloading_disk_size: float = setting(16.0, "GiB of files in that folder; the least recently used go first")
+    kv_offloading_disk_size: float = setting(
+        16.0, "GiB of files in that folder; the least recently used go first", low=0, high=MOST_GIB
+    )
     kv_events_config: dict[str, Any] | None = setting(  # noqa: RUF009
         None,
         "tell others over ZeroMQ which prefixes are cached, as JSON: "
@@ -281,7 +342,9 @@ class EngineConfig:
     )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
-        1024, "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503"
+        1024,
+        "maximum number of requests that wait beyond max_num_seqs (each of n counts); more are refused with 503",
+        low=1,
     )
     speculative_config: dict[str, Any] | None = setting(  # noqa: RUF009
         None,
@@ -291,9 +354,11 @@ class EngineConfig:
         "(default: tokens are made one by one)",
     )
     stream_interval: int = setting(
-        1, "tokens of each piece of a stream at least, but for the first and the last; requests may ask for more"
+        1,
+        "tokens of each piece of a stream at least, but for the first and the last; requests may ask for more",
+        low=1,
     )
-    max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for")
+    max_logprobs: int = setting(20, "largest logprobs or prompt_logprobs a request may ask for", low=0)
 
     device: str = setting(
         "auto",
@@ -312,6 +377,7 @@ class EngineConfig:
         "number of devices that divide the model, each with its part of every layer; any number of them (default: as "
         "many as device_ids names, else 1)",
         aliases=("--tp",),
+        low=1,
     )
     pipeline_parallel_size: int = setting(
         1,
@@ -319,6 +385,7 @@ class EngineConfig:
         ": for machines or devices whose link is too slow for tensor_parallel_size, which then divides each "
         "of these stages; started by this process on its machine, or by nnodes on several",
         aliases=("--pp",),
+        low=1,
     )
     enable_expert_parallel: bool = setting(
         False,
@@ -330,35 +397,44 @@ class EngineConfig:
         "number of engines behind one server, each with all of the model, in a process and on devices of its own; on "
         "CPUs they divide cores, threads and memory (device_ids then names the devices of all, engine by engine)",
         aliases=("--dp",),
+        low=1,
     )
     nnodes: int = setting(
         1,
         "number of processes, on one machine or several, whose devices divide the model; all are started with the same "
         "flags, but for node_rank",
         aliases=("--num-nodes",),
+        low=1,
     )
-    node_rank: int = setting(0, "which of nnodes processes this is: 0 serves, the others compute with it")
+    node_rank: int = setting(0, "which of nnodes processes this is: 0 serves, the others compute with it", low=0)
     master_addr: str = setting("127.0.0.1", "address of rank 0, where the other ranks find it")
-    master_port: int = setting(29501, "port of rank 0 for the other ranks")
+    master_port: int = setting(29501, "port of rank 0 for the other ranks", low=1, high=65535)
     master_secret: str | None = setting(
         None,
         "word that every rank must know, and every server of kv_transfer_config; without one, whoever reaches "
         "master_port first is believed, and servers that exchange pages make one and log it",
     )
     distributed_timeout_seconds: float = setting(
-        600.0, "seconds that the ranks wait for each other at the start", unit="seconds"
+        600.0,
+        "seconds that the ranks wait for each other at the start",
+        unit="seconds",
+        above=0,
     )
     multi_process: bool = setting(
         False, "a process for each of this machine's devices that divide the model, started and ended by this one"
     )
     threads: int = setting(
-        0, "threads that a CPU computes on, those of all engines together; 0: one per physical core", words={"-1": 0}
+        0,
+        "threads that a CPU computes on, those of all engines together; 0: one per physical core",
+        words={"-1": 0},
+        low=0,
     )
     cpu_list: str | None = setting(None, "cores to pin the process to, for example 0-3,8 (Linux)")
     numa: Sequence[int] = setting(
         (),
         "NUMA nodes whose cores and memory are used: one for all, or one for each device, rank or engine, 0,0,1,1 "
         "(Linux)",
+        low=0,
     )
     compilation_cache_dir: str | None = setting(
         None, "where compiled programs are kept (default: ~/.cache/llmjax/xla); 'off' keeps none"
@@ -368,6 +444,7 @@ class EngineConfig:
         "packed weights that are kept on disk beside compiled programs, so that a later start need not pack them; 0 "
         "keeps none",
         unit="bytes",
+        low=0,
     )
     cuda_graphs: str = setting(
         "auto",
@@ -474,36 +551,7 @@ class EngineConfig:
         if self.gguf_file is not None and self.model == DEFAULT_MODEL:
             object.__setattr__(self, "model", self.gguf_file)
             object.__setattr__(self, "gguf_file", None)
-        for name, low in (
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 1),
-            ("decode_steps", 0),
-            ("num_experts_offload_per_rank", 0),
-            ("data_parallel_size", 1),
-            ("pipeline_parallel_size", 1),
-            ("nnodes", 1),
-            ("node_rank", 0),
-            ("master_port", 1),
-            ("threads", 0),
-            ("page_size", 1),
-            ("max_num_queued_reqs", 1),
-            ("max_logprobs", 0),
-            ("stream_interval", 1),
-            ("packed_weights_bytes", 0),
-        ):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{name} must be at least {low}, not {getattr(self, name)}")
-        if self.tensor_parallel_size is not None and self.tensor_parallel_size < 1:
-            raise ConfigError(f"tensor_parallel_size must be at least 1, not {self.tensor_parallel_size}")
-        if self.max_model_len is not None and self.max_model_len < 1:
-            raise ConfigError(f"max_model_len must be at least 1, not {self.max_model_len}")
-        if self.numa and min(self.numa) < 0:
-            raise ConfigError(f"numa must be at least 0, not {min(self.numa)}")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ConfigError(f"gpu_memory_utilization must lie in (0, 1], not {self.gpu_memory_utilization}")
-        if self.kv_cache_memory_bytes is not None and self.kv_cache_memory_bytes < 1:
-            raise ConfigError(f"kv_cache_memory_bytes must be at least 1, not {self.kv_cache_memory_bytes}")
-        check_choices(self)
+        check_values(self)
         if self.task != "auto" and self.runner not in ("auto", self.runner_of_task):
             raise ConfigError(f"runner {self.runner} and task {self.task} contradict each other")
         if self.conversion is not None and self.runner_of_task == "generate":
@@ -521,9 +569,6 @@ class EngineConfig:
 
     def _check_offloading(self) -> None:
         """Raises ConfigError unless evicted pages can be kept as asked for."""
-        for name in ("kv_offloading_size", "kv_offloading_disk_size"):
-            if not 0 <= getattr(self, name) < MOST_GIB:
-                raise ConfigError(f"{name} must be from 0 to {MOST_GIB:,} GiB, not {getattr(self, name):g}")
         if self.kv_transfer is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("kv_transfer_config moves cached prefixes, which enable_prefix_caching turns off")
@@ -575,10 +620,6 @@ class EngineConfig:
         said, size = f"nnodes {self.nnodes}", self.tensor_parallel_size
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"node_rank is {self.node_rank}, and {said} has ranks below {self.nnodes}")
-        if self.master_port > 65535:
-            raise ConfigError(f"master_port must be at most 65535, not {self.master_port}")
-        if self.distributed_timeout_seconds <= 0:
-            raise ConfigError(f"distributed_timeout_seconds must be above 0, not {self.distributed_timeout_seconds:g}")
         if self.multi_process:
             if self.nnodes > 1:
                 raise ConfigError(f"multi_process starts its processes itself: leave {said} out")
@@ -626,7 +667,7 @@ class ServerConfig:
     """How the HTTP server listens, protects itself and stops."""
 
     host: str = setting("127.0.0.1", "address to listen on", aliases=("--h",), section="server")
-    port: int = setting(8000, "port to listen on", aliases=("--p",))
+    port: int = setting(8000, "port to listen on", aliases=("--p",), low=0, high=65535)
     uds: str | None = setting(None, "Unix socket to listen on instead of host and port")
     api_key: Sequence[str] = setting(
         (), "key that clients must send as a bearer token; may be given more than once", separator=None, several=True
@@ -646,10 +687,14 @@ class ServerConfig:
         aliases=(Alias("--share-prefix-cache", value=False),),
     )
     max_requests_per_minute: int = setting(
-        0, "requests for answers that each key may make a minute (without keys: all together); more get 429; 0: any"
+        0,
+        "requests for answers that each key may make a minute (without keys: all together); more get 429; 0: any",
+        low=0,
     )
     max_tokens_per_minute: int = setting(
-        0, "tokens of prompts and answers that each key may take a minute (without keys: all together); 0: any"
+        0,
+        "tokens of prompts and answers that each key may take a minute (without keys: all together); 0: any",
+        low=0,
     )
     otlp_traces_endpoint: str | None = setting(
         None, "collector that gets an OpenTelemetry span for each request, by OTLP over HTTP: http://localhost:4318"
@@ -676,37 +721,52 @@ class ServerConfig:
         "bytes of the largest request body; larger ones get 413 (default: what holds every prompt that fits the "
         "context, at most 8 MiB)",
         unit="bytes",
+        low=1,
     )
     max_header_bytes: int = setting(
-        64 * 2**10, "maximum size of a request's first line and headers in bytes; larger ones get 431", unit="bytes"
+        64 * 2**10,
+        "maximum size of a request's first line and headers in bytes; larger ones get 431",
+        unit="bytes",
+        low=1,
     )
     max_header_count: int = setting(
-        256, "maximum number of headers in a request; more get 431", aliases=("--h11-max-header-count",)
+        256,
+        "maximum number of headers in a request; more get 431",
+        aliases=("--h11-max-header-count",),
+        low=1,
     )
     read_timeout: float = setting(
         30.0,
         "seconds that a client has to send a request's headers, and again for its body, plus one for every 1000 bytes "
         "of it; slower ones get 408",
+        above=0,
     )
     send_timeout: float = setting(
         60.0,
         "seconds in which a client has to take some of what is sent to it, 1000 bytes for each of them, before its "
         "connection is closed and its request aborted",
+        above=0,
     )
     keep_alive_timeout: float = setting(
         # Longer than the 60 s after which common proxies close idle connections themselves.
         75.0,
         "seconds after which an idle connection is closed",
         aliases=("--timeout-keep-alive",),
+        above=0,
     )
     max_idle_connections: int = setting(
-        512, "maximum number of idle connections; beyond it, those that have been idle longest are closed"
+        512,
+        "maximum number of idle connections; beyond it, those that have been idle longest are closed",
+        low=1,
     )
     sse_keep_alive_interval: float = setting(
-        15.0, "seconds between comments that keep an idle stream open; 0: there are none", words={"-1": 0.0}
+        15.0,
+        "seconds between comments that keep an idle stream open; 0: there are none",
+        words={"-1": 0.0},
+        low=0,
     )
-    request_timeout: float | None = setting(None, "seconds after which a request is aborted")
-    shutdown_timeout: float = setting(30.0, "seconds that running requests have to finish after SIGTERM")
+    request_timeout: float | None = setting(None, "seconds after which a request is aborted", above=0)
+    shutdown_timeout: float = setting(30.0, "seconds that running requests have to finish after SIGTERM", low=0)
     trust_request_chat_template: bool = setting(False, "let requests bring their own chat template")
     default_chat_template_kwargs: dict[str, Any] = setting(  # noqa: RUF009
         {},
@@ -717,24 +777,32 @@ class ServerConfig:
         'reasoning efforts of requests that the chat template gets as others, as JSON: \'{"xhigh": "high"}\'',
     )
     max_stored_responses: int = setting(
-        1000, "responses that are kept for each key, to be retrieved or gone on with; the oldest make room; 0: none"
+        1000,
+        "responses that are kept for each key, to be retrieved or gone on with; the oldest make room; 0: none",
+        low=0,
     )
-    max_stored_response_bytes: int = setting(64 * 2**20, "memory that the responses of a key may take", unit="bytes")
-    stored_response_lifetime: float = setting(24 * 3600.0, "seconds that a response is kept")
+    max_stored_response_bytes: int = setting(
+        64 * 2**20, "memory that the responses of a key may take", unit="bytes", low=0
+    )
+    stored_response_lifetime: float = setting(24 * 3600.0, "seconds that a response is kept", above=0)
     record_conversation: bool = setting(
         False,
         "keep the messages of chats whose requests have a conversation_id (or record_conversation), so that clients "
         "send the new ones only",
     )
-    max_conversations: int = setting(1000, "conversations that are kept for each key; the oldest make room")
-    max_conversation_bytes: int = setting(64 * 2**20, "memory that the conversations of a key may take", unit="bytes")
-    conversation_lifetime: float = setting(24 * 3600.0, "seconds that a conversation is kept after its last message")
+    max_conversations: int = setting(1000, "conversations that are kept for each key; the oldest make room", low=0)
+    max_conversation_bytes: int = setting(
+        64 * 2**20, "memory that the conversations of a key may take", unit="bytes", low=0
+    )
+    conversation_lifetime: float = setting(
+        24 * 3600.0, "seconds that a conversation is kept after its last message", above=0
+    )
     files_dir: str | None = setting(
         None, "folder for files of batches and their results (default: a temporary one, which goes with the server)"
     )
-    max_file_bytes: int = setting(128 * 2**20, "bytes of the largest file that may be uploaded", unit="bytes")
-    max_files_bytes: int = setting(2**30, "bytes that the files of a key may take", unit="bytes")
-    file_lifetime: float = setting(30 * 24 * 3600.0, "seconds that a file is kept")
+    max_file_bytes: int = setting(128 * 2**20, "bytes of the largest file that may be uploaded", unit="bytes", low=0)
+    max_files_bytes: int = setting(2**30, "bytes that the files of a key may take", unit="bytes", low=0)
+    file_lifetime: float = setting(30 * 24 * 3600.0, "seconds that a file is kept", above=0)
     cut_max_tokens: bool = setting(
         False, "let a max_tokens above what fits behind the prompt mean what fits; it is an error else"
     )
@@ -784,37 +852,7 @@ class ServerConfig:
         return len({*self.api_key, *self.admin_key}) + (not self.api_key) > 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise ConfigError(f"port must lie in [0, 65535], not {self.port}")
-        for name in ("max_request_bytes", "max_header_bytes", "max_header_count", "max_idle_connections"):
-            if (count := getattr(self, name)) is not None and count < 1:
-                raise ConfigError(f"{name} must be at least 1, not {count}")
-        for name in (
-            "max_stored_responses",
-            "max_stored_response_bytes",
-            "max_conversations",
-            "max_conversation_bytes",
-            "max_file_bytes",
-            "max_files_bytes",
-            "max_requests_per_minute",
-            "max_tokens_per_minute",
-        ):
-            if (count := getattr(self, name)) < 0:
-                raise ConfigError(f"{name} must be at least 0, not {count}")
-        for name in (
-            "request_timeout",
-            "read_timeout",
-            "send_timeout",
-            "keep_alive_timeout",
-            "stored_response_lifetime",
-            "conversation_lifetime",
-            "file_lifetime",
-        ):
-            if (seconds := getattr(self, name)) is not None and not seconds > 0:
-                raise ConfigError(f"{name} must be above 0, not {seconds:g}")
-        for name in ("shutdown_timeout", "sse_keep_alive_interval"):
-            if not (seconds := getattr(self, name)) >= 0:
-                raise ConfigError(f"{name} must be at least 0, not {seconds:g}")
+        check_values(self)
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path must begin with /, not {self.root_path!r}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
@@ -835,4 +873,3 @@ class ServerConfig:
             raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
         if self.cache_salt_per_key and not self.api_key and not self.admin_key:
             raise ConfigError("cache_salt_per_key needs keys (--api-key)")
-        check_choices(self)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
-from llmjax.config import Alias
+from llmjax.config import Alias, Limits
 from llmjax.errors import ConfigError
 
 Config = TypeVar("Config")
@@ -35,6 +35,7 @@ class Setting:
         joined: a list of integers is taken as its items with commas between them.
         words: other ways to write some of its values.
         section: heading of ``--help`` that it stands under.
+        limits: what its numbers may be; None: any.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Setting:
     joined: bool = False
     words: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     section: str | None = None
+    limits: Limits | None = None
 
     @property
     def flag(self) -> str:

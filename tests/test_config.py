@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config import EngineConfig, Limits, ServerConfig
 from llmjax.config_file import find_config, load_configs, read_yaml
 from llmjax.errors import ConfigError
 from llmjax.settings import (
+    Setting,
     check_value,
     collect,
     make_config,
@@ -258,7 +260,7 @@ def test_any_text_is_a_settings_file_or_a_config_error(tmp_path_factory: pytest.
     ("changes", "message"),
     [
         ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, not 0"),
-        ({"gpu_memory_utilization": 1.5}, "must lie in"),
+        ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, not 1.5"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes must be at least 1"),
         ({"dtype": "int3"}, "dtype must be one of"),
     ],
@@ -271,7 +273,7 @@ def test_engine_values_out_of_range(changes: dict[str, object], message: str) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"port": 70000}, "port must lie in"),
+        ({"port": 70000}, "port must be from 0 to 65535, not 70000"),
         ({"ssl_keyfile": "k"}, "belong together"),
         ({"log_level": "loud"}, "log_level must be one of"),
         ({"request_timeout": 0.0}, "request_timeout must be above 0"),
@@ -295,3 +297,46 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 def test_bundled_configs_are_found_by_name_and_hold_settings(path: Path) -> None:
     assert find_config(path.stem).resolve() == path.resolve()
     assert load_configs(path.stem).engine.model
+
+
+@pytest.mark.parametrize(
+    ("limits", "words", "inside", "outside"),
+    [
+        (Limits(low=1), "at least 1", (1, 2.5, 10**9), (0, -1, 0.5)),
+        (Limits(above=0), "above 0", (1, 1e-9), (0, -1)),
+        (Limits(high=9), "at most 9", (-5, 9), (10,)),
+        (Limits(low=0, high=9), "from 0 to 9", (0, 9), (-1, 10)),
+        (Limits(above=0, high=1), "above 0 and at most 1", (0.5, 1), (0, 1.5)),
+    ],
+)
+def test_limits_say_what_they_hold(
+    limits: Limits, words: str, inside: tuple[float, ...], outside: tuple[float, ...]
+) -> None:
+    assert str(limits) == words
+    assert all(limits.hold(number) for number in inside)
+    assert not any(limits.hold(number) for number in (*outside, float("nan")))
+
+
+NUMBERS = [
+    (cls, setting)
+    for cls in (EngineConfig, ServerConfig)
+    for setting in settings_of(cls).values()
+    if setting.limits is not None
+]
+
+
+@pytest.mark.parametrize(("cls", "setting"), NUMBERS, ids=lambda value: getattr(value, "name", ""))
+def test_a_number_outside_its_limits_is_refused_by_name(cls: type, setting: Setting) -> None:
+    """What is declared is what is checked, and the defaults are inside."""
+    limits = setting.limits
+    assert limits is not None
+    kind = setting.item if setting.kind is list else setting.kind
+    step = kind(1)
+    wrong = [kind(limits.low) - step] if limits.low is not None else []
+    wrong += [kind(limits.above)] if limits.above is not None else []
+    wrong += [kind(limits.high) + step] if limits.high is not None else []
+    for number in wrong:
+        shown = f"{number:g}" if kind is float else str(number)
+        with pytest.raises(ConfigError, match=rf"^{setting.name} must be {limits}, not {re.escape(shown)}$"):
+            cls(**{setting.name: (number,) if setting.kind is list else number})
+    assert len(NUMBERS) > 40

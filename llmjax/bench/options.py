@@ -27,7 +27,7 @@ from llmjax.bench.dataset import (
 )
 from llmjax.bench.metrics import DEFAULT_LATENCIES, LATENCIES, OBJECTIVES
 from llmjax.bench.traces import TraceFields, burstgpt_samples, spec_bench_samples, trace_samples
-from llmjax.config import check_choices, setting
+from llmjax.config import check_values, setting
 from llmjax.errors import ConfigError
 from llmjax.settings import settings_of
 
@@ -149,7 +149,7 @@ class DatasetOptions:
     timed_trace_label_hash_ids: str = setting("hash_ids", "what it calls the ids of the prompt's chunks")
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_values(self)
         for name in ("num_prompts", "random_batch_size", "timed_trace_chunk_hash_size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")

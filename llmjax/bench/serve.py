@@ -29,7 +29,7 @@ from llmjax.bench.scrape import metrics_page, parse_drafts, parse_work, work_of_
 from llmjax.cli.models import KEY_VARIABLE, key_for_server
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
-from llmjax.config import Alias, EngineConfig, check_choices, setting
+from llmjax.config import Alias, EngineConfig, check_values, setting
 from llmjax.errors import ConfigError
 from llmjax.migration import vllm_bench
 from llmjax.settings import settings_of
@@ -84,7 +84,7 @@ class LoadOptions:
     ready_check_timeout_sec: float = setting(600.0, "seconds to wait for the server")
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_values(self)
         if self.base_url is not None and (self.host is not None or self.port is not None):
             raise ConfigError("the server is --base-url, or --host and --port: not both")
         for name in ("request_rate", "burstiness", "max_concurrency", "ramp_up_start_rps", "ramp_up_end_rps"):

@@ -25,7 +25,7 @@ from llmjax.bench.sweep_rows import (
     value_of,
 )
 from llmjax.cli.parser import Parser, add_settings
-from llmjax.config import check_choices, setting
+from llmjax.config import check_values, setting
 from llmjax.errors import ConfigError
 from llmjax.settings import settings_of
 
@@ -53,7 +53,7 @@ class PlotOptions:
     dry_run: bool = setting(False, "name the figures, and draw none")
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        check_values(self)
         for name in ("fig_by", "row_by", "col_by", "curve_by", "filter_by", "bin_by"):  # "": none
             object.__setattr__(self, name, tuple(part.strip() for part in getattr(self, name) if part.strip()))
         self.conditions, self.bins  # noqa: B018

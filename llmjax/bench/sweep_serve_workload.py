@@ -13,7 +13,7 @@ from llmjax.bench.parameters import Parameters
 from llmjax.bench.sweep import RunFailed, write_result
 from llmjax.bench.sweep_serve import ServeSweepOptions, Sweep
 from llmjax.cli.parser import Parser, add_settings
-from llmjax.config import check_choices, setting
+from llmjax.config import check_values, setting
 from llmjax.errors import ConfigError
 from llmjax.settings import settings_of
 
@@ -34,7 +34,7 @@ class WorkloadSweepOptions(ServeSweepOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choices(self)
+        check_values(self)
         if self.workload_iters < 2:
             raise ConfigError(f"--workload-iters must be at least 2, not {self.workload_iters}")
 

@@ -218,7 +218,7 @@ def configs_of(
 
 
 def _add_setting(group: Any, setting: Setting) -> None:
-    help = setting.help.replace("%", "%%") + _default(setting)
+    help = setting.help.replace("%", "%%") + _remarks(setting)
     plain = [setting.flag, *(alias.flag for alias in setting.aliases if alias.value is None and alias.unit == 1)]
     winning = frozenset(alias.flag for alias in setting.aliases if alias.wins)
     common = {"dest": setting.name, "default": argparse.SUPPRESS}
@@ -280,19 +280,22 @@ def _metavar(setting: Setting) -> str:
     return {int: "N", float: "X", str: "TEXT", list: "ITEM", dict: "JSON"}[setting.kind]
 
 
+def _remarks(setting: Setting) -> str:
+    """What stands in parentheses at the end of a help text: the default, unless the text says it, and the limits."""
+    default = _default(setting)
+    remarks = [f"default: {default}"] if default and "(default" not in setting.help else []
+    if setting.limits is not None:
+        remarks.append(str(setting.limits))
+    return f" ({'; '.join(remarks)})".replace("%", "%%") if remarks else ""
+
+
 def _default(setting: Setting) -> str:
-    if "(default" in setting.help:
-        return ""
     default = setting.default
     if isinstance(default, bool):
-        shown = "on" if default else "off"
-    elif default is None or default in ("", (), [], {}):
+        return "on" if default else "off"
+    if default is None or default in ("", (), [], {}):
         return ""
-    elif setting.kind is list:
-        shown = (setting.separator or " ").join(map(str, default))
-    else:
-        shown = str(default)
-    return f" (default: {shown.replace('%', '%%')})"
+    return (setting.separator or " ").join(map(str, default)) if setting.kind is list else str(default)
 
 
 def _with_dashes(argv: Sequence[str]) -> list[str]:

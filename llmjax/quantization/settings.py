@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmjax.config import check_choices, setting
+from llmjax.config import check_values, setting
 from llmjax.errors import ConfigError
 
 ENGINE_SETTINGS = (
@@ -53,9 +53,14 @@ class CalibrationSettings:
     calibration: str | None = setting(None, "file of UTF-8 text that resembles what the model will be used for")
     calibration_tokens: int = setting(32768, "number of tokens of the text to use, from its beginning", unit="tokens")
     calibration_length: int = setting(
-        512, "length of the sequences that the text is cut into, in tokens", unit="tokens"
+        512,
+        "length of the sequences that the text is cut into, in tokens",
+        unit="tokens",
+        low=2,
     )
-    damping: float = setting(0.01, "gptq: share of the Hessian's mean diagonal that is added to its diagonal")
+    damping: float = setting(
+        0.01, "gptq: share of the Hessian's mean diagonal that is added to its diagonal", above=0, high=1
+    )
     act_order: bool = setting(True, "gptq: round the columns with the largest inputs first")
     static_groups: bool = setting(
         False, "gptq without act-order: take groups' scales from the weights as they are (act-order always does)"
@@ -63,15 +68,11 @@ class CalibrationSettings:
     clip: bool = setting(True, "awq: search how far to cut the range of each group")
 
     def __post_init__(self) -> None:
-        check_choices(self)
-        if self.calibration_length < 2:
-            raise ConfigError(f"calibration_length must be at least 2, not {self.calibration_length}")
+        check_values(self)
         if self.calibration_tokens < self.calibration_length:
             raise ConfigError(
                 f"calibration_tokens ({self.calibration_tokens}) must hold a sequence of {self.calibration_length}"
             )
-        if not 0 < self.damping <= 1:
-            raise ConfigError(f"damping must lie in (0, 1], not {self.damping}")
         if (self.method == "rtn") != (self.calibration is None):
             raise ConfigError("--method gptq and awq need --calibration FILE, and only they use it")
 

@@ -89,7 +89,7 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
         ("a --model b", "the model is given twice: a and --model b"),
         ("--port", "--port/--p: expected one argument"),
         ("--port x", "--port must be an integer, not 'x'"),
-        ("--port 99999", "port must lie in [0, 65535], not 99999"),
+        ("--port 99999", "port must be from 0 to 65535, not 99999"),
         ("--max-num 3", "unknown flag --max-num"),
         ("--dtype int3", "--dtype must be one of auto, float32, bfloat16, float16, not 'int3'"),
         ("--mem 4GiB", "--mem must be a number of MiB, not '4GiB'"),
@@ -136,7 +136,7 @@ def test_help_says_every_flag_and_default(capsys: pytest.CaptureFixture[str]) ->
     assert text.startswith("usage: llmjax serve [options] [MODEL]\n")
     assert "\nmemory and scheduling:\n" in text
     assert "  --page-size, --block-size N\n" in text
-    assert "tokens in a KV page (default: 32)" in words
+    assert "tokens in a KV page (default: 32; at least 1)" in words
     assert "on a CPU 25 % of the free memory" in words
     assert "--host, --h TEXT address to listen on (default: 127.0.0.1)" in words
     assert "--mem MiB the same as --kv-cache-memory-bytes, in MiB" in words

@@ -523,7 +523,7 @@ def test_an_address_of_another_machine(config: EngineConfig) -> None:
             "tensor_parallel_size 4 over 2 processes (nnodes) is not 3 devices in each",
         ),
         ({"multi_process": True, "nnodes": 2, "tensor_parallel_size": 2}, "multi_process starts its processes itself"),
-        ({"master_port": 70000}, "master_port must be at most 65535, not 70000"),
+        ({"master_port": 70000}, "master_port must be from 1 to 65535, not 70000"),
         ({"distributed_timeout_seconds": 0}, "distributed_timeout_seconds must be above 0, not 0"),
     ],
 )

@@ -561,7 +561,7 @@ def test_moving_pages_copies_no_others() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kv_offloading_size": -1.0}, "kv_offloading_size must be from 0 to 1,048,576 GiB, not -1"),
+        ({"kv_offloading_size": -1.0}, "kv_offloading_size must be from 0 to 1048576, not -1"),
         ({"kv_offloading_size": float("nan")}, "kv_offloading_size must be from 0"),
         ({"kv_offloading_dir": "/tmp"}, "kv_offloading_dir needs kv_offloading_size"),
         ({"kv_offloading_size": 1.0, "enable_prefix_caching": False}, "which enable_prefix_caching turns off"),

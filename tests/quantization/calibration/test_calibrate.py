@@ -519,7 +519,7 @@ def test_settings() -> None:
     for options, message in (
         ({"method": "gptq"}, "need --calibration FILE"),
         ({"calibration": "a.txt"}, "need --calibration FILE"),
-        ({"damping": 0.0}, "damping must lie in"),
+        ({"damping": 0.0}, "damping must be above 0 and at most 1, not 0"),
         ({"calibration_length": 1}, "at least 2"),
         ({"calibration_tokens": 4}, "must hold a sequence of 512"),
         ({"method": "rpt"}, "method must be one of rtn, gptq, awq"),
