@@ -29,6 +29,7 @@ SCHEDULED = ("tests/engine/core/test_scheduler.py",)
 POOL = "llmjax/engine/core/page_pool.py"
 POOLED = ("tests/engine/core/test_page_pool.py", "tests/engine/core/test_scheduler.py")
 CACHE = "llmjax/engine/core/kv_cache.py"
+CACHED = ("tests/engine/core/test_kv_cache.py",)
 PREFIX = "llmjax/engine/core/prefix.py"
 OFFLOAD = "llmjax/engine/tiers/offload.py"
 OFFLOADED = ("tests/engine/tiers/test_offload.py",)
@@ -130,14 +131,14 @@ MUTANTS = (
         CACHE,
         "if len(sequence.tokens) >= (sequence.num_committed + 1) * self.page_size:",
         "if len(sequence.tokens) > (sequence.num_committed + 2) * self.page_size:",
-        (*SCHEDULED, "tests/engine/tiers/test_offload.py"),
+        CACHED,
     ),
     Mutant(
         "room is what one of the groups has",
         CACHE,
         "sequence.room = min([group.room(sequence) for group in self.groups])",
         "sequence.room = max([group.room(sequence) for group in self.groups])",
-        (*SCHEDULED, "tests/engine/test_kinds_of_attention.py"),
+        CACHED,
     ),
     Mutant(
         "what cannot be relied on is found",
