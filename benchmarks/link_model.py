@@ -16,7 +16,8 @@ import numpy as np
 
 from llmjax.engine.clients.wire import Channel
 from llmjax.engine.device.batch import Bucket
-from llmjax.engine.ranks.wire import Array, RunStep, ToFollower
+from llmjax.engine.device.commands import RunStep
+from llmjax.engine.ranks.wire import ToFollower
 
 READ_BYTES = 256 << 20  # more than caches hold
 TELL_MICROSECONDS = 50  # that telling a follower of a step takes, at most
@@ -106,7 +107,7 @@ def read_bytes_per_second(threads: int) -> float:
 def tell_seconds(rows: int) -> float:
     """Time until a follower has read a decode step of ``rows`` rows that a leader sends it, in another process and over
     a network connection of this machine; the median."""
-    step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), Array.of(np.zeros(16 * rows, np.int32)))
+    step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), np.zeros(16 * rows, np.int32))
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe(duplex=False)
     with socket.create_server(("127.0.0.1", 0)) as server:

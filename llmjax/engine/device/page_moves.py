@@ -14,9 +14,9 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.core.tier import PageContent
+from llmjax.engine.device.commands import Values
 from llmjax.engine.programs.cache import ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler
-from llmjax.engine.ranks.wire import PageShape
 from llmjax.models.layers.state import LayerStack
 
 PAGES = (16, 4, 1)  # that one program moves; together they move any number
@@ -29,8 +29,7 @@ class PendingPages:
 
     count: int
     parts: list[tuple[jax.Array, ...]]  # of some pages each: of each array [pages, layers, …]
-    others: list[Future[list[bytes]]] = field(default_factory=list)  # what other processes have of them
-    shapes: Sequence[PageShape] = ()  # of that
+    others: list[Future[list[Values]]] = field(default_factory=list)  # parts that other ranks have, likewise
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """What this process has of them: of each array [pages, layers, …]. Waits for the device."""
@@ -38,8 +37,9 @@ class PendingPages:
 
     def contents(self) -> list[PageContent]:
         """Waits for the devices. Each page has memory of its own, so that it can be given back alone."""
-        arrays, payloads = self.arrays(), [payload for other in self.others for payload in other.result()]
-        arrays += from_bytes(payloads, self.shapes, count=self.count)
+        arrays = self.arrays()
+        for other in self.others:
+            arrays += other.result()
         return [tuple(array[page].copy() for array in arrays) for page in range(self.count)]
 
 
@@ -52,14 +52,6 @@ class ReadInTurn:
     def contents(self) -> list[PageContent]:
         """As of each part."""
         return [content for part in self.parts for content in part.contents()]
-
-
-def from_bytes(payloads: Sequence[bytes], shapes: Sequence[PageShape], *, count: int) -> list[npt.NDArray[Any]]:
-    """Arrays [pages, layers, …] of so many pages; raises ValueError if they are not of these shapes."""
-    return [
-        np.frombuffer(payload, jnp.dtype(form.dtype)).reshape(count, *form.shape)
-        for payload, form in zip(payloads, shapes, strict=True)
-    ]
 
 
 class PageMover:

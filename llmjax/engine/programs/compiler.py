@@ -19,7 +19,6 @@ from llmjax.engine.drafts.proposal import DraftGraph
 from llmjax.engine.loading.memory import KVPlan, ProgramMemory
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
-from llmjax.engine.ranks.group import Alone
 from llmjax.errors import CompileError, ConfigError
 from llmjax.kernels.sharding import Axes
 from llmjax.platforms import Platform
@@ -43,7 +42,6 @@ class StepCompiler:
         draft_model: that makes them; None: the host does.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
-        group: the processes that run the model.
     """
 
     model: LoadedModel
@@ -58,7 +56,6 @@ class StepCompiler:
     draft_model: LoadedModel | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     cache: ProgramCache = field(default_factory=ProgramCache)
-    group: Alone = field(default_factory=Alone)
 
     @property
     def weights(self) -> tuple[jax.Array, ...]:
@@ -263,14 +260,12 @@ class StepCompiler:
 
     def compile(self, bucket: Bucket) -> Executable:
         """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
-        return self.group.everywhere("step", bucket, lambda: self.cache.get(self.spec(bucket)))
+        return self.cache.get(self.spec(bucket))
 
     def compile_masked(self, bucket: Bucket) -> Executable:
-        """What samples behind that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``, without
-        what layers keep."""
-        if self.is_staged:  # no other stage samples
-            return self.cache.get(self.masked_spec(bucket))
-        return self.group.everywhere("masked", bucket, lambda: self.cache.get(self.masked_spec(bucket)))
+        """The program that samples after that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``,
+        with a state that has nothing of the layers."""
+        return self.cache.get(self.masked_spec(bucket))
 
     def bytes_beside_kv(self) -> int:
         """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.

@@ -22,9 +22,10 @@ from llmjax.engine.core.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.device.batch import BatchLayout, Bucket
 from llmjax.engine.device.device_state import NO_TOKEN, DeviceState
+from llmjax.engine.device.edits import StateEditor
 from llmjax.engine.device.heads import few_rows
 from llmjax.engine.device.rows import NewRow, row_words
-from llmjax.engine.device.slots import SlotEditor
+from llmjax.engine.device.slots import SlotEdits
 from llmjax.engine.programs.cache import Executable, ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.errors import ConfigError
@@ -210,16 +211,17 @@ def _set_up(compiler: StepCompiler, layout: BatchLayout) -> DeviceState:
     state = compiler.make_state()
     vocab_size = compiler.model.config.vocab_size
     sampling = request_sampling(ROWS[BIASED], vocab_size=vocab_size, seed=0, bad_words=[BAN])
-    slots, sampler = SlotEditor(state.sampler), state.sampler
+    slots, editor = SlotEdits(state.sampler.vocab_size), StateEditor(state)
     test, plan = _Test.of(compiler, layout), compiler.kv_plan
     for slot in range(test.rows):
-        sampler = slots.set_up(sampler, slot, sampling, prompt=[], output=[])
+        for edit in slots.begin(slot, sampling, prompt=[], output=[]):
+            state = editor.apply(state, edit)
     tables = np.zeros(state.rows.page_tables.shape, np.int32)
     # Where there are few pages, a single row overwrites its own.
     pages = min(group.num_pages for group in plan.groups) - 1
     tables[:, : test.rows, : test.span] = 1 + np.arange(test.rows * test.span).reshape(test.rows, -1) % pages
     page_tables = jax.device_put(tables, compiler.platform.everywhere)
-    return replace(state, rows=replace(state.rows, page_tables=page_tables), sampler=sampler)
+    return replace(state, rows=replace(state.rows, page_tables=page_tables))
 
 
 @dataclass(frozen=True)

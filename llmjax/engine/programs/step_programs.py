@@ -102,15 +102,19 @@ class StepPrograms:
         for future in self._futures:
             future.exception()
 
-    def pick(self, plan: StepPlan, *, usable: Callable[[Bucket], bool] = lambda bucket: True) -> Program:
+    def pick(self, plan: StepPlan, *, usable: Callable[[Bucket], bool] | None = None) -> Program:
         """The cheapest program that holds the plan, of those that are ready or need only to be read.
 
         Args:
-            usable: whether a bucket can be taken; the largest one always is.
+            usable: whether a bucket can be taken; the largest one always is. None: all can.
         """
         self._lull.step()
         for bucket in self._order:
-            if bucket.holds(plan) and usable(bucket) and (program := self._at_hand(bucket)) is not None:
+            if (
+                bucket.holds(plan)
+                and (usable is None or usable(bucket))
+                and (program := self._at_hand(bucket)) is not None
+            ):
                 return program
         return self._largest.result()
 

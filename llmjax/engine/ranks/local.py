@@ -16,7 +16,7 @@ import msgspec
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.process import python_environment, signals_held_back
 from llmjax.engine.clients.wire import Start
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
 from llmjax.machine_share import MachineShare
@@ -78,7 +78,7 @@ def _with_devices(config: EngineConfig, numbers: Sequence[int]) -> EngineConfig:
 
 def _start(config: EngineConfig, share: MachineShare) -> subprocess.Popen[bytes]:
     """A fresh interpreter that follows."""
-    command = [sys.executable, "-m", "llmjax.engine.ranks.follower_main"]
+    command = [sys.executable, "-m", "llmjax.engine.ranks.worker_main"]
     with signals_held_back():
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=python_environment())
     assert process.stdin is not None

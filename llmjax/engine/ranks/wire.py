@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from llmjax.engine.clients.wire import Failed, Failure, Leave, Message
-from llmjax.engine.device.batch import Bucket
-
-
-class Array(Message):
-    """A NumPy array."""
-
-    dtype: str
-    shape: list[int]
-    data: bytes
-
-    @classmethod
-    def of(cls, values: npt.NDArray[Any] | np.generic) -> Array:
-        return cls(dtype=values.dtype.str, shape=list(values.shape), data=values.tobytes())
-
-    def values(self) -> npt.NDArray[Any]:
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
-
-
-class Program(msgspec.Struct, array_like=True, frozen=True):
-    """Names a compiled program.
-
-    Args:
-        kind: ``step`` or ``masked``.
-    """
-
-    kind: str
-    bucket: Bucket
+from llmjax.engine.device.commands import Command, ProgramName, Values
 
 
 class PageShape(msgspec.Struct, array_like=True, frozen=True):
@@ -131,39 +101,14 @@ class Met(Message, tag="met"):
 class Compile(Message, tag="compile"):
     """To a follower: a program that will be run."""
 
-    program: Program
+    program: ProgramName
 
 
 class Compiled(Message, tag="compiled"):
     """To the leader: it can be run, or why not."""
 
-    program: Program
+    program: ProgramName
     failure: Failure | None = None
-
-
-class RunStep(Message, tag="run_step"):
-    """To a follower: a step of a bucket."""
-
-    bucket: Bucket
-    packed: Array
-
-
-class RunMasked(Message, tag="run_masked"):
-    """To a follower: sampling under masks, behind the step before."""
-
-    bucket: Bucket
-    mask: Array
-
-
-class RunEdit(Message, tag="run_edit"):
-    """To a follower: an edit of a part of the state.
-
-    Args:
-        name: of a function in ``llmjax.engine.device.slots.EDITS``.
-    """
-
-    name: str
-    arguments: list[Array]
 
 
 class Hidden(Message, tag="hidden"):
@@ -176,67 +121,18 @@ class Hidden(Message, tag="hidden"):
     data: bytes
 
 
-class Taken(Message, tag="taken"):
-    """To a stage: what rows have sampled in the step before, in the last stage.
-
-    Args:
-        slot: i32 [N].
-        last_token, length: i32 [N], as `RowState` has them.
-    """
-
-    slot: Array
-    last_token: Array
-    length: Array
-
-
 class Holds(Message, tag="holds"):
     """To the leader, where pages are moved: what this rank has of a page, by group of layers."""
 
     groups: list[list[PageShape]]
 
 
-class ReadPages(Message, tag="read_pages"):
-    """To a follower: what it has of pages is wanted, as they are when all that it was told before has run.
-
-    Args:
-        number: of the answer.
-    """
-
-    number: int
-    group: int
-    pages: list[int]
-
-
 class Pages(Message, tag="pages"):
     """To the leader: what this rank has of some pages; of each of their arrays [pages, layers, …]."""
 
     number: int
-    arrays: list[bytes]
+    arrays: list[Values]
 
 
-class WritePages(Message, tag="write_pages"):
-    """To a follower: its part of other content for pages; ``arrays`` as of ``Pages``."""
-
-    group: int
-    pages: list[int]
-    arrays: list[bytes]
-
-
-ToFollower = (
-    Challenge
-    | Welcome
-    | Refused
-    | Meet
-    | Agreed
-    | Compile
-    | RunStep
-    | RunMasked
-    | RunEdit
-    | ReadPages
-    | WritePages
-    | Hidden
-    | Taken
-    | Leave
-    | Alive
-)
+ToFollower = Challenge | Welcome | Refused | Meet | Agreed | Compile | Command | Hidden | Leave | Alive
 ToLeader = Join | Alive | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed
