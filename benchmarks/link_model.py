@@ -17,7 +17,7 @@ import numpy as np
 from llmjax.engine.clients.wire import Channel
 from llmjax.engine.device.batch import Bucket
 from llmjax.engine.device.commands import RunStep
-from llmjax.engine.ranks.wire import ToFollower
+from llmjax.engine.ranks.wire import ToWorker
 
 READ_BYTES = 256 << 20  # more than caches hold
 TELL_MICROSECONDS = 50  # that telling a follower of a step takes, at most
@@ -115,7 +115,7 @@ def tell_seconds(rows: int) -> float:
         follower.start()
         near, _ = server.accept()
     near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    leader, told = Channel(near, ToFollower), []
+    leader, told = Channel(near, ToWorker), []
     for _ in range(TELLS):
         told.append(time.perf_counter())
         leader.send(step)
@@ -131,7 +131,7 @@ def _follow(address: tuple[str, int], times: Connection) -> None:
     with socket.create_connection(address) as far:
         far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         came = []
-        for _ in Channel(far, ToFollower).receive():
+        for _ in Channel(far, ToWorker).receive():
             came.append(time.perf_counter())
             far.sendall(b"\0")
     times.send(came)

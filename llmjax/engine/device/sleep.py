@@ -1,4 +1,4 @@
-"""An engine that sleeps: what it has on its device leaves it, and comes back when the engine is woken."""
+"""Sleep: an engine's weights and state leave its device, and come back when the engine is woken."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class StepCompiler:
 
     @property
     def weights(self) -> tuple[jax.Array, ...]:
-        """As ``step`` takes them."""
+        """The weights, as ``step`` takes them."""
         drafts = () if self.draft_model is None else self.draft_model.params.values()
         return (*self.model.params.values(), *drafts)
 
@@ -163,12 +163,12 @@ class StepCompiler:
 
     @property
     def state_bytes(self) -> int:
-        """Of the state on each device, KV pages included."""
+        """Bytes of the state on each device, KV pages included."""
         shapes = jax.tree.leaves(self.state_shapes)
         return sum(prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize for shape in shapes)
 
     def spec(self, bucket: Bucket) -> ProgramSpec:
-        """What the program of a bucket is compiled from."""
+        """The specification of a bucket's program."""
         layout, graph = self.layouts[bucket], self.model.graph
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         before = None if graph.config.embeds else self._placed(self.hidden(bucket))
@@ -199,18 +199,18 @@ class StepCompiler:
         return self.model.graph.config.has_head
 
     def hidden(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
-        """What a stage makes of the tokens of a bucket's step for the next one, [T, D]."""
+        """Shape and dtype of the hidden states of a bucket's step [T, D]."""
         graph = self.model.graph
         return jax.ShapeDtypeStruct((bucket.tokens, graph.config.hidden_size), graph.activation_dtype)
 
     @property
     def head_weights(self) -> tuple[jax.Array, ...]:
-        """As ``sample_masked`` takes them."""
+        """The head's weights, as ``sample_masked`` takes them."""
         return tuple(self.model.params[name] for name in self._head_names)
 
     def masked_spec(self, bucket: Bucket) -> ProgramSpec:
-        """What samples behind the program of a bucket, where the host has to say which tokens are allowed, is compiled
-        from. It looks at the bucket's rows and family alone."""
+        """The specification of the program that samples after that of a bucket, once the host has said which tokens are
+        allowed. It depends on the bucket's rows and family alone."""
         model, rows = self.model, bucket.rows
         column = self._placed(jax.ShapeDtypeStruct((rows,), jnp.int32))
         hidden = jax.ShapeDtypeStruct((rows, model.graph.config.hidden_size), model.graph.activation_dtype)
@@ -268,7 +268,7 @@ class StepCompiler:
         return self.cache.get(self.masked_spec(bucket))
 
     def bytes_beside_kv(self) -> int:
-        """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.
+        """Bytes of the device's memory that steps take beside weights and KV pages; compiles the largest program.
 
         Temporaries do not depend on the number of pages, but for a step in XLA's plan between few and many.
 

@@ -51,13 +51,13 @@ ROWS = (
     SamplingParams(temperature=0.0),
 )
 BIASED = 3  # of ROWS; its token is as good as certain
-BAN = (0, 1)  # the second is forbidden behind the first
+BAN = (0, 1)  # the second is forbidden after the first
 LOGPROB_ERROR = 0.1  # of products that XLA computes in another order, in bfloat16
 
 
 @dataclass(frozen=True)
 class _Dispatch:
-    """One of the test.
+    """One dispatch of the test.
 
     Attributes:
         first: of ROWS, that the first row that samples asks for; None: all rows are greedy.
@@ -71,7 +71,7 @@ class _Dispatch:
 
 
 def _dispatches(few: int) -> tuple[_Dispatch, ...]:
-    """Those of the test.
+    """The dispatches of the test.
 
     Args:
         few: rows that ``heads.sample`` has a way of their own for; 0: it has none.
@@ -83,7 +83,7 @@ def _dispatches(few: int) -> tuple[_Dispatch, ...]:
 
 
 def check_graphs(config: EngineConfig, platform: Platform) -> None:
-    """Before anything is loaded.
+    """Checks the setting before anything is loaded.
 
     Raises:
         ConfigError: graphs are insisted on where there are none.
@@ -114,7 +114,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
 
 
 class _Differs(Exception):
-    """Why programs differ; what is raised is not kept."""
+    """The reason why programs differ, raised because what is raised is not kept."""
 
 
 def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
@@ -135,8 +135,8 @@ def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | No
 
 
 def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
-    """Why the programs of one compiler cannot stand for those of another; None: they sample the same tokens, with the
-    same log-probabilities.
+    """Compares the programs of two compilers: the reason why one cannot stand for the other, or None if they sample the
+    same tokens, with the same log-probabilities.
 
     Both run the same few dispatches, from a new state each.
 
@@ -179,7 +179,7 @@ _Result = tuple[np.ndarray, list[np.ndarray]]  # tokens i32 [steps, rows], -1: n
 
 
 def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> list[_Result]:
-    """Of each dispatch, as the program samples from a new state."""
+    """The result of each dispatch, sampled from a new state."""
     layout = compiler.layouts[bucket]
     state, found = _set_up(compiler, layout), []
     for packed in _batches(compiler, layout):

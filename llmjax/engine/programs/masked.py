@@ -1,4 +1,4 @@
-"""The programs that sample behind a step where the host has to say first which tokens are allowed."""
+"""The programs that sample after a step, once the host has said which tokens are allowed."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class MaskedPrograms:
         return future is not None and future.done() and future.exception() is None
 
     def close(self, *, wait: bool = True) -> None:
-        """As of ``CompileThreads``."""
+        """Stops compiling, as `CompileThreads.close` does."""
         self._threads.close(wait=wait)
 
     def _submit(self, bucket: Bucket) -> None:

@@ -79,7 +79,7 @@ class CompileProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The number of the process."""
         return self._process.pid
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ def _end(process: subprocess.Popen[bytes], programs: Sequence[Future[None]]) -> 
 
 
 def _converse(process: subprocess.Popen[bytes], message: bytes, programs: Sequence[Future[None]]) -> None:
-    """Says what to compile, and hears what is done, until the process ends."""
+    """Sends what to compile, and receives what is done, until the process ends."""
     assert process.stdin is not None and process.stdout is not None
     # It may have ended before it was told all: then the answers say so, and closing the pipe fails once more.
     with process.stdout, suppress(OSError), process.stdin:

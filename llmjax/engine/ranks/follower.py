@@ -28,7 +28,7 @@ from llmjax.engine.ranks.wire import (
     Meet,
     Met,
     Refused,
-    ToFollower,
+    ToWorker,
     Welcome,
 )
 from llmjax.errors import ConfigError, EngineDead, LLMJaxError
@@ -56,7 +56,7 @@ class Follower(Member):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._where = f"rank 0 at {config.master_addr}:{config.master_port}"
-        self.channel = Channel(connect(config), ToFollower, seconds=FIRST_SECONDS)
+        self.channel = Channel(connect(config), ToWorker, seconds=FIRST_SECONDS)
         self.messages = coming = self.channel.receive()
         try:
             challenge = self._next(Challenge)

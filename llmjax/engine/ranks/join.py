@@ -24,7 +24,7 @@ from llmjax.engine.device.commands import ProgramName, Values
 from llmjax.engine.ranks.group import StartedRanks
 from llmjax.engine.ranks.settings import difference, shared_settings
 from llmjax.engine.ranks.strangers import Strangers
-from llmjax.engine.ranks.wire import Challenge, Holds, Join, Loaded, Met, Refused, ToLeader
+from llmjax.engine.ranks.wire import Challenge, Holds, Join, Loaded, Met, Refused, ToRankZero
 from llmjax.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Gathering:
 
     def _admit(self, connection: socket.socket, where: str, strangers: Strangers) -> None:
         """Receives the first message of a process that has connected, and checks its proof."""
-        channel = Channel(connection, ToLeader, limit=FIRST_BYTES, seconds=FIRST_SECONDS)
+        channel = Channel(connection, ToRankZero, limit=FIRST_BYTES, seconds=FIRST_SECONDS)
         nonce = secrets.token_bytes(NONCE_BYTES)
         try:
             configure(connection)
