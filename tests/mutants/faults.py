@@ -188,6 +188,7 @@ MUTANTS = (
         "                self.tier.forget(number, key)\n",
         "",
         OFFLOADED,
+    ),
     # Commands of several ranks.
     Mutant(
         "a command does not reach the other ranks",

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmjax.engine.core.layer_states import TABLE_CHUNK, TableChanges
 from llmjax.engine.core.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.device.batch import BatchLayout, Bucket, make_buckets
@@ -20,10 +21,8 @@ from llmjax.engine.device.edits import EDITS
 from llmjax.engine.device.rows import (
     ENDED,
     NO_STOP,
-    TABLE_CHUNK,
     NewRow,
     RowState,
-    TableChanges,
     make_row_state,
     row_words,
 )
