@@ -16,7 +16,8 @@ import numpy as np
 
 from llmjax.engine.clients.wire import Channel
 from llmjax.engine.device.batch import Bucket
-from llmjax.engine.ranks.wire import Array, RunStep, ToFollower
+from llmjax.engine.device.commands import RunStep
+from llmjax.engine.ranks.wire import ToWorker
 
 READ_BYTES = 256 << 20  # more than caches hold
 TELL_MICROSECONDS = 50  # that telling a follower of a step takes, at most
@@ -106,7 +107,7 @@ def read_bytes_per_second(threads: int) -> float:
 def tell_seconds(rows: int) -> float:
     """Time until a follower has read a decode step of ``rows`` rows that a leader sends it, in another process and over
     a network connection of this machine; the median."""
-    step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), Array.of(np.zeros(16 * rows, np.int32)))
+    step = RunStep(Bucket(tokens=rows, rows=rows, decode=True), np.zeros(16 * rows, np.int32))
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe(duplex=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -114,7 +115,7 @@ def tell_seconds(rows: int) -> float:
         follower.start()
         near, _ = server.accept()
     near.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    leader, told = Channel(near, ToFollower), []
+    leader, told = Channel(near, ToWorker), []
     for _ in range(TELLS):
         told.append(time.perf_counter())
         leader.send(step)
@@ -130,7 +131,7 @@ def _follow(address: tuple[str, int], times: Connection) -> None:
     with socket.create_connection(address) as far:
         far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         came = []
-        for _ in Channel(far, ToFollower).receive():
+        for _ in Channel(far, ToWorker).receive():
             came.append(time.perf_counter())
             far.sendall(b"\0")
     times.send(came)

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.machine import this_machine
 from llmjax.engine.core.page_pool import PageKey
 from llmjax.engine.core.tier import KeptPage
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from llmjax.engine.tiers.host import PageFormat
 from llmjax.engine.tiers.offload import PagesLost
 from llmjax.engine.tiers.transfer import PageGiver, PageTaker, bind

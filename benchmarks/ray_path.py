@@ -26,7 +26,7 @@ import httpx
 
 from benchmarks.machine import this_machine
 from benchmarks.random_model import SHAPES, write_random_model
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from llmjax.errors import ConfigError, LLMJaxError
 
 RAY_MS = 0.3  # that the path adds to a token, at most

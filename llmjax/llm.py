@@ -27,7 +27,7 @@ from llmjax.engine.front.frontend import PromptInput
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.loaded import LoadedEngine
-from llmjax.engine.ranks.follower import follow
+from llmjax.engine.ranks.worker import run_worker
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
 from llmjax.errors import Asleep, ConfigError, InvalidRequest, LLMJaxError
 from llmjax.migration.answers import EMPTY, plain
@@ -86,7 +86,7 @@ class LLM(LoadedLLM):
 
     def _start(self, config: EngineConfig) -> None:
         if config.node_rank:
-            follow(config)
+            run_worker(config)
         super().__init__(config, _client(config))
         self._requests = 0
         self._turn = threading.RLock()  # calls of several threads come one after another

@@ -37,14 +37,14 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
     """
     _configure_logging(server_config.log_level)
     if engine_config.node_rank:
-        from llmjax.engine.ranks.follower import follow
+        from llmjax.engine.ranks.worker import run_worker
 
         place = place_of(os.environ)
         if place is not None and place.size > 1:  # what a launcher sends to all ranks is rank 0's affair
             for ignored in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(ignored, signal.SIG_IGN)
-            follow(engine_config)
-        follow(engine_config, joined=_end_with_rank_0)
+            run_worker(engine_config)
+        run_worker(engine_config, joined=_end_with_rank_0)
     check_tls(server_config)
     check_tool_parser(server_config.tool_call_parser)
     check_reasoning_parser(server_config.reasoning_parser)

@@ -166,7 +166,7 @@ ENGINES_OUTSIDE = {
     "info",
     "loading.memory",
     "programs.threads",
-    "ranks.follower",
+    "ranks.worker",
     "report",
     "setup",
 }

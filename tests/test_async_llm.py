@@ -371,7 +371,7 @@ async def test_a_request_that_only_the_engine_refuses_fails_alone(
     await until_async(lambda: all_free(engine))
 
 
-@pytest.mark.parametrize("what", ["runner.Runner.dispatch", "runner.PendingStep.tokens"])
+@pytest.mark.parametrize("what", ["runner.Runner.dispatch", "pending.PendingStep.tokens"])
 async def test_the_engine_dies(
     start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -403,7 +403,7 @@ async def test_a_process_that_the_engine_needs_goes_while_a_step_waits_for_it(
     """Streams end, and so does the engine, although its thread hangs."""
     watchers: list[Callable[[LLMJaxError], None]] = []
     waits, go_on = threading.Event(), threading.Event()
-    monkeypatch.setattr("llmjax.engine.ranks.group.Alone.watch", lambda _, lost: watchers.append(lost))
+    monkeypatch.setattr("llmjax.engine.ranks.alone.Alone.watch", lambda _, lost: watchers.append(lost))
     monkeypatch.setattr("llmjax.engine.clients.loop.LEAVE_SECONDS", 0.01)
     engine = start_here(endless)
 
@@ -415,7 +415,7 @@ async def test_a_process_that_the_engine_needs_goes_while_a_step_waits_for_it(
     streams = [engine.generate([5], FOREVER, str(i)) for i in range(3)]
     for stream in streams:
         await anext(stream)
-    monkeypatch.setattr("llmjax.engine.device.runner.PendingStep.tokens", hang)
+    monkeypatch.setattr("llmjax.engine.device.pending.PendingStep.tokens", hang)
     tasks = [asyncio.create_task(collect(stream)) for stream in streams]
     await until_async(waits.is_set)
     (lost,) = watchers

@@ -126,11 +126,11 @@ class Rank:
         Raises:
             LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
         """
-        from llmjax.engine.ranks.follower import (
-            follow,  # it imports JAX, which looks at the devices that Ray has chosen
+        from llmjax.engine.ranks.worker import (
+            run_worker,  # it imports JAX, which looks at the devices that Ray has chosen
         )
 
-        follow(self._engine)
+        run_worker(self._engine)
 
 
 def _start_ranks(engine: EngineConfig) -> list[Any]:

@@ -29,7 +29,9 @@ from llmjax.engine.programs.compilations import CompileCounter
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.graphs import check_graphs, with_graphs
 from llmjax.engine.programs.signature import digest
-from llmjax.engine.ranks.group import Alone, group_of
+from llmjax.engine.ranks.alone import Alone
+from llmjax.engine.ranks.group import Group, RankZero, StartedRanks
+from llmjax.engine.ranks.leader import Leader
 from llmjax.engine.ranks.local import LocalRanks
 from llmjax.engine.tiers.events import CacheEvents
 from llmjax.engine.tiers.publisher import EventPublisher
@@ -78,21 +80,26 @@ def build_engine(
         if local is not None:
             config, share = local.config, local.share
             undo.callback(local.end)
-        group = group_of(config, local)
+        group = lead(config, local)
         undo.callback(group.close)
         group.end_with_process()
         publisher = None if config.kv_events is None else EventPublisher(config.kv_events, rank=share.rank)
         if publisher is not None:
             undo.callback(publisher.close)
         config, compiler = load(config, group, share, located=located)
-        engine = _engine(config.replace(master_secret=secret), compiler, publisher, bound)
+        engine = _engine(config.replace(master_secret=secret), compiler, group, publisher, bound)
         undo.pop_all()
     return engine
 
 
+def lead(config: EngineConfig, local: StartedRanks | None = None) -> RankZero:
+    """The group of rank 0, once all ranks are there; arguments and errors as for `Leader`."""
+    return Alone() if config.nnodes == 1 else Leader(config, local)
+
+
 def load(
     config: EngineConfig,
-    group: Alone,
+    group: Group,
     share: MachineShare = WHOLE_MACHINE,
     *,
     located: Callable[[Path], None] = lambda path: None,
@@ -151,7 +158,6 @@ def load(
         # A step of a stage needs what another one has sampled.
         decode_steps=1 if config.is_staged else config.decode_steps or (DECODE_STEPS if platform.is_cpu else 1),
         cache=programs,
-        group=group,
         drafts=0 if speculative is None else speculative.num_speculative_tokens,
         drafted_rows=0 if speculative is None else speculative.disable_by_batch_size,
         draft_model=draft,
@@ -170,12 +176,16 @@ def load(
 
 
 def _engine(
-    config: EngineConfig, compiler: StepCompiler, publisher: EventPublisher | None, bound: socket.socket | None
+    config: EngineConfig,
+    compiler: StepCompiler,
+    group: RankZero,
+    publisher: EventPublisher | None,
+    bound: socket.socket | None,
 ) -> LoadedEngine:
     model, kv_plan = compiler.model, compiler.kv_plan
     if publisher is not None and not model.config.causal:
         raise ConfigError("kv_events_config: this model sees each text as a whole, so texts share no pages")
-    giver, taker = transfer_of(config, compiler, bound)
+    giver, taker = transfer_of(config, compiler, group, bound)
     kv = KVCache(
         kv_plan.groups,
         page_size=config.page_size,
@@ -184,7 +194,7 @@ def _engine(
         # Keys of a text whose tokens see those behind them are of that text alone.
         share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=_prompt_kind(model, compiler.draft_model),
-        tier=tier_of(config, compiler, taker),
+        tier=tier_of(config, compiler, group, taker),
         listener=None if publisher is None else CacheEvents.of(publisher, kv_plan, model.config),
         giver=giver,
     )
@@ -202,7 +212,7 @@ def _engine(
             chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
             micro_batches=MICRO_BATCHES if config.is_staged else 1,
         ),
-        runner=Runner(compiler, compile_threads=config.compile_threads, moves_pages=config.moves_pages),
+        runner=Runner(compiler, group=group, compile_threads=config.compile_threads, moves_pages=config.moves_pages),
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed

@@ -48,7 +48,7 @@ def info_of(engine: LoadedEngine) -> EngineInfo:
         kv_calibrated=model.kv_calibration is not None,
         page_size=plan.page_size,
         longest_contexts={n: plan.longest_context(n) for n in CONTEXTS if n <= config.max_num_seqs},
-        sampler_bytes=engine.runner.sampler_bytes,
+        sampler_bytes=engine.runner.executor.sampler_bytes,
         pooler=_pooler(model),
         dequantized_from=model.dequantized_from,
         slow=why_slow() if platform.is_cpu else None,

@@ -57,7 +57,7 @@ class LoadedEngine(Engine):
         self.kv_plan = kv_plan
         self.compilations = compilations
         self.profiler = Profiler(config.profile_dir)
-        self._sleeper = Sleeper(config, platform=platform, model=model, runner=runner)
+        self._sleeper = Sleeper(config, platform=platform, model=model, executor=runner.executor)
         self._closed_last = (self.kv, self.profiler)
 
     def add(self, request: EngineRequest) -> None:

@@ -25,7 +25,7 @@ from ray import serve
 from ray.util.state import list_actors
 
 from llmjax.deploy.ray import app
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 
 REQUESTS = 40
 REPLICA, RANK = "ServeReplica:", "Rank"  # how classes of actors are called

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from tests.serve.conftest import write_llama, write_tokenizer
 from tests.serve.test_run import process
 

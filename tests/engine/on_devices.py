@@ -91,7 +91,7 @@ def generated(model: str, devices: int, settings: dict[str, Any]) -> dict[str, A
     llm.engine.runner.programs.wait_all()  # a larger program takes the place of one that is not ready
     engine = llm.engine
     text = next(program for program in engine.runner.programs.ready if program.bucket.decode).executable.as_text()
-    pages = jax.tree.leaves(engine.runner._state.kv)[0].addressable_shards[0].data
+    pages = jax.tree.leaves(engine.runner.executor.state.kv)[0].addressable_shards[0].data
     shape = ",".join(map(str, pages.shape))
     found["page_copies"] = len(re.findall(rf"\[{shape}\]\S* copy\(", text))
     found["host_hits"] = llm.stats.offload.host_hits

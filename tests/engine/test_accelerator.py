@@ -68,11 +68,11 @@ def test_pages_get_what_steps_leave(on_card: Callable[..., LLM], plain: Callable
         llm.warm_up()
         engine = llm.engine
         assert engine.runner.most_steps(2) == DECODE_STEPS  # graphs have passed their test
-        state = sum(array.nbytes for array in jax.tree.leaves(engine.runner._state.kv))
+        state = sum(array.nbytes for array in jax.tree.leaves(engine.runner.executor.state.kv))
         assert state == engine.kv_plan.num_bytes
         left = MEMORY // 2 - engine.kv_plan.num_bytes
         temporaries = max(p.executable.memory_analysis().temp_size_in_bytes for p in engine.runner.programs.ready)
-        taken = temporaries + engine.runner.sampler_bytes
+        taken = temporaries + engine.runner.executor.sampler_bytes
         assert taken < left < taken + 8000  # outputs, half a page, and what rounding down costs
         prompts = [[5, 9, 33], list(range(3, 24))]
         outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True), use_tqdm=False)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
-from llmjax.engine.device.slots import SlotEditor
+from llmjax.engine.device.edits import StateEditor
 from tests.checkpoints import GOLDEN
 
 pytestmark = pytest.mark.jax_api
@@ -60,13 +60,13 @@ def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
 ) -> None:
     """And not by the thread that serves."""
     compiling: set[str] = set()
-    program = SlotEditor.program
+    spec = StateEditor._spec
 
     def watched(*arguments: Any) -> Any:
         compiling.add(threading.current_thread().name)
-        return program(*arguments)
+        return spec(*arguments)
 
-    monkeypatch.setattr(SlotEditor, "program", watched)
+    monkeypatch.setattr(StateEditor, "_spec", watched)
     llm = LLM(
         str(LLAMA),
         dtype="float32",

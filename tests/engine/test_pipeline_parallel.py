@@ -18,9 +18,11 @@ from llmjax import LLM, SamplingParams, StructuredOutputsParams
 from llmjax.config import EngineConfig
 from llmjax.engine import build
 from llmjax.engine.build import load
-from llmjax.engine.ranks.follower import Replica
-from llmjax.engine.ranks.group import Follower, Leader, free_port
-from llmjax.engine.ranks.wire import RunStep, Taken
+from llmjax.engine.device.commands import RunStep, SetSampled
+from llmjax.engine.ranks.follower import Follower
+from llmjax.engine.ranks.join import free_port
+from llmjax.engine.ranks.leader import Leader
+from llmjax.engine.ranks.worker import Worker
 from llmjax.errors import ConfigError, EngineDead
 from llmjax.kv_transfer import KVTransfer
 from tests.checkpoints import GOLDEN
@@ -46,7 +48,8 @@ def staged(model: Path, stages: int, **settings: Any) -> Iterator[LLM]:
 
     def follow(config: EngineConfig) -> None:
         try:
-            Replica(load(config, Follower(config))[1], threads=1, moves_pages=config.moves_pages).run()
+            group = Follower(config)
+            Worker(load(config, group)[1], group, threads=1, moves_pages=config.moves_pages).run()
         except Exception as error:
             errors.append(error)
 
@@ -174,14 +177,14 @@ def test_two_streams_are_in_two_stages_at_once() -> None:
     with staged(GOLDEN / "llama", 1) as llm:
         expected = tokens_of(llm.generate(prompts, LONG_ENOUGH, use_tqdm=False))
     with staged(GOLDEN / "llama", 2) as llm:
-        told: list[Any] = []
+        sent: list[Any] = []
         group: Any = llm.engine.runner._group
-        tell = group.tell
-        group.tell = lambda message: (told.append(message), tell(message))[1]
+        broadcast = group.broadcast
+        group.broadcast = lambda message: (sent.append(message), broadcast(message))[1]
         assert tokens_of(llm.generate(prompts, LONG_ENOUGH, use_tqdm=False)) == expected
-    taken = [message.slot.values().tolist() for message in told if isinstance(message, Taken)]
+    taken = [message.slot.tolist() for message in sent if isinstance(message, SetSampled)]
     assert taken[0] == [0, 1] and taken[1:21] == [[0], [1]] * 10
-    order = "".join("S" if isinstance(message, RunStep) else "T" for message in told)
+    order = "".join("S" if isinstance(message, RunStep) else "T" for message in sent)
     # Two chunks, what both prompts have sampled, a step for each of them; from then on one of two is always under way.
     assert order.startswith("SST" + "SS" + "TS" * 20)
 
@@ -238,12 +241,12 @@ def test_a_stage_that_goes_ends_every_request() -> None:
     leader = Leader(config, None)
     thread.join(60)
     with ThreadPoolExecutor() as threads:
-        waiting = threads.submit(leader.hidden)
+        waiting = threads.submit(leader.receive_hidden)
         follower[0].channel._socket.shutdown(socket.SHUT_RDWR)
         with pytest.raises(EngineDead, match=r"rank 1 \(127.0.0.1\) has gone"):
             waiting.result(60)
     with pytest.raises(EngineDead, match=r"rank 1 \(127.0.0.1\) has gone"):
-        leader.hidden()
+        leader.receive_hidden()
     leader.close()
 
 

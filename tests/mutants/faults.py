@@ -33,6 +33,7 @@ CACHED = ("tests/engine/core/test_kv_cache.py",)
 PREFIX = "llmjax/engine/core/prefix.py"
 OFFLOAD = "llmjax/engine/tiers/offload.py"
 OFFLOADED = ("tests/engine/tiers/test_offload.py",)
+STAGES = "llmjax/engine/ranks/stages.py"
 ROWS = "kernels/cpu/src/rows_kernel.h"
 FEW = "kernels/cpu/src/attention_few.h"
 GGUF = "llmjax/checkpoint/gguf/file.py"
@@ -188,6 +189,28 @@ MUTANTS = (
         "                self.tier.forget(number, key)\n",
         "",
         OFFLOADED,
+    ),
+    # Commands of several ranks.
+    Mutant(
+        "a command does not reach the other ranks",
+        STAGES,
+        "    def apply(self, command: Command) -> Any:\n        self.samplers.broadcast(command)\n",
+        "    def apply(self, command: Command) -> Any:\n",
+        ("tests/engine/ranks/test_stages.py",),
+    ),
+    Mutant(
+        "a stage begins a step before it knows what the step continues",
+        STAGES,
+        "if self._unsettled is None or not set(self._unsettled.sampling) & set(step.slots):",
+        "if True:",
+        ("tests/engine/ranks/test_stages.py",),
+    ),
+    Mutant(
+        "a rank skips edits of page tables",
+        "llmjax/engine/device/edits.py",
+        "return replace(state, rows=replace(state.rows, page_tables=tables))",
+        "return replace(state, rows=replace(state.rows, page_tables=tables * 0))",
+        ("tests/engine/device/test_edits.py",),
     ),
     # Kernels.
     Mutant(

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.engine.device.slots import SlotEditor, recent_tokens
+from llmjax.engine.device.edits import EDITS
+from llmjax.engine.device.slots import SlotEdits, recent_tokens
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import MAX_WINDOW, SamplingParams
 from llmjax.sampling.sampler import SamplingBatch, count
@@ -70,12 +71,14 @@ def test_the_state_is_of_the_last_tokens(window: int, prompt: list[int], before:
 
 
 def test_a_slot_is_set_up_with_the_last_tokens() -> None:
-    state = make_sampler_state(num_slots=S, vocab_size=V)
-    state = SlotEditor(state).set_up(state, 1, resolved(4), prompt=[1, 2, 3, 3], output=[5, 6])
+    state, slots = make_sampler_state(num_slots=S, vocab_size=V), SlotEdits(V)
+    for edit in slots.begin(1, resolved(4), prompt=[1, 2, 3, 3], output=[5, 6]):
+        state = EDITS[edit.name].function(state, *edit.arguments)
     assert np.flatnonzero(state.prompt_seen[1]).tolist() == [3]
     assert np.flatnonzero(state.output_count[1]).tolist() == [5, 6]
     assert state.recent[1, :7].tolist() == [-2, -3, -4, -4, 6, 7, 0]
-    state = SlotEditor(state).set_up(state, 1, resolved(1), prompt=[1, 2], output=[5, 6])
+    for edit in slots.begin(1, resolved(1), prompt=[1, 2], output=[5, 6]):
+        state = EDITS[edit.name].function(state, *edit.arguments)
     assert not np.asarray(state.prompt_seen[1]).any() and np.flatnonzero(state.output_count[1]).tolist() == [6]
     assert recent_tokens([1] * 10, [2, 3], size=4).tolist() == [-2, -2, 3, 4]
 

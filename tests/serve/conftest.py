@@ -237,5 +237,5 @@ def children(pid: int) -> list[int]:
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(FileNotFoundError, ProcessLookupError):  # threads end
             found += map(int, path.read_text().split())
-    engines = (b"clients.process_main", b"ranks.follower_main")
+    engines = (b"clients.process_main", b"ranks.worker_main")
     return [child for child in found if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in engines)]

@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from llmjax.errors import ConfigError
 from llmjax.serve.listen import bind, check_tls
 from llmjax.serve.run import _end_with_rank_0

@@ -37,6 +37,23 @@ LENGTH = struct.Struct("<I")  # before each message: its bytes
 CHUNK = 2**18
 
 
+def encode_array(value: Any) -> tuple[str, tuple[int, ...], bytes]:
+    """A NumPy array in a message: the name of its dtype, its shape, its bytes."""
+    if isinstance(value, np.ndarray):
+        return value.dtype.name, value.shape, value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} cannot be in a message")
+
+
+def decode_array(kind: Any, value: Any) -> np.ndarray:
+    """The read-only array that `encode_array` has encoded.
+
+    Raises:
+        TypeError, ValueError: it is not one; msgspec makes DecodeError of them.
+    """
+    name, shape, data = value
+    return np.frombuffer(data, np.dtype(name)).reshape(shape)
+
+
 class Message(msgspec.Struct, array_like=True):
     """A message, or a part of one."""
 
@@ -379,8 +396,8 @@ class Channel:
         self.seconds = seconds
         self._clock = clock
         self._socket = connection
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+        self._decoder = msgspec.msgpack.Decoder(incoming, dec_hook=decode_array)
         self._lock = threading.Lock()
 
     @property

@@ -22,7 +22,7 @@ READ_DEVICE = -1  # in ``tokens``: the input is the slot's last sampled token
 @dataclass(frozen=True)
 class Bucket:
     """A static shape of the step: padded tokens and rows. In the decode family every row is one token; in the drafted
-    one it is a token and the drafts behind it."""
+    one it is a token and the drafts after it."""
 
     tokens: int
     rows: int
@@ -52,7 +52,7 @@ def make_buckets(
     drafted_rows: int = 0,
 ) -> list[Bucket]:
     """Mixed buckets of 16, 32, … tokens with all rows; for models that generate decode buckets of 1, 2, 4, … rows, and
-    drafted ones of so many rows, of each length that drafts may have, if there are to be any. Others have nothing but
+    drafted ones of as many rows, of each length that drafts may have, if there are to be any. Others have nothing but
     mixed steps, often of one short text, so theirs are of 8, 24 and 48 tokens too.
 
     Args:

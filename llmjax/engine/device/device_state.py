@@ -1,4 +1,4 @@
-"""What lives on the device from step to step, and what a step leaves for the host."""
+"""The state that lives on the device from step to step, and the output that a step leaves for the host."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DeviceState:
 
     @property
     def without_layers(self) -> DeviceState:
-        """What heads need."""
+        """The part of the state that heads need."""
         return replace(self, kv=(), draft_kv=())
 
     def with_layers(self, other: DeviceState) -> DeviceState:
@@ -46,7 +46,7 @@ class DeviceState:
 class Ends:
     """Where a forward pass has left each row: what is sampled from, now or in a dispatch that follows. R rows."""
 
-    hidden: jax.Array  # [R, D], behind the row's last token
+    hidden: jax.Array  # [R, D], after the row's last token
     last_token: jax.Array  # i32 [R], the row's last input; ENDED where there is none
     kv_len: jax.Array  # i32 [R]
     slot: jax.Array  # i32 [R]
@@ -56,7 +56,7 @@ class Ends:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepOutput:
-    """What the host may read, one dispatch late. K is ``Bucket.steps``."""
+    """Everything that the host may read, one dispatch late. K is ``Bucket.steps``."""
 
     tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
     logprobs: LogprobArrays | None  # of the sampled tokens [K, R]; zeros unless a row asks; None: the model pools

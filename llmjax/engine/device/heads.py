@@ -75,7 +75,7 @@ def sample(
     waits: jax.Array | None = None,
     few: int = 0,
 ) -> tuple[DeviceState, Sampled]:
-    """Samples a token behind each row's last one, and notes it and how far the layers have got as the slots'.
+    """Samples a token after each row's last one, and notes it and how far the layers have got as the slots'.
 
     Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept. Where no more than a few
     rows sample, logits are of these alone: most rows of a step that computes a prompt are padding.
@@ -159,7 +159,7 @@ def _found_of_few(
 def verify(
     model: CausalLM, state: DeviceState, hidden: jax.Array, batch: StepBatch, *, drafts: int, max_logprobs: int
 ) -> tuple[DeviceState, Sampled]:
-    """Samples behind every token of each row, as if each draft were right, and keeps what was sampled up to the first
+    """Samples after every token of each row, as if each draft were right, and keeps what was sampled up to the first
     token that is not the draft of it.
 
     This is speculative sampling (Leviathan et al. 2023) of proposals without chance: the token is the draft with its
@@ -175,7 +175,7 @@ def verify(
         max_logprobs: top alternatives that are reported.
 
     Returns:
-        The state, which is that behind the tokens that were kept, and these: [K, R], NO_TOKEN behind the last one.
+        The state, which is that after the tokens that were kept, and these: [K, R], NO_TOKEN after the last one.
     """
     rows, fed, row = state.rows, batch.tokens, batch.row
     first, count = batch.query_start[:-1], jnp.diff(batch.query_start)
@@ -186,9 +186,9 @@ def verify(
     asked = SamplingBatch.from_words(
         rows.word("sampling", slot), slot=slot, samples=alive[row] & (place < count[row]), position=position
     )
-    behind = jnp.arange(1, 1 + drafts)  # places of drafts
-    here = jnp.minimum(first[row][:, None] + behind, fed.shape[0] - 1)
-    uncounted = jnp.where(behind <= place[:, None], fed[here], state.sampler.vocab_size)
+    after = jnp.arange(1, 1 + drafts)  # places of drafts
+    here = jnp.minimum(first[row][:, None] + after, fed.shape[0] - 1)
+    uncounted = jnp.where(after <= place[:, None], fed[here], state.sampler.vocab_size)
     logits = model.logits(hidden, up_to_last(asked.samples))
     chosen = sampler.choose(
         logits, state.sampler, asked, last_token=fed, max_logprobs=max_logprobs, uncounted=uncounted
@@ -228,7 +228,7 @@ def _finite(logits: jax.Array) -> jax.Array:
 
 
 def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: int, max_logprobs: int) -> LogprobArrays:
-    """Log-probabilities of the prompt token behind each position, a block of logits at a time.
+    """Log-probabilities of the prompt token after each position, a block of logits at a time.
 
     Args:
         model: with its weights.

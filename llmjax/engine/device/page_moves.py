@@ -14,13 +14,13 @@ import numpy.typing as npt
 from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.core.tier import PageContent
+from llmjax.engine.device.commands import Values
 from llmjax.engine.programs.cache import ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler
-from llmjax.engine.ranks.wire import PageShape
 from llmjax.models.layers.state import LayerStack
 
-PAGES = (16, 4, 1)  # that one program moves; together they move any number
-MOST_PAGES = PAGES[0]  # that one message of other processes holds
+PAGES = (16, 4, 1)  # numbers of pages that a program moves; together they move any number
+MOST_PAGES = PAGES[0]  # in one command
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class PendingPages:
 
     count: int
     parts: list[tuple[jax.Array, ...]]  # of some pages each: of each array [pages, layers, …]
-    others: list[Future[list[bytes]]] = field(default_factory=list)  # what other processes have of them
-    shapes: Sequence[PageShape] = ()  # of that
+    others: list[Future[list[Values]]] = field(default_factory=list)  # parts that other ranks have, likewise
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """What this process has of them: of each array [pages, layers, …]. Waits for the device."""
+        """This rank's part of them, for each stack of layers [pages, layers, …]. Waits for the device."""
         return [np.concatenate([_own_part(array) for array in some]) for some in zip(*self.parts, strict=True)]
 
     def contents(self) -> list[PageContent]:
         """Waits for the devices. Each page has memory of its own, so that it can be given back alone."""
-        arrays, payloads = self.arrays(), [payload for other in self.others for payload in other.result()]
-        arrays += from_bytes(payloads, self.shapes, count=self.count)
+        arrays = self.arrays()
+        for other in self.others:
+            arrays += other.result()
         return [tuple(array[page].copy() for array in arrays) for page in range(self.count)]
 
 
@@ -50,16 +50,8 @@ class ReadInTurn:
     parts: list[PendingPages]
 
     def contents(self) -> list[PageContent]:
-        """As of each part."""
+        """The content of every page, in order. Waits for the devices."""
         return [content for part in self.parts for content in part.contents()]
-
-
-def from_bytes(payloads: Sequence[bytes], shapes: Sequence[PageShape], *, count: int) -> list[npt.NDArray[Any]]:
-    """Arrays [pages, layers, …] of so many pages; raises ValueError if they are not of these shapes."""
-    return [
-        np.frombuffer(payload, jnp.dtype(form.dtype)).reshape(count, *form.shape)
-        for payload, form in zip(payloads, shapes, strict=True)
-    ]
 
 
 class PageMover:
@@ -99,7 +91,7 @@ class PageMover:
     def write(
         self, kv: Sequence[LayerStack], group: int, pages: Sequence[int], values: Sequence[npt.NDArray[Any]]
     ) -> tuple[LayerStack, ...]:
-        """What layers keep with other content in some pages of a group; ``kv`` is donated.
+        """The stacks with other content in some pages of a group; ``kv`` is donated.
 
         Args:
             values: this process's part of the content: of each array [pages, layers, …].
@@ -143,18 +135,18 @@ class PageMover:
         )
 
     def _shapes(self, group: int) -> tuple[tuple[jax.ShapeDtypeStruct, ...], tuple[int, ...]]:
-        """Of a group's arrays, and how many layers each has."""
+        """Shapes of a group's arrays, and how many layers each has."""
         stacks = [self._compiler.state_shapes.kv[number] for number in self._stacks[group]]
         arrays = tuple(array for stack in stacks for array in stack.arrays)
         return arrays, tuple(len(stack.layers) for stack in stacks for _ in stack.arrays)
 
     def _moved(self, group: int, count: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Of the content of so many pages."""
+        """Shapes of the content of this many pages."""
         return tuple(_moved(array, count, layers=layers) for array, layers in zip(*self._shapes(group), strict=True))
 
 
 def stacks_of(compiler: StepCompiler, group: int) -> list[int]:
-    """Which stacks of the state hold the layers of a group."""
+    """Numbers of the stacks of the state that hold the layers of a group."""
     states, span = compiler.model.graph.config.states, compiler.kv_plan.groups[group].span
     found = []
     for number, stack in enumerate(compiler.state_shapes.kv):
@@ -165,7 +157,7 @@ def stacks_of(compiler: StepCompiler, group: int) -> list[int]:
 
 
 def page_shapes(compiler: StepCompiler, group: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Of what this process has of a page."""
+    """Shapes of this rank's part of a page."""
     stacks = [compiler.state_shapes.kv[number] for number in stacks_of(compiler, group)]
     return tuple(
         jax.ShapeDtypeStruct((len(stack.layers), *_own_shape(array)[1:]), array.dtype)
@@ -175,7 +167,7 @@ def page_shapes(compiler: StepCompiler, group: int) -> tuple[jax.ShapeDtypeStruc
 
 
 def take_pages(arrays: tuple[jax.Array, ...], page: jax.Array, *, layers: tuple[int, ...]) -> tuple[jax.Array, ...]:
-    """What pages hold.
+    """The content of some pages.
 
     Args:
         arrays: each of some layers' pages, one layer after another [layers * pages, …].
@@ -202,7 +194,7 @@ def _places(array: jax.Array, page: jax.Array, layers: int) -> jax.Array:
 
 
 def _moved(array: jax.ShapeDtypeStruct, count: int, *, layers: int) -> jax.ShapeDtypeStruct:
-    """The content of so many pages; devices have the same parts of it as of the array."""
+    """Shapes of the content of this many pages; devices have the same parts of it as of the array."""
     sharding = array.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
@@ -210,7 +202,7 @@ def _moved(array: jax.ShapeDtypeStruct, count: int, *, layers: int) -> jax.Shape
 
 
 def _own_shape(array: jax.ShapeDtypeStruct) -> tuple[int, ...]:
-    """Of what this process's devices have of an array together."""
+    """Shape of what this process's devices have of an array together."""
     sharding, axis = array.sharding, divided_axis(array)
     if axis is None:
         return tuple(array.shape)
@@ -220,7 +212,7 @@ def _own_shape(array: jax.ShapeDtypeStruct) -> tuple[int, ...]:
 
 
 def _own_part(array: jax.Array) -> npt.NDArray[Any]:
-    """What this process's devices have of an array, on the host."""
+    """The part of an array that this process's devices have, on the host."""
     if array.is_fully_addressable:
         return np.asarray(array)
     axis = divided_axis(array)

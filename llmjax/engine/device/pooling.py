@@ -51,7 +51,7 @@ def pool(
     else:
         raw, sums = _summed(normed, state.pooled, batch, kind=pooler.kind, position=position)
     vectors = model.headed(raw)
-    # Of embeddings the matrices behind pooling are a text's; a label may be a token's.
+    # Of embeddings the matrices after pooling are a text's; a label may be a token's.
     of_tokens = model.headed if pooler.task == "classify" else (lambda x: x)
     shape = jax.eval_shape(of_tokens, normed)
     token_vectors = jax.lax.cond(

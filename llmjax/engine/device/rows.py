@@ -1,4 +1,4 @@
-"""What the device knows of each slot's sequence, and how the host changes it: by what is new, and nothing else."""
+"""The state of each slot's sequence on the device, of which the host sends only what has changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROW_WORDS = ROW.itemsize // 4
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowState:
-    """Of each slot. S slots, G groups of layers, P pages a sequence."""
+    """The state of every slot. S slots, G groups of layers, P pages a sequence."""
 
     last_token: jax.Array  # i32 [S], the token sampled last, or ENDED
     length: jax.Array  # i32 [S], tokens that the layers have taken in
@@ -62,8 +62,8 @@ def make_row_state(*, num_slots: int, num_groups: int, pages_per_sequence: int) 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RowChanges:
-    """What is new in a step. Any number of new rows and of table entries; what there is no slot or place for is left
-    out."""
+    """The changes that a step brings: any number of new rows and of table entries. Those without a slot or a place
+    are left out."""
 
     slot: jax.Array  # i32 [N], of sequences that get it now; num_slots: none
     length: jax.Array  # i32 [N], tokens of theirs that were found in the cache
@@ -82,7 +82,7 @@ class RowChanges:
 
 
 def write_pages(page_tables: jax.Array, entry: jax.Array, page: jax.Array) -> jax.Array:
-    """Page tables [G, S, P] with new pages at flat places (i32 [U] each); places behind the end are left out."""
+    """Page tables [G, S, P] with new pages at flat places (i32 [U] each); places after the end are left out."""
     return page_tables.reshape(-1).at[entry].set(page, mode="drop").reshape(page_tables.shape)
 
 

@@ -1,4 +1,4 @@
-"""An engine that sleeps: what it has on its device leaves it, and comes back when the engine is woken."""
+"""Sleep: an engine's weights and state leave its device, and come back when the engine is woken."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.config import EngineConfig
-from llmjax.engine.device.runner import Runner
+from llmjax.engine.device.executor import Executor
 from llmjax.engine.loading.model import LoadedModel, load_model
 from llmjax.errors import CheckpointError
 from llmjax.host_memory import give_back
@@ -27,14 +27,14 @@ class Sleeper:
     Args:
         config: what the model was loaded with, and is again.
         model: its weights.
-        runner: which uses them.
+        executor: uses them.
     """
 
-    def __init__(self, config: EngineConfig, *, platform: Platform, model: LoadedModel, runner: Runner) -> None:
+    def __init__(self, config: EngineConfig, *, platform: Platform, model: LoadedModel, executor: Executor) -> None:
         self._config = config
         self._platform = platform
         self._model = model
-        self._runner = runner
+        self._executor = executor
         self._state_gone = False
         self._discarded = False
         self._on_host: list[npt.NDArray[Any]] | None = None  # leaves of the weights
@@ -52,7 +52,7 @@ class Sleeper:
                 wait there; on a CPU they are there already, and stay as they are.
         """
         if not self._state_gone:
-            self._runner.free_state()
+            self._executor.free_state()
             self._state_gone = True
         leaves = [] if self._discarded else jax.tree.leaves(self._model.params)
         if discard:
@@ -86,11 +86,11 @@ class Sleeper:
         else:
             return
         self._on_host, self._discarded = None, False
-        self._runner.take_weights()
+        self._executor.take_weights()
         logger.info("the weights are back after %.1f s", time.monotonic() - started)
 
     def wake_state(self) -> None:
         """Makes a new state, in which there is no key."""
         if self._state_gone:
-            self._runner.new_state()
+            self._executor.new_state()
             self._state_gone = False

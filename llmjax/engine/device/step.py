@@ -232,7 +232,7 @@ def _merged(arrays: tuple[jax.Array, ...], *, graph: ModelGraph, names: tuple[st
 
 
 def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tuple[DeviceState, StepBatch]:
-    """The state with what the host says is new, and what is to be done. To begin a second time, behind ``forward`` and
+    """The state with what the host says is new, and what is to be done. To begin a second time, after ``forward`` and
     before the heads, changes nothing."""
     rows = layout.changes(packed).made(state.rows)
     return replace(state, rows=rows), layout.batch(packed, rows)

@@ -49,7 +49,7 @@ ENVIRONMENTS = 8  # folders that are kept: of machines that share a disk, and of
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSpec:
-    """What a program is compiled from.
+    """Everything that a program is compiled from.
 
     Attributes:
         function: of a module.
@@ -78,7 +78,7 @@ class ProgramSpec:
         return [self.device] if self.sharding is None else self.sharding.mesh.devices.ravel().tolist()
 
     def lower(self, name: str) -> Any:
-        """Traces and lowers it, under a name that JAX's cache will tell it by."""
+        """Traces and lowers it, under the name that JAX's cache gives it."""
 
         def program(*arguments: Any) -> Any:
             return self.function(*arguments, **self.static)
@@ -133,7 +133,7 @@ class ProgramCache:
 
     @property
     def folder(self) -> Path | None:
-        """Of the programs, named by the environment."""
+        """The folder of the programs, named by the environment."""
         return self._folder
 
     def signature(self, spec: ProgramSpec) -> str | None:
@@ -160,7 +160,7 @@ class ProgramCache:
         return known[1]
 
     def kept(self, parts: tuple[Any, ...], make: Callable[[], T]) -> T:
-        """What ``make`` has made in this start or one before.
+        """Returns what ``make`` has made in this start or one before.
 
         Args:
             parts: all that decides it beside the sources, as ``digest`` takes it; first what it is.
@@ -184,7 +184,7 @@ class ProgramCache:
         return made
 
     def found_of(self, specs: Callable[[], Iterable[ProgramSpec]], what: str, make: Callable[[], T]) -> T:
-        """What ``make`` has found out about programs, in this start or one before.
+        """Returns what ``make`` has found out about programs, in this start or one before.
 
         Args:
             specs: gives those of the programs; not called if nothing is kept.
@@ -255,7 +255,7 @@ class ProgramCache:
             return None
 
     def _content(self, name: str) -> bytes | None:
-        """What a file holds; None: there is none, or not a sound one."""
+        """The content of a file; None: there is none, or not a sound one."""
         assert self._folder is not None
         try:
             return _checked_content(self._folder / name)
@@ -309,7 +309,7 @@ def _compile_apart(lowered: Any, spec: ProgramSpec) -> tuple[Any, bool]:
 
 
 def _checked_content(path: Path) -> bytes:
-    """What a file holds behind its header.
+    """The content of a file after its header.
 
     Raises:
         Damaged: it is not whole, not of this name, or somebody else's.

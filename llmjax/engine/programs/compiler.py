@@ -19,7 +19,6 @@ from llmjax.engine.drafts.proposal import DraftGraph
 from llmjax.engine.loading.memory import KVPlan, ProgramMemory
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
-from llmjax.engine.ranks.group import Alone
 from llmjax.errors import CompileError, ConfigError
 from llmjax.kernels.sharding import Axes
 from llmjax.platforms import Platform
@@ -43,7 +42,6 @@ class StepCompiler:
         draft_model: that makes them; None: the host does.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
-        group: the processes that run the model.
     """
 
     model: LoadedModel
@@ -58,11 +56,10 @@ class StepCompiler:
     draft_model: LoadedModel | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     cache: ProgramCache = field(default_factory=ProgramCache)
-    group: Alone = field(default_factory=Alone)
 
     @property
     def weights(self) -> tuple[jax.Array, ...]:
-        """As ``step`` takes them."""
+        """The weights, as ``step`` takes them."""
         drafts = () if self.draft_model is None else self.draft_model.params.values()
         return (*self.model.params.values(), *drafts)
 
@@ -166,12 +163,12 @@ class StepCompiler:
 
     @property
     def state_bytes(self) -> int:
-        """Of the state on each device, KV pages included."""
+        """Bytes of the state on each device, KV pages included."""
         shapes = jax.tree.leaves(self.state_shapes)
         return sum(prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize for shape in shapes)
 
     def spec(self, bucket: Bucket) -> ProgramSpec:
-        """What the program of a bucket is compiled from."""
+        """The specification of a bucket's program."""
         layout, graph = self.layouts[bucket], self.model.graph
         packed = self._placed(jax.ShapeDtypeStruct((layout.size,), jnp.int32))
         before = None if graph.config.embeds else self._placed(self.hidden(bucket))
@@ -202,18 +199,18 @@ class StepCompiler:
         return self.model.graph.config.has_head
 
     def hidden(self, bucket: Bucket) -> jax.ShapeDtypeStruct:
-        """What a stage makes of the tokens of a bucket's step for the next one, [T, D]."""
+        """Shape and dtype of the hidden states of a bucket's step [T, D]."""
         graph = self.model.graph
         return jax.ShapeDtypeStruct((bucket.tokens, graph.config.hidden_size), graph.activation_dtype)
 
     @property
     def head_weights(self) -> tuple[jax.Array, ...]:
-        """As ``sample_masked`` takes them."""
+        """The head's weights, as ``sample_masked`` takes them."""
         return tuple(self.model.params[name] for name in self._head_names)
 
     def masked_spec(self, bucket: Bucket) -> ProgramSpec:
-        """What samples behind the program of a bucket, where the host has to say which tokens are allowed, is compiled
-        from. It looks at the bucket's rows and family alone."""
+        """The specification of the program that samples after that of a bucket, once the host has said which tokens are
+        allowed. It depends on the bucket's rows and family alone."""
         model, rows = self.model, bucket.rows
         column = self._placed(jax.ShapeDtypeStruct((rows,), jnp.int32))
         hidden = jax.ShapeDtypeStruct((rows, model.graph.config.hidden_size), model.graph.activation_dtype)
@@ -263,17 +260,15 @@ class StepCompiler:
 
     def compile(self, bucket: Bucket) -> Executable:
         """The program of a bucket: ``(weights, state, packed) -> (state, StepOutput)``."""
-        return self.group.everywhere("step", bucket, lambda: self.cache.get(self.spec(bucket)))
+        return self.cache.get(self.spec(bucket))
 
     def compile_masked(self, bucket: Bucket) -> Executable:
-        """What samples behind that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``, without
-        what layers keep."""
-        if self.is_staged:  # no other stage samples
-            return self.cache.get(self.masked_spec(bucket))
-        return self.group.everywhere("masked", bucket, lambda: self.cache.get(self.masked_spec(bucket)))
+        """The program that samples after that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``,
+        with a state that has nothing of the layers."""
+        return self.cache.get(self.masked_spec(bucket))
 
     def bytes_beside_kv(self) -> int:
-        """What steps take of the device's memory beside weights and KV pages; the largest program is compiled to know.
+        """Bytes of the device's memory that steps take beside weights and KV pages; compiles the largest program.
 
         Temporaries do not depend on the number of pages, but for a step in XLA's plan between few and many.
 

@@ -22,9 +22,10 @@ from llmjax.engine.core.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.device.batch import BatchLayout, Bucket
 from llmjax.engine.device.device_state import NO_TOKEN, DeviceState
+from llmjax.engine.device.edits import StateEditor
 from llmjax.engine.device.heads import few_rows
 from llmjax.engine.device.rows import NewRow, row_words
-from llmjax.engine.device.slots import SlotEditor
+from llmjax.engine.device.slots import SlotEdits
 from llmjax.engine.programs.cache import Executable, ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.errors import ConfigError
@@ -50,13 +51,13 @@ ROWS = (
     SamplingParams(temperature=0.0),
 )
 BIASED = 3  # of ROWS; its token is as good as certain
-BAN = (0, 1)  # the second is forbidden behind the first
+BAN = (0, 1)  # the second is forbidden after the first
 LOGPROB_ERROR = 0.1  # of products that XLA computes in another order, in bfloat16
 
 
 @dataclass(frozen=True)
 class _Dispatch:
-    """One of the test.
+    """One dispatch of the test.
 
     Attributes:
         first: of ROWS, that the first row that samples asks for; None: all rows are greedy.
@@ -70,7 +71,7 @@ class _Dispatch:
 
 
 def _dispatches(few: int) -> tuple[_Dispatch, ...]:
-    """Those of the test.
+    """The dispatches of the test.
 
     Args:
         few: rows that ``heads.sample`` has a way of their own for; 0: it has none.
@@ -82,7 +83,7 @@ def _dispatches(few: int) -> tuple[_Dispatch, ...]:
 
 
 def check_graphs(config: EngineConfig, platform: Platform) -> None:
-    """Before anything is loaded.
+    """Checks the setting before anything is loaded.
 
     Raises:
         ConfigError: graphs are insisted on where there are none.
@@ -113,7 +114,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
 
 
 class _Differs(Exception):
-    """Why programs differ; what is raised is not kept."""
+    """The reason why programs differ, raised because what is raised is not kept."""
 
 
 def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
@@ -134,8 +135,8 @@ def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | No
 
 
 def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
-    """Why the programs of one compiler cannot stand for those of another; None: they sample the same tokens, with the
-    same log-probabilities.
+    """Compares the programs of two compilers: the reason why one cannot stand for the other, or None if they sample the
+    same tokens, with the same log-probabilities.
 
     Both run the same few dispatches, from a new state each.
 
@@ -178,7 +179,7 @@ _Result = tuple[np.ndarray, list[np.ndarray]]  # tokens i32 [steps, rows], -1: n
 
 
 def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> list[_Result]:
-    """Of each dispatch, as the program samples from a new state."""
+    """The result of each dispatch, sampled from a new state."""
     layout = compiler.layouts[bucket]
     state, found = _set_up(compiler, layout), []
     for packed in _batches(compiler, layout):
@@ -210,16 +211,17 @@ def _set_up(compiler: StepCompiler, layout: BatchLayout) -> DeviceState:
     state = compiler.make_state()
     vocab_size = compiler.model.config.vocab_size
     sampling = request_sampling(ROWS[BIASED], vocab_size=vocab_size, seed=0, bad_words=[BAN])
-    slots, sampler = SlotEditor(state.sampler), state.sampler
+    slots, editor = SlotEdits(state.sampler.vocab_size), StateEditor(state)
     test, plan = _Test.of(compiler, layout), compiler.kv_plan
     for slot in range(test.rows):
-        sampler = slots.set_up(sampler, slot, sampling, prompt=[], output=[])
+        for edit in slots.begin(slot, sampling, prompt=[], output=[]):
+            state = editor.apply(state, edit)
     tables = np.zeros(state.rows.page_tables.shape, np.int32)
     # Where there are few pages, a single row overwrites its own.
     pages = min(group.num_pages for group in plan.groups) - 1
     tables[:, : test.rows, : test.span] = 1 + np.arange(test.rows * test.span).reshape(test.rows, -1) % pages
     page_tables = jax.device_put(tables, compiler.platform.everywhere)
-    return replace(state, rows=replace(state.rows, page_tables=page_tables), sampler=sampler)
+    return replace(state, rows=replace(state.rows, page_tables=page_tables))
 
 
 @dataclass(frozen=True)

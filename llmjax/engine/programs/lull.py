@@ -1,4 +1,4 @@
-"""A time in which nobody computes anything, for work that running requests should not wait for."""
+"""Waits until no steps run, for work that running requests should not be slowed by."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import threading
 import time
 from collections.abc import Callable
 
-QUIET = 1.0  # seconds without a step after which nobody minds
+QUIET = 1.0  # seconds without a step, after which the work may begin
 
 
 class Lull:
-    """When the last step was, and whether anybody wants the work that waits. Thread-safe.
+    """The time of the last step, and whether somebody waits for the work. Thread-safe.
 
     Args:
         clock: seconds.
-        wanted: set when nothing waits any longer.
+        wanted: set when the work is to be done at once from now on.
     """
 
     def __init__(self, *, clock: Callable[[], float] = time.monotonic, wanted: threading.Event | None = None) -> None:
@@ -23,11 +23,11 @@ class Lull:
         self._last_step = clock()  # the first request may come any moment
 
     def step(self) -> None:
-        """There is one now."""
+        """Notes that a step runs now."""
         self._last_step = self._clock()
 
     def end(self) -> None:
-        """Somebody waits for the work itself: it is done at once from now on."""
+        """Has the work done at once from now on, because somebody waits for it."""
         self._wanted.set()
 
     def wait(self) -> None:

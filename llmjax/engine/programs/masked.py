@@ -1,8 +1,9 @@
-"""The programs that sample behind a step where the host has to say first which tokens are allowed."""
+"""The programs that sample after a step, once the host has said which tokens are allowed."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from llmjax.engine.device.batch import Bucket
@@ -20,13 +21,22 @@ class MaskedPrograms:
     They have a thread of their own, for others may be waiting for their turn to read what is kept.
 
     Args:
-        compiler: of the steps that they follow.
+        compiler: knows the buckets.
+        build: compiles or reads the program for a bucket.
         threads: where those are compiled.
         kept: done when that of mixed steps may have been compiled by another process; None: no other compiles it.
     """
 
-    def __init__(self, compiler: StepCompiler, threads: CompileThreads, kept: Future[None] | None = None) -> None:
+    def __init__(
+        self,
+        compiler: StepCompiler,
+        build: Callable[[Bucket], Executable],
+        *,
+        threads: CompileThreads,
+        kept: Future[None] | None = None,
+    ) -> None:
         self._compiler = compiler
+        self._build = build
         self._threads = CompileThreads(1)
         self._lock = threading.Lock()
         self._programs: dict[_Kind, Future[Executable]] = {}
@@ -74,19 +84,14 @@ class MaskedPrograms:
         future = self._programs.get(_kind(bucket))
         return future is not None and future.done() and future.exception() is None
 
-    def program(self, bucket: Bucket) -> Executable:
-        """The one for a bucket, which is `ready` or the largest."""
-        return self._programs[_kind(bucket)].result()
-
     def close(self, *, wait: bool = True) -> None:
-        """As of ``CompileThreads``."""
+        """Stops compiling, as `CompileThreads.close` does."""
         self._threads.close(wait=wait)
 
     def _submit(self, bucket: Bucket) -> None:
         with self._lock:
             if _kind(bucket) not in self._programs:
-                compile = self._compiler.compile_masked
-                self._programs[_kind(bucket)] = self._threads.submit(build_one, compile, bucket)
+                self._programs[_kind(bucket)] = self._threads.submit(build_one, self._build, bucket)
 
 
 def _kind(bucket: Bucket) -> _Kind:

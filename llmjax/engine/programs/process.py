@@ -79,7 +79,7 @@ class CompileProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The number of the process."""
         return self._process.pid
 
     def close(self) -> None:
@@ -96,10 +96,10 @@ def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> Compil
 
     Returns:
         The process, or None if too little is left to compile for one to be worth its start, if it could not keep
-        programs anywhere, or if several devices, several processes or an accelerator run the model.
+        programs anywhere, or if several devices or an accelerator run the model.
     """
     rest = [bucket for bucket in in_turn(compiler.layouts)[FIRST:] if bucket not in kept]
-    alone = compiler.platform.is_cpu and compiler.platform.sharding is None and compiler.group.size == 1
+    alone = compiler.platform.is_cpu and compiler.platform.sharding is None
     if compiler.cache.folder is None or not alone or len(rest) * compiler.model.config.num_layers < WORTH_A_PROCESS:
         return None
     specs: dict[Hashable, ProgramSpec] = {bucket: compiler.spec(bucket) for bucket in rest}
@@ -120,7 +120,7 @@ def _end(process: subprocess.Popen[bytes], programs: Sequence[Future[None]]) -> 
 
 
 def _converse(process: subprocess.Popen[bytes], message: bytes, programs: Sequence[Future[None]]) -> None:
-    """Says what to compile, and hears what is done, until the process ends."""
+    """Sends what to compile, and receives what is done, until the process ends."""
     assert process.stdin is not None and process.stdout is not None
     # It may have ended before it was told all: then the answers say so, and closing the pipe fails once more.
     with process.stdout, suppress(OSError), process.stdin:

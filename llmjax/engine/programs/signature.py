@@ -1,4 +1,4 @@
-"""What decides a compiled program, as a digest: equal digests stand for equal programs, whoever made them."""
+"""Digests of everything that decides a compiled program: equal digests stand for equal programs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SourcesChanged(Exception):
 
 
 def digest(*parts: Any) -> str:
-    """Of plain values and what is made of them, by what they say.
+    """A digest of plain values, and of containers and dataclasses of them.
 
     Args:
         parts: None, numbers, strings, bytes, enumerations, dtypes, types, functions of modules, NumPy arrays,
@@ -57,8 +57,8 @@ def digest(*parts: Any) -> str:
 
 
 def environment_digest(device: jax.Device) -> str:
-    """Of everything beyond a program's own definition: the versions of what compiles it, the kernels that it calls, the
-    machine and its settings."""
+    """A digest of everything beyond a program's own definition: the versions of what compiles it, the kernels that it
+    calls, the machine and its settings."""
     native = library() if platform_of(device) == CPU else None
     settings = {name: repr(value) for name, value in jax_settings().items()}
     return digest(
@@ -88,7 +88,7 @@ def _beside(name: str) -> bool:
 
 @functools.cache
 def sources_digest(package: Path = PACKAGE) -> str:
-    """Of all files that may decide what is traced, by their paths.
+    """A digest of all files that may decide what is traced, by their paths.
 
     Raises:
         SourcesChanged: they may not be those that run.

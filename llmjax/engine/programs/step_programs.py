@@ -72,7 +72,7 @@ class StepPrograms:
         self._at_once = self._kept.intersection(cheapest.values())
         # Those that wait come last.
         order = sorted(in_turn(buckets), key=lambda b: b in self._kept and b not in self._at_once)
-        self._largest: Future[Program] = Future()  # which the others look at, whoever comes first
+        self._largest: Future[Program] = Future()  # the others look at it, whichever comes first
         self._futures = [self._submit(bucket, threads, apart.get(bucket)) for bucket in order]
         follow(self._futures[order.index(self._order[-1])], self._largest)
 
@@ -102,25 +102,29 @@ class StepPrograms:
         for future in self._futures:
             future.exception()
 
-    def pick(self, plan: StepPlan, *, usable: Callable[[Bucket], bool] = lambda bucket: True) -> Program:
+    def pick(self, plan: StepPlan, *, usable: Callable[[Bucket], bool] | None = None) -> Program:
         """The cheapest program that holds the plan, of those that are ready or need only to be read.
 
         Args:
-            usable: whether a bucket can be taken; the largest one always is.
+            usable: whether a bucket can be taken; the largest one always is. None: all can.
         """
         self._lull.step()
         for bucket in self._order:
-            if bucket.holds(plan) and usable(bucket) and (program := self._at_hand(bucket)) is not None:
+            if (
+                bucket.holds(plan)
+                and (usable is None or usable(bucket))
+                and (program := self._at_hand(bucket)) is not None
+            ):
                 return program
         return self._largest.result()
 
     def most_steps(self, rows: int) -> int:
-        """Decode steps that one dispatch of so many rows may take with the programs that there are."""
+        """Decode steps that one dispatch of this many rows may take with the programs that there are."""
         there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
         return max((bucket.steps for bucket in there if bucket.rows >= rows), default=1)
 
     def most_drafts(self, rows: int) -> int:
-        """Drafts that each of so many rows may have with the programs that there are."""
+        """Drafts that each of this many rows may have with the programs that there are."""
         there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
         return max((bucket.drafts for bucket in there if bucket.rows >= rows), default=0)
 
@@ -135,7 +139,7 @@ class StepPrograms:
         return program
 
     def _compile(self, bucket: Bucket) -> Program:
-        """Once, whoever asks."""
+        """Compiles or reads a program, once however often it is asked for."""
         with self._building[bucket]:
             if (there := self._programs.get(bucket)) is not None:
                 return there
@@ -171,7 +175,7 @@ class StepPrograms:
         if bucket == self._order[-1]:
             return self._compile(bucket)
         if self._largest.done():
-            self._largest.result()  # its error is this one's too
+            self._largest.result()  # its error is this program's too
         try:
             return self._compile(bucket)
         except CompileError as error:

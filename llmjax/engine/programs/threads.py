@@ -19,7 +19,7 @@ NAME = "compile"
 
 
 class CompileThreads:
-    """Runs calls in the order in which they come, so many at a time.
+    """Runs calls in the order in which they come, a number of them at a time.
 
     XLA cannot be interrupted, and a process whose threads are inside it crashes when it ends in the ordinary way. So
     what has not begun is dropped when nobody wants it any more; what has begun is waited for, or left with ``leave``.
@@ -97,7 +97,7 @@ class _CompileThread(threading.Thread):
 
 
 def _drop(tasks: queue.SimpleQueue[_Task | None], count: int) -> None:
-    """Cancels what has not begun, and lets so many threads end."""
+    """Cancels what has not begun, and lets ``count`` threads end."""
     while True:
         try:
             task = tasks.get_nowait()

@@ -1,256 +1,145 @@
-"""A process that computes with rank 0: it has its devices' part of the model, and runs what rank 0 runs."""
+"""The side of a group at ranks other than 0: it receives what rank 0 sends, and answers."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import replace
-from typing import Any, NoReturn
+import hmac
+import secrets
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-import jax
-import numpy as np
-import numpy.typing as npt
+import msgspec
 
+from llmjax import host_memory
 from llmjax.config import EngineConfig
-from llmjax.engine.build import load
-from llmjax.engine.clients.wire import Failed, Failure, Leave
-from llmjax.engine.device.batch import Bucket
-from llmjax.engine.device.device_state import StepOutput
-from llmjax.engine.device.page_moves import PageMover, PendingPages, from_bytes, page_shapes
-from llmjax.engine.device.rows import RowState
-from llmjax.engine.device.slots import SLOT_EDITS, TABLE_EDITS, Editor
-from llmjax.engine.programs.cache import Executable
-from llmjax.engine.programs.compiler import StepCompiler
-from llmjax.engine.programs.threads import CompileThreads
-from llmjax.engine.ranks.group import Follower
+from llmjax.engine.clients.wire import Channel, Leave
+from llmjax.engine.ranks.distributed import initialize
+from llmjax.engine.ranks.join import FIRST_SECONDS, NONCE_BYTES, connect, proof, remove_time_limits
+from llmjax.engine.ranks.member import Member, gone
+from llmjax.engine.ranks.settings import shared_settings
 from llmjax.engine.ranks.wire import (
-    Array,
-    Compile,
-    Compiled,
+    Agreed,
+    Alive,
+    Challenge,
     Hidden,
-    Holds,
-    Pages,
-    PageShape,
-    Program,
-    ReadPages,
+    Join,
+    Loaded,
+    Meet,
+    Met,
     Refused,
-    RunEdit,
-    RunMasked,
-    RunStep,
-    Taken,
-    WritePages,
+    ToWorker,
+    Welcome,
 )
-from llmjax.errors import EngineDead, LLMJaxError
-from llmjax.host_memory import keep_freed_blocks
-from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.machine_share import WHOLE_MACHINE, MachineShare
+from llmjax.errors import ConfigError, EngineDead, LLMJaxError
+from llmjax.kernels.cpu import shared_sum
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-def follow(
-    config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, joined: Callable[[], None] = lambda: None
-) -> NoReturn:
-    """Computes with rank 0 until it ends, and then ends the process: with status 0 if it was told to.
+class Follower(Member):
+    """The group at a rank other than 0; see `Group`.
 
     Args:
-        config: that of rank 0, but for ``node_rank``.
-        share: of the machine, where the ranks on it divide it.
-        joined: called when rank 0 has taken it in.
+        config: settings of this rank, which must fit those of rank 0.
+
+    Attributes:
+        channel: the connection to rank 0.
+        messages: what rank 0 sends, until it ends, but for hidden states.
 
     Raises:
-        LLMJaxError: the model cannot be loaded, or rank 0 does not want this rank.
-    """
-    group = Follower(config)
-    joined()
-    group.watch(_end_without)
-    group.end_with_process()
-    try:
-        config, compiler = load(config, group, share)
-        threads = config.compile_threads or usable_cores()
-        Replica(compiler, threads=threads, moves_pages=config.moves_pages).run()
-    except Exception as error:
-        group.close()  # what ends this process is known
-        with suppress(OSError):  # it has gone, which may be why
-            group.channel.send(Failed(Failure.of(error)))
-        raise
-    logger.info("rank 0 has ended")
-    _end(0)
-
-
-def _end_without(error: LLMJaxError) -> None:
-    """Ends the process as its group ends, whatever it computes or waits for."""
-    logger.error("%s", error)
-    _end(1)
-
-
-def _end(status: int) -> NoReturn:
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)  # threads may be inside XLA, and the other processes are ending, too
-
-
-class Replica:
-    """The state of this process's devices, changed as rank 0 changes that of its own.
-
-    Args:
-        compiler: of this rank's programs.
-        threads: compilations at once.
-        moves_pages: pages will be read and written.
+        ConfigError: rank 0 cannot be reached, has other settings, or does not know the secret.
     """
 
-    def __init__(self, compiler: StepCompiler, *, threads: int, moves_pages: bool = False) -> None:
-        assert isinstance(compiler.group, Follower)
-        self._group = compiler.group
-        self._compiler = compiler
-        self._weights = compiler.weights
-        self._state = compiler.make_state()
-        self._output: StepOutput | None = None
-        self._threads = CompileThreads(threads)
-        self._programs: dict[Program, Future[Executable]] = {}
-        where: dict[str, Any] = {"cache": compiler.cache, "sharding": compiler.platform.sharding}
-        self._slots = Editor(self._state.sampler, **where)
-        self._tables = Editor(self._state.rows.page_tables, **where)
-        self._edits: dict[str, Executable] = {}
-        self._mover: Future[PageMover] | None = None
-        if moves_pages:
-            self._mover = self._threads.submit(PageMover(compiler).compiled)
-            groups = range(len(compiler.kv_plan.groups))
-            self._shapes = [
-                [PageShape(shape.shape, shape.dtype.name) for shape in page_shapes(compiler, group)] for group in groups
-            ]
-            self._group.channel.send(Holds(self._shapes))
-        self._reader = CompileThreads(1)  # waits for what is read out
-        self._hidden: deque[bytes] = deque()  # of the stage before this one
-        self._later: deque[Any] = deque()  # messages that came before those
-        if compiler.platform.is_cpu:
-            keep_freed_blocks()
+    messages: Iterator[Any]
 
-    def run(self) -> None:
-        """Returns when rank 0 has ended as it should.
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._where = f"rank 0 at {config.master_addr}:{config.master_port}"
+        self.channel = Channel(connect(config), ToWorker, seconds=FIRST_SECONDS)
+        self.messages = coming = self.channel.receive()
+        try:
+            challenge = self._next(Challenge)
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            own_proof = proof(config, challenge.nonce, by="follower")
+            self.channel.send(Join(config.node_rank, nonce, own_proof, shared_settings(config), host_memory.machine()))
+            remove_time_limits(self.channel)
+            welcome = self._next(Welcome)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise ConfigError(f"{self._where} does not answer as one of llmjax does: {error}") from error
+        if not hmac.compare_digest(welcome.proof, proof(config, nonce, by="leader")):
+            raise ConfigError(f"{self._where} does not know the master_secret of this rank")
+        self._port = welcome.port
+        self.neighbors = welcome.neighbors
+        self._agreed = False  # until then a refusal is an error of this rank's settings, not the loss of another rank
+        received: SimpleQueue[Any] = SimpleQueue()
+        self._hidden: SimpleQueue[bytes | None] = SimpleQueue()  # from the stage before; None: rank 0 has gone
+        self.messages = iter(received.get, None)
+        self._keep_alive(self.channel)
+        threading.Thread(target=self._receive, args=(coming, received), name="rank-0", daemon=True).start()
 
-        Raises:
-            EngineDead: it has gone without a word, or will not have this rank.
-        """
-        while (message := self._later.popleft() if self._later else next(self._group.messages, None)) is not None:
-            match message:
-                case Compile():
-                    self._compile(message.program)
-                case RunStep() if self._compiler.is_staged:
-                    self._pass_on(message)
-                case Hidden():
-                    self._hidden.append(message.data)
-                case Taken():
-                    self._state = replace(self._state, rows=self._after(message))
-                case RunStep():
-                    run = self._programs[Program("step", message.bucket)].result()
-                    self._state, self._output = run(self._weights, self._state, message.packed.values())
-                case RunMasked():
-                    assert self._output is not None
-                    run = self._programs[_shape(Program("masked", message.bucket))].result()
-                    ends, mask = self._output.ends, message.mask.values()
-                    state, _ = run(self._compiler.head_weights, self._state.without_layers, ends, mask)
-                    self._state = state.with_layers(self._state)
-                case RunEdit():
-                    self._edit(message)
-                case ReadPages():
-                    assert self._mover is not None
-                    read = self._mover.result().read(self._state.kv, message.group, message.pages)
-                    self._reader.submit(self._give, message.number, read)
-                case WritePages():
-                    self._write(message)
-                case Refused():
-                    raise EngineDead(message.reason)
-                case Leave():
-                    return
-        raise EngineDead("rank 0 has gone")
+    @property
+    def channels(self) -> list[Channel]:
+        return [self.channel]
 
-    def _pass_on(self, message: RunStep) -> None:
-        """Runs this stage's layers, and gives what they make of the tokens to the next one."""
-        run = self._programs[Program("step", message.bucket)].result()
-        before = () if self._compiler.model.graph.config.embeds else (self._before(message.bucket),)
-        self._state, hidden = run(self._weights, self._state, message.packed.values(), *before)
-        self._group.channel.send(Hidden(np.asarray(hidden).tobytes()))
+    def meet(self) -> None:
+        if not self._config.is_staged:  # stages share no program
+            initialize(self, self._config, port=self._port, address=self.channel.address)
 
-    def _before(self, bucket: Bucket) -> npt.NDArray[Any]:
-        """What the stage before has made of the tokens of a step; what else comes meanwhile is for later.
+    def shares_memory(self, devices: int) -> bool:
+        offered, why = self._next(Meet), ""
+        if not offered.name:
+            return False
+        try:
+            shared_sum.attach(offered.name, offered.devices)
+        except shared_sum.NotShared as error:
+            why = str(error)
+        self.channel.send(Met(why))
+        return bool(self._next(Meet).name)
 
-        Raises:
-            EngineDead: rank 0 has gone.
-        """
-        while not self._hidden:
-            message = next(self._group.messages, None)
-            if message is None:
-                raise EngineDead("rank 0 has gone")
-            if isinstance(message, Hidden):
-                self._hidden.append(message.data)
-            elif isinstance(message, Compile):  # rank 0 waits for it
-                self._compile(message.program)
-            else:
-                self._later.append(message)
-        shape = self._compiler.hidden(bucket)
-        return np.frombuffer(self._hidden.popleft(), shape.dtype).reshape(shape.shape)
+    def agree(self, model: str, pages: list[int]) -> list[int]:
+        self.channel.send(Loaded(model, pages))
+        agreed: list[int] = self._next(Agreed).pages
+        self._agreed = True
+        return agreed
 
-    def _after(self, taken: Taken) -> RowState:
-        """The rows with what those have sampled that took part in the step before."""
-        rows, slot = self._state.rows, taken.slot.values()
-        padded = np.full(rows.length.shape, rows.length.shape[0], np.int32)
-        padded[: len(slot)] = slot
+    def receive_hidden(self) -> bytes:
+        received = self._hidden.get()
+        if received is None:
+            self._hidden.put(None)  # for the next call
+            raise self._lost or EngineDead("rank 0 has gone")
+        return received
 
-        def with_new(old: jax.Array, new: Array) -> jax.Array:
-            values = np.zeros(old.shape, np.int32)
-            values[: len(slot)] = new.values()
-            return old.at[padded].set(values, mode="drop")
+    def send_hidden(self, data: bytes) -> None:
+        self.channel.send(Hidden(data))
 
-        return replace(
-            rows,
-            last_token=with_new(rows.last_token, taken.last_token),
-            length=with_new(rows.length, taken.length),
-        )
+    def _receive(self, coming: Iterator[Any], received: SimpleQueue[Any]) -> None:
+        """Receives the messages of rank 0, whatever this process waits for, so that its end is known at once."""
+        error: LLMJaxError | None = EngineDead("rank 0 has gone")
+        try:
+            for message in coming:
+                if isinstance(message, Hidden):
+                    self._hidden.put(message.data)
+                elif not isinstance(message, Alive):
+                    received.put(message)
+                if isinstance(message, Leave) or (isinstance(message, Refused) and not self._agreed):
+                    error = None
+                    break
+                if isinstance(message, Refused):
+                    error = EngineDead(message.reason)
+                    break
+        except (OSError, msgspec.MsgspecError) as broken:
+            if not isinstance(broken, ConnectionError):
+                error = gone(self._where, broken)
+        received.put(None)
+        self._hidden.put(None)
+        if error is not None and self._set_lost(error):
+            self._notify_watchers(error)
 
-    def _give(self, number: int, read: PendingPages) -> None:
-        self._group.channel.send(Pages(number, [array.tobytes() for array in read.arrays()]))
-
-    def _write(self, message: WritePages) -> None:
-        assert self._mover is not None
-        values = from_bytes(message.arrays, self._shapes[message.group], count=len(message.pages))
-        kv = self._mover.result().write(self._state.kv, message.group, message.pages, values)
-        self._state = replace(self._state, kv=kv)
-
-    def _compile(self, program: Program) -> None:
-        shape = _shape(program)
-        if shape not in self._programs:
-            build = {"step": self._compiler.compile, "masked": self._compiler.compile_masked}[program.kind]
-            self._programs[shape] = self._threads.submit(build, program.bucket)
-        self._programs[shape].add_done_callback(lambda future: self._report(program, future))
-
-    def _report(self, program: Program, future: Future[Executable]) -> None:
-        if future.cancelled():
-            return
-        error = future.exception()
-        self._group.channel.send(Compiled(program, None if error is None else Failure.of(error)))
-
-    def _edit(self, message: RunEdit) -> None:
-        name, arguments = message.name, [argument.values() for argument in message.arguments]
-        rows, sampler = self._state.rows, self._state.sampler
-        if name in TABLE_EDITS:
-            run = self._edits.get(name) or self._tables.program(TABLE_EDITS[name], *arguments)
-            tables = run(rows.page_tables, *arguments)
-            self._state = replace(self._state, rows=replace(rows, page_tables=tables))
-        else:
-            run = self._edits.get(name) or self._slots.program(SLOT_EDITS[name], *arguments)
-            self._state = replace(self._state, sampler=run(sampler, *arguments))
-        self._edits[name] = run
-
-
-def _shape(program: Program) -> Program:
-    """What two programs have alike that are one: what samples under masks sees rows alone."""
-    if program.kind == "step":
-        return program
-    return Program(program.kind, Bucket(tokens=0, rows=program.bucket.rows, decode=program.bucket.decode))
+    def _next(self, kind: type[T]) -> Any:
+        message = next(self.messages, None)
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Refused):
+            raise ConfigError(message.reason)
+        raise ConfigError(f"{self._where} has gone")

@@ -32,7 +32,7 @@ class Lifeline:
     def __init__(self, connections: Sequence[socket.socket]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._started = threading.Event()
-        if sys.platform == "linux":  # elsewhere no process hears of another one's end
+        if sys.platform == "linux":  # elsewhere no process is told of another one's end
             # A thread of its own, which lives as long as the process, whoever has called this.
             threading.Thread(target=self._run, args=(connections,), name="lifeline", daemon=True).start()
             self._started.wait()
@@ -46,7 +46,7 @@ class Lifeline:
         files = [connection.fileno() for connection in connections]
         # Without site-packages, and with the interpreter's own settings alone.
         command = [sys.executable, "-I", "-S", str(PROGRAM), *map(str, (os.getpid(), *files))]
-        # Of this thread alone, and so of the process until it knows what to do with them.
+        # The mask is this thread's alone, and the process inherits it until it knows what to do with the signals.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1})
         try:
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=files)

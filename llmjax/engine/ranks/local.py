@@ -1,4 +1,4 @@
-"""The other ranks of a group as processes of this machine, started for the one that leads it (``--multi-process``,
+"""The other ranks of a group as processes of this machine, started by rank 0 (``--multi-process``,
 ``--pipeline-parallel-size``)."""
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import msgspec
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.process import python_environment, signals_held_back
 from llmjax.engine.clients.wire import Start
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
 from llmjax.machine_share import MachineShare
 
 LOOPBACK = "127.0.0.1"
-LEAVE_SECONDS = 2.0  # that a follower gets to end by itself
+LEAVE_SECONDS = 2.0  # that a worker gets to end by itself
 
 
 class LocalRanks:
-    """Starts a process for each device but the first, or for each stage but the leader's; they end with it.
+    """Starts a process for each device but the first, or for each stage but that of rank 0; they end with this one.
 
     Args:
         config: of one process with all devices.
@@ -77,8 +77,8 @@ def _with_devices(config: EngineConfig, numbers: Sequence[int]) -> EngineConfig:
 
 
 def _start(config: EngineConfig, share: MachineShare) -> subprocess.Popen[bytes]:
-    """A fresh interpreter that follows."""
-    command = [sys.executable, "-m", "llmjax.engine.ranks.follower_main"]
+    """Starts a fresh interpreter that runs a worker."""
+    command = [sys.executable, "-m", "llmjax.engine.ranks.worker_main"]
     with signals_held_back():
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=python_environment())
     assert process.stdin is not None

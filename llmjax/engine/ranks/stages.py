@@ -1,111 +1,183 @@
-"""Steps on their way through the stages of a model whose layers processes divide; this process has the last stage.
+"""How rank 0 has all ranks run steps: at once, or stage after stage where processes divide the model's layers.
 
-The others begin a step when they are told of it, and each passes on what it has made of the tokens. What rows sample is
-known here first, so a step that continues such rows is told of when that has been read. Chunks of prompts need no
-sampled token: the first stage computes the next one while this one computes the last.
+Of several stages rank 0 has the last one. The others begin a step when rank 0 sends it to them, and each passes on the
+hidden states that it has computed. What rows sample is known at rank 0 first, so a step that continues such rows is
+sent when that has been read. Chunks of prompts need no sampled token: the first stage computes the next chunk while the
+last stage computes the one before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
-from llmjax.engine.device.batch import Bucket
+from llmjax.engine.device.commands import Command, RunStep, SetSampled
 from llmjax.engine.device.device_state import StepOutput
-from llmjax.engine.device.rows import RowState
-from llmjax.engine.ranks.group import Alone
-from llmjax.engine.ranks.wire import Array, RunStep, Taken
+from llmjax.engine.device.executor import Executor
+from llmjax.engine.ranks.alone import Alone
+from llmjax.engine.ranks.group import RankZero
 
 
 @dataclass(eq=False)
-class StagedStep:
+class Step:
     """A step that has begun.
 
     Attributes:
-        bucket, packed: what it computes.
-        slots: of all its rows.
-        sampling: of its rows that sample.
-        run: this stage's part, of what the stage before has made of the tokens, [T, D].
-        told: the others know of it.
-        output: of this stage; None: it has not run.
+        command: runs it.
+        slots: slots of all its rows.
+        sampling: slots of its rows that sample.
+        copies: its tokens are copied to the host as soon as they are there.
+        sent: the other ranks have the command.
+        output: what it leaves here; None if it has not been started here.
     """
 
-    bucket: Bucket
-    packed: npt.NDArray[np.int32]
+    command: RunStep
     slots: Collection[int]
     sampling: list[int]
-    run: Callable[[npt.NDArray[np.generic]], StepOutput]
-    told: bool = False
+    copies: bool = False
+    sent: bool = False
     output: StepOutput | None = None
 
+    def start(self, executor: Executor) -> StepOutput:
+        """Starts it here."""
+        output: StepOutput = executor.apply(self.command)
+        if self.copies:
+            output.tokens.copy_to_host_async()
+        self.output = output
+        return output
 
-class LastStage:
-    """Runs steps when their hidden states come. At most one has begun and not run here.
 
-    Args:
-        group: the other stages.
-        hidden: shape and type of what comes, by bucket.
-        rows: this stage's row state, as the step that has run last has left it.
+class Stages(Protocol):
+    """How commands reach the ranks, rank 0 included.
+
+    Attributes:
+        samplers: the group of the ranks that sample.
     """
 
-    def __init__(
-        self,
-        group: Alone,
-        *,
-        hidden: Callable[[Bucket], tuple[tuple[int, ...], np.dtype]],
-        rows: Callable[[], RowState],
-    ) -> None:
-        self._group = group
-        self._hidden = hidden
-        self._rows = rows
-        self._begun: StagedStep | None = None
-        self._untold: StagedStep | None = None  # it has run here, and the others do not know what it has sampled
+    samplers: RankZero
 
-    def begin(self, step: StagedStep) -> None:
-        """Has the other stages compute a step, now or when they know what it continues."""
-        assert self._begun is None
-        self._begun = step
-        if self._untold is None or not set(self._untold.sampling) & set(step.slots):
-            self._tell(step)
+    def apply(self, command: Command) -> Any:
+        """Has every rank apply a command, after every step that has begun; returns what it returns here."""
+
+    def apply_to_samplers(self, command: Command) -> Any:
+        """Has every rank that samples apply a command, after every step that has begun."""
+
+    def begin(self, step: Step) -> None:
+        """Begins a step."""
 
     def finish_begun(self) -> None:
         """Returns when every step that has begun has been started here."""
+
+    def finish(self, step: Step) -> StepOutput:
+        """The output of a step, which is started here, if it has not been."""
+
+    def settle(self, step: Step) -> None:
+        """Has the other ranks know what a step has sampled; called when the host has read it."""
+
+
+class OneStage:
+    """Every rank has all layers, and applies every command at once.
+
+    Args:
+        executor: of rank 0.
+        group: the ranks.
+    """
+
+    def __init__(self, executor: Executor, group: RankZero) -> None:
+        self._executor = executor
+        self.samplers = group
+
+    def apply(self, command: Command) -> Any:
+        self.samplers.broadcast(command)
+        return self._executor.apply(command)
+
+    def apply_to_samplers(self, command: Command) -> Any:
+        return self.apply(command)
+
+    def begin(self, step: Step) -> None:
+        self.samplers.broadcast(step.command)
+        step.start(self._executor)
+
+    def finish_begun(self) -> None:
+        """A step is started when it begins."""
+
+    def finish(self, step: Step) -> StepOutput:
+        assert step.output is not None
+        return step.output
+
+    def settle(self, step: Step) -> None:
+        """Every rank has sampled the same."""
+
+
+class LastStage:
+    """Rank 0 has the last stage, and starts steps when their hidden states come. At most one has begun and has not been
+    started here.
+
+    Args:
+        executor: of the last stage.
+        group: all stages.
+    """
+
+    def __init__(self, executor: Executor, group: RankZero) -> None:
+        self._executor = executor
+        self._group = group
+        self.samplers: RankZero = Alone()
+        self._begun: Step | None = None
+        self._unsettled: Step | None = None  # it has been started here; the others do not know what it has sampled
+
+    def apply(self, command: Command) -> Any:
+        self.finish_begun()
+        self._group.broadcast(command)
+        return self._executor.apply(command)
+
+    def apply_to_samplers(self, command: Command) -> Any:
+        self.finish_begun()
+        return self._executor.apply(command)
+
+    def begin(self, step: Step) -> None:
+        """Sends a step to the other stages, now or when they know what it continues."""
+        self.finish_begun()
+        self._begun = step
+        if self._unsettled is None or not set(self._unsettled.sampling) & set(step.slots):
+            self._send(step)
+
+    def finish_begun(self) -> None:
         if self._begun is not None:
             self.finish(self._begun)
 
-    def finish(self, step: StagedStep) -> StepOutput:
-        """What a step brings; waits for the stages before.
+    def finish(self, step: Step) -> StepOutput:
+        """The output of a step; waits for the stages before.
 
         Raises:
             EngineDead: one of them has gone.
         """
-        if step.output is None:
-            if self._untold is not None:
-                self.settle(self._untold)
-            if not step.told:
-                self._tell(step)
-            shape, dtype = self._hidden(step.bucket)
-            step.output = step.run(np.frombuffer(self._group.hidden(), dtype).reshape(shape))
-            self._begun, self._untold = None, step
-        return step.output
+        if step.output is not None:
+            return step.output
+        if self._unsettled is not None:
+            self.settle(self._unsettled)
+        if not step.sent:
+            self._send(step)
+        output = step.start(self._executor)
+        self._begun, self._unsettled = None, step
+        return output
 
-    def settle(self, step: StagedStep) -> None:
-        """Tells the others what a step has sampled, when it has."""
-        if self._untold is not step:
+    def settle(self, step: Step) -> None:
+        """Sends the other stages what a step has sampled, and then the next one, if it waits for that."""
+        if self._unsettled is not step:
             return
-        self._untold = None
+        self._unsettled = None
         if step.sampling:
-            rows = self._rows()
+            rows = self._executor.state.rows
             last_token, length = np.asarray(jnp.stack((rows.last_token, rows.length)))  # the step owns its own arrays
             slot = np.asarray(step.sampling, np.int32)
-            self._group.tell(Taken(Array.of(slot), Array.of(last_token[slot]), Array.of(length[slot])))
-        if self._begun is not None and not self._begun.told:
-            self._tell(self._begun)
+            self._group.broadcast(SetSampled(slot, last_token[slot], length[slot]))
+        if self._begun is not None and not self._begun.sent:
+            self._send(self._begun)
 
-    def _tell(self, step: StagedStep) -> None:
-        self._group.tell(RunStep(step.bucket, Array.of(step.packed)))
-        step.told = True
+    def _send(self, step: Step) -> None:
+        self._group.broadcast(step.command)
+        step.sent = True

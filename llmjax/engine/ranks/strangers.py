@@ -8,10 +8,10 @@ from contextlib import suppress
 
 
 class Strangers:
-    """Connections to a port that anybody may reach, each heard on a thread of its own.
+    """Connections to a port that anybody may reach, each read by a thread of its own.
 
-    A new one is always let in; where there are too many, the one that has said nothing for longest has to go, so that
-    those who do not say what they know keep nobody out who does.
+    A new one is always let in; where there are too many, the one that has sent nothing for longest has to go, so that
+    processes without a proof keep out none that has one.
 
     Args:
         most: connections at once.
@@ -30,7 +30,7 @@ class Strangers:
             if oldest is not None:
                 del self._there[oldest]
                 with suppress(OSError):  # it has gone by itself
-                    oldest.shutdown(socket.SHUT_RDWR)  # wakes who hears it, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it, which closes it
 
     def remove(self, connection: socket.socket) -> None:
         """It has said what it had to, or has gone; a second time nothing happens."""

@@ -1,64 +1,34 @@
-"""What the processes that run one model say to each other: rank 0 leads, the others follow."""
+"""Messages between the processes that run one model, beside the commands: joining, compiling, answers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from llmjax.engine.clients.wire import Failed, Failure, Leave, Message
-from llmjax.engine.device.batch import Bucket
-
-
-class Array(Message):
-    """A NumPy array."""
-
-    dtype: str
-    shape: list[int]
-    data: bytes
-
-    @classmethod
-    def of(cls, values: npt.NDArray[Any] | np.generic) -> Array:
-        return cls(dtype=values.dtype.str, shape=list(values.shape), data=values.tobytes())
-
-    def values(self) -> npt.NDArray[Any]:
-        return np.frombuffer(self.data, self.dtype).reshape(self.shape)
-
-
-class Program(msgspec.Struct, array_like=True, frozen=True):
-    """Names a compiled program.
-
-    Args:
-        kind: ``step`` or ``masked``.
-    """
-
-    kind: str
-    bucket: Bucket
+from llmjax.engine.device.commands import Command, ProgramName, Values
 
 
 class PageShape(msgspec.Struct, array_like=True, frozen=True):
-    """Of one of the arrays of a page's content: [layers, …]."""
+    """Shape and dtype of one array of a page's content: [layers, …]."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class Challenge(Message, tag="challenge"):
-    """To who has connected: what to prove the secret with."""
+    """To a process that has connected: random bytes to prove the secret with."""
 
     nonce: bytes
 
 
 class Join(Message, tag="join"):
-    """To the leader, first.
+    """To rank 0, first: asks to join the group.
 
     Args:
-        nonce: for the leader to prove the secret with.
-        proof: of the secret.
-        settings: what all ranks must have alike, by name.
-        machine: that this rank is on; equal for those on one.
+        nonce: random bytes for rank 0 to prove the secret with.
+        proof: proves that this rank knows the secret.
+        settings: everything that all ranks must have alike, by name.
+        machine: equal for all ranks on one machine.
     """
 
     rank: int
@@ -69,12 +39,12 @@ class Join(Message, tag="join"):
 
 
 class Welcome(Message, tag="welcome"):
-    """To a follower, when all ranks are there.
+    """To a worker, when all ranks are there.
 
     Args:
-        proof: of the secret.
-        port: of JAX's coordinator, on the leader's machine.
-        neighbors: ranks on this one's machine, itself included.
+        proof: proves that rank 0 knows the secret.
+        port: where JAX's coordinator listens, on the machine of rank 0.
+        neighbors: ranks on this worker's machine, itself included.
     """
 
     proof: bytes
@@ -83,21 +53,21 @@ class Welcome(Message, tag="welcome"):
 
 
 class Refused(Message, tag="refused"):
-    """To who may not follow, last."""
+    """To a process that may not join, or must leave: the last message, with the reason."""
 
     reason: str
 
 
 class Alive(Message, tag="alive"):
-    """Of either side, now and then: one that is stopped or hangs stays connected."""
+    """From either side, now and then, because a process that is stopped or hangs stays connected."""
 
 
 class Loaded(Message, tag="loaded"):
-    """To the leader.
+    """To rank 0, when a worker has loaded its part of the model.
 
     Args:
-        model: a digest of what has been loaded.
-        pages: of each group of layers, that this process's devices have room for.
+        model: digest of what has been loaded.
+        pages: number of pages that the worker's devices have room for, by group of layers.
     """
 
     model: str
@@ -105,17 +75,17 @@ class Loaded(Message, tag="loaded"):
 
 
 class Agreed(Message, tag="agreed"):
-    """To a follower: the pages of each group of layers, which all ranks have room for."""
+    """To a worker: the number of pages that all ranks have room for, by group of layers."""
 
     pages: list[int]
 
 
 class Meet(Message, tag="meet"):
-    """To a follower, twice: memory that ranks of one machine share, and whether all of them have it.
+    """To a worker, twice: memory that ranks of one machine share, and whether all of them have it.
 
     Args:
-        name: of it; empty: there is none.
-        devices: that add up there.
+        name: name of that memory; empty: there is none.
+        devices: number of devices that add up there.
     """
 
     name: str
@@ -123,120 +93,46 @@ class Meet(Message, tag="meet"):
 
 
 class Met(Message, tag="met"):
-    """To the leader: why this rank cannot use that memory; empty: it can."""
+    """To rank 0: why a worker cannot use that memory; empty: it can."""
 
     why: str
 
 
 class Compile(Message, tag="compile"):
-    """To a follower: a program that will be run."""
+    """To a worker: compiles a program that will be run."""
 
-    program: Program
+    program: ProgramName
 
 
 class Compiled(Message, tag="compiled"):
-    """To the leader: it can be run, or why not."""
+    """To rank 0: a program can be run, or why not."""
 
-    program: Program
+    program: ProgramName
     failure: Failure | None = None
 
 
-class RunStep(Message, tag="run_step"):
-    """To a follower: a step of a bucket."""
-
-    bucket: Bucket
-    packed: Array
-
-
-class RunMasked(Message, tag="run_masked"):
-    """To a follower: sampling under masks, behind the step before."""
-
-    bucket: Bucket
-    mask: Array
-
-
-class RunEdit(Message, tag="run_edit"):
-    """To a follower: an edit of a part of the state.
-
-    Args:
-        name: of a function in ``llmjax.engine.device.slots.EDITS``.
-    """
-
-    name: str
-    arguments: list[Array]
-
-
 class Hidden(Message, tag="hidden"):
-    """Between stages: what the layers of one have made of a step's tokens, for those of the next one.
+    """Between stages: the hidden states of a step, from one stage to the next.
 
     Args:
-        data: of an array [T, D] of the activations' type.
+        data: bytes of an array [T, D] of the activations' type.
     """
 
     data: bytes
 
 
-class Taken(Message, tag="taken"):
-    """To a stage: what rows have sampled in the step before, in the last stage.
-
-    Args:
-        slot: i32 [N].
-        last_token, length: i32 [N], as `RowState` has them.
-    """
-
-    slot: Array
-    last_token: Array
-    length: Array
-
-
 class Holds(Message, tag="holds"):
-    """To the leader, where pages are moved: what this rank has of a page, by group of layers."""
+    """To rank 0, where pages are moved: shapes of a worker's part of a page, by group of layers."""
 
     groups: list[list[PageShape]]
 
 
-class ReadPages(Message, tag="read_pages"):
-    """To a follower: what it has of pages is wanted, as they are when all that it was told before has run.
-
-    Args:
-        number: of the answer.
-    """
-
-    number: int
-    group: int
-    pages: list[int]
-
-
 class Pages(Message, tag="pages"):
-    """To the leader: what this rank has of some pages; of each of their arrays [pages, layers, …]."""
+    """To rank 0: a worker's part of some pages, for each stack of layers [pages, layers, …]."""
 
     number: int
-    arrays: list[bytes]
+    arrays: list[Values]
 
 
-class WritePages(Message, tag="write_pages"):
-    """To a follower: its part of other content for pages; ``arrays`` as of ``Pages``."""
-
-    group: int
-    pages: list[int]
-    arrays: list[bytes]
-
-
-ToFollower = (
-    Challenge
-    | Welcome
-    | Refused
-    | Meet
-    | Agreed
-    | Compile
-    | RunStep
-    | RunMasked
-    | RunEdit
-    | ReadPages
-    | WritePages
-    | Hidden
-    | Taken
-    | Leave
-    | Alive
-)
-ToLeader = Join | Alive | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed
+ToWorker = Challenge | Welcome | Refused | Meet | Agreed | Compile | Command | Hidden | Leave | Alive
+ToRankZero = Join | Alive | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed

@@ -17,6 +17,7 @@ from llmjax.engine.core.tier import NoTier, Tier
 from llmjax.engine.device.page_moves import page_shapes
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.signature import digest
+from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.tiers.disk import MAGIC, DiskPages
 from llmjax.engine.tiers.host import HostPages, PageFormat
 from llmjax.engine.tiers.offload import Offload
@@ -40,7 +41,7 @@ DECIDING = (  # settings that what a page holds follows from, beside the model's
 )
 
 
-def tier_of(config: EngineConfig, compiler: StepCompiler, taker: PageTaker | None) -> Tier:
+def tier_of(config: EngineConfig, compiler: StepCompiler, ranks: RankZero, taker: PageTaker | None) -> Tier:
     """What the settings ask for below the device.
 
     Args:
@@ -66,14 +67,14 @@ def tier_of(config: EngineConfig, compiler: StepCompiler, taker: PageTaker | Non
         if transfer is not None and limit > config.kv_offloading_size * GIB:
             name = f"kv_transfer_config: kv_buffer_size {transfer.kv_buffer_size:g}"
         raise ConfigError(f"{name} is too large: {free / GIB:.1f} GiB of the machine's memory are free")
-    formats = page_formats(compiler)
+    formats = page_formats(compiler, ranks)
     disk = None
     if config.kv_offloading_dir is not None:
         folder = Path(config.kv_offloading_dir).expanduser()
         try:
             disk = DiskPages(
                 folder,
-                identity=pages_identity(config, compiler),
+                identity=pages_identity(config, compiler, ranks),
                 limit=int(config.kv_offloading_disk_size * GIB),
                 formats=formats,
             )
@@ -83,7 +84,7 @@ def tier_of(config: EngineConfig, compiler: StepCompiler, taker: PageTaker | Non
 
 
 def transfer_of(
-    config: EngineConfig, compiler: StepCompiler, bound: socket.socket | None
+    config: EngineConfig, compiler: StepCompiler, ranks: RankZero, bound: socket.socket | None
 ) -> tuple[PageGiver | None, PageTaker | None]:
     """What gives pages to other servers, and what takes theirs; None: nothing does.
 
@@ -99,9 +100,9 @@ def transfer_of(
     if not compiler.model.config.causal:
         raise ConfigError("kv_transfer_config: this model sees each text as a whole, so texts share no pages")
     agreed: dict[str, Any] = {
-        "identity": _agreed_identity(config, compiler),
+        "identity": _agreed_identity(config, compiler, ranks),
         "secret": secret_of(config),
-        "formats": whole_page_formats(compiler)[0],
+        "formats": whole_page_formats(compiler, ranks)[0],
     }
     giver = None if bound is None else PageGiver(transfer, bound, **agreed)
     return giver, PageTaker(transfer.kv_peers, **agreed) if transfer.takes else None
@@ -121,11 +122,11 @@ def secret_of(config: EngineConfig) -> str:
     return made
 
 
-def _agreed_identity(config: EngineConfig, compiler: StepCompiler) -> str:
+def _agreed_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero) -> str:
     """A digest of what both sides must have alike. Machines differ in paths and devices: files are those of the same
     names and sizes, and who knows the secret is believed that they hold the same."""
     model = compiler.model
-    formats, divided = whole_page_formats(compiler)
+    formats, divided = whole_page_formats(compiler, ranks)
     return digest(
         __version__,
         [(Path(name).name, size) for name, size, *_ in identity(model.path)],
@@ -139,32 +140,32 @@ def _agreed_identity(config: EngineConfig, compiler: StepCompiler) -> str:
     )
 
 
-def whole_page_formats(compiler: StepCompiler) -> tuple[list[PageFormat], tuple[int, ...]]:
+def whole_page_formats(compiler: StepCompiler, ranks: RankZero) -> tuple[list[PageFormat], tuple[int, ...]]:
     """Of each group of layers, as engines of the model exchange its pages.
 
     Returns:
         The formats, and numbers of processes and devices, if engines must have as many to exchange pages.
     """
-    formats = page_formats(compiler)
-    parts = [page_parts(compiler, group) for group in range(len(formats))]
-    numbers = (compiler.group.size, len(compiler.platform.devices)) if None in parts else ()
+    formats = page_formats(compiler, ranks)
+    parts = [page_parts(compiler, ranks, group) for group in range(len(formats))]
+    numbers = (ranks.size, len(compiler.platform.devices)) if None in parts else ()
     return [
         form if own is None else WholePageFormat(form.page_size, own.whole, own)
         for form, own in zip(formats, parts, strict=True)
     ], numbers
 
 
-def page_formats(compiler: StepCompiler) -> list[PageFormat]:
+def page_formats(compiler: StepCompiler, ranks: RankZero) -> list[PageFormat]:
     """Of each group of layers: what this process has of a page, and then what each of the others has."""
 
     def shapes(group: int) -> tuple[jax.ShapeDtypeStruct, ...]:
-        there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in compiler.group.page_shapes(group)]
+        there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in ranks.page_shapes(group)]
         return (*page_shapes(compiler, group), *there)
 
     return [PageFormat(compiler.kv_plan.page_size, shapes(group)) for group in range(len(compiler.kv_plan.groups))]
 
 
-def pages_identity(config: EngineConfig, compiler: StepCompiler) -> str:
+def pages_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero) -> str:
     """A digest of all that decides what the page of given tokens holds: engines with another one share no pages."""
     model, platform = compiler.model, compiler.platform
     return digest(
@@ -178,6 +179,6 @@ def pages_identity(config: EngineConfig, compiler: StepCompiler) -> str:
         (platform.dtype, platform.activation_dtype, platform.quantized_activations),
         compiler.kv_plan.layout,
         tuple(group.span for group in compiler.kv_plan.groups),
-        [form.shapes for form in page_formats(compiler)],
+        [form.shapes for form in page_formats(compiler, ranks)],
         model.kv_calibration,
     )[:IDENTITY_DIGITS]

@@ -13,6 +13,7 @@ import numpy as np
 from llmjax.engine.core.tier import KeptPage, PageContent
 from llmjax.engine.device.page_moves import divided_axis, page_shapes, stacks_of
 from llmjax.engine.programs.compiler import StepCompiler
+from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.tiers.host import PageFormat
 from llmjax.models import Attention
 from llmjax.models.layers.state import PagedKV, Recurrent
@@ -105,19 +106,19 @@ class WholePageFormat(PageFormat):
         return KeptPage(page.tokens, self.parts.divided(page.content))
 
 
-def page_parts(compiler: StepCompiler, group: int) -> PageParts | None:
+def page_parts(compiler: StepCompiler, ranks: RankZero, group: int) -> PageParts | None:
     """How a group's pages are divided; None: so that engines which divide the model differently have others."""
-    own, others = page_shapes(compiler, group), compiler.group.page_shapes(group)
+    own, others = page_shapes(compiler, group), ranks.page_shapes(group)
     there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in others]
-    ranks, staged = compiler.group.size, compiler.is_staged
-    if not own or len(there) != (ranks - 1) * len(own):  # stages with layers of other groups alone
+    size, staged = ranks.size, compiler.is_staged
+    if not own or len(there) != (size - 1) * len(own):  # stages with layers of other groups alone
         return None
     shapes = (own, *(tuple(there[at : at + len(own)]) for at in range(0, len(there), len(own))))
     kinds = [compiler.model.graph.config.states[layer] for layer in _first_layers(compiler, group)]
     if any(isinstance(kind, Recurrent) for kind in kinds):  # the order of channels depends on the number of devices
         return None
     axes = tuple(LAYERS if staged else divided_axis(array) for array in _arrays(compiler, group))
-    parts = PageParts(shapes, (*range(1, ranks), 0) if staged else tuple(range(ranks)), axes)
+    parts = PageParts(shapes, (*range(1, size), 0) if staged else tuple(range(size)), axes)
     if not all(_fit(own, other, axes) for other in shapes):
         return None
     if not any(isinstance(kind, PagedKV) for kind in kinds):

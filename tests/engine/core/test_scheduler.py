@@ -34,8 +34,8 @@ from llmjax.engine.core.scheduler import LEAST_CHUNK, Row, Scheduler, StepPlan
 from llmjax.engine.core.tier import Giver, NoTier, PageContent, Tier
 from llmjax.engine.device.batch import READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.device.device_state import NO_TOKEN, StepOutput
+from llmjax.engine.device.pending import PendingStep
 from llmjax.engine.device.rows import ENDED, ROW, NewRow, row_words
-from llmjax.engine.device.runner import PendingStep
 from llmjax.engine.drafts.speculation import Speculation
 from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.tiers.disk import DiskPages

@@ -13,20 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmjax.engine.core.layer_states import TABLE_CHUNK, TableChanges
 from llmjax.engine.core.request import EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.device.batch import BatchLayout, Bucket, make_buckets
+from llmjax.engine.device.edits import EDITS
 from llmjax.engine.device.rows import (
     ENDED,
     NO_STOP,
-    TABLE_CHUNK,
     NewRow,
     RowState,
-    TableChanges,
     make_row_state,
     row_words,
 )
-from llmjax.engine.device.slots import TableEditor
+from llmjax.engine.device.slots import table_edit
 from llmjax.sampling.params import SamplingParams
 from llmjax.sampling.sampler import SamplingBatch
 from llmjax.sampling.settings import RequestSampling, request_sampling
@@ -243,9 +243,10 @@ def test_rows_have_what_the_host_has_told_of_them(data: st.DataObject) -> None:
     *before, last = tables.chunks(layout.room)
     assert [len(chunk.entry) for chunk in before] == [TABLE_CHUNK] * len(before) or len(before) == 1
     assert len(last.entry) <= layout.room
-    page_tables, editor = state.page_tables, TableEditor(state.page_tables)
+    page_tables = state.page_tables
     for chunk in before:
-        page_tables = editor.write(page_tables, chunk)
+        edit = table_edit(chunk, size=page_tables.size)
+        page_tables = EDITS[edit.name].function(page_tables, *edit.arguments)
     packed = packed_for(layout, [], new=new, tables=last)
     once = layout.changes(packed).made(replace(state, page_tables=page_tables))
     twice = layout.changes(packed).made(once)

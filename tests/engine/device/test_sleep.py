@@ -62,7 +62,7 @@ def same(found: tuple[list[int], Any], expected: tuple[list[int], Any]) -> bool:
 
 def on_device(llm: LLM) -> tuple[int, int]:
     """Bytes of weights and of state."""
-    parts = (llm.engine.model.params, llm.engine.runner._state)
+    parts = (llm.engine.model.params, llm.engine.runner.executor.state)
     weights, state = (sum(leaf.nbytes for leaf in jax.tree.leaves(part) if not leaf.is_deleted()) for part in parts)
     return weights, state
 

@@ -124,7 +124,7 @@ def test_memory_is_planned_for_both(twins: tuple[LLM, LLM]) -> None:
     ((own,), (others,)) = drafted.kv_plan.groups, plain.kv_plan.groups
     assert drafted.kv_plan.num_bytes == 40 * 1536
     assert drafted.kv_plan.num_bytes // own.num_pages == 2 * (plain.kv_plan.num_bytes // others.num_pages)
-    kept = jax.tree.leaves((drafted.runner._state.kv, drafted.runner._state.draft_kv))
+    kept = jax.tree.leaves((drafted.runner.executor.state.kv, drafted.runner.executor.state.draft_kv))
     assert sum(array.nbytes for array in kept) == drafted.kv_plan.num_bytes
 
 

@@ -18,11 +18,17 @@ import pytest
 
 from llmjax import host_memory
 from llmjax.config import EngineConfig
+from llmjax.engine.build import lead
 from llmjax.engine.clients.wire import Channel, Failed, Failure, Leave
 from llmjax.engine.device.batch import Bucket
-from llmjax.engine.ranks import group
-from llmjax.engine.ranks.group import Alone, Follower, Leader, free_port, group_of
-from llmjax.engine.ranks.wire import Alive, Array, Challenge, Compile, Compiled, Join, Program, RunStep, Welcome
+from llmjax.engine.device.commands import ProgramName, RunStep
+from llmjax.engine.ranks import join, member
+from llmjax.engine.ranks import leader as leading
+from llmjax.engine.ranks.alone import Alone
+from llmjax.engine.ranks.follower import Follower
+from llmjax.engine.ranks.join import Gathering, free_port
+from llmjax.engine.ranks.leader import Leader
+from llmjax.engine.ranks.wire import Alive, Challenge, Compile, Compiled, Join, Welcome
 from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.cpu import shared_sum
 from tests.waiting import until
@@ -46,7 +52,12 @@ def config() -> EngineConfig:
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here ranks are objects of one process, which do not end."""
-    monkeypatch.setattr(group, "LEAVE_SECONDS", 0)
+    monkeypatch.setattr(leading, "LEAVE_SECONDS", 0)
+
+
+def group_of(config: EngineConfig) -> Any:
+    """A rank's side of its group."""
+    return Follower(config) if config.node_rank else lead(config)
 
 
 def joining(config: EngineConfig) -> Future[Any]:
@@ -81,7 +92,7 @@ def test_one_process_needs_nobody() -> None:
     group = group_of(EngineConfig(model="somewhere"))
     assert type(group) is Alone and group.size == 1
     assert group.agree("model", [7]) == [7]
-    assert group.everywhere("step", BUCKET, lambda: "program") == "program"
+    assert group.everywhere(ProgramName.step(BUCKET), lambda: "program") == "program"
 
 
 def test_ranks_agree_on_the_least_memory(config: EngineConfig) -> None:
@@ -137,9 +148,9 @@ def test_other_models_are_refused_everywhere(config: EngineConfig) -> None:
 
 
 def test_a_program_is_there_when_every_rank_has_it(config: EngineConfig) -> None:
-    program = Program("step", BUCKET)
+    program = ProgramName.step(BUCKET)
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
-        made = threads.submit(leader.everywhere, "step", BUCKET, lambda: "program")
+        made = threads.submit(leader.everywhere, ProgramName.step(BUCKET), lambda: "program")
         for follower in followers:
             assert next(follower.messages) == Compile(program)
         followers[0].channel.send(Compiled(program))
@@ -149,9 +160,9 @@ def test_a_program_is_there_when_every_rank_has_it(config: EngineConfig) -> None
 
 
 def test_a_program_that_one_rank_cannot_compile_is_nobodys(config: EngineConfig) -> None:
-    program = Program("masked", BUCKET)
+    program = ProgramName.masked(BUCKET)
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
-        made = threads.submit(leader.everywhere, "masked", BUCKET, lambda: "program")
+        made = threads.submit(leader.everywhere, ProgramName.masked(BUCKET), lambda: "program")
         assert next(followers[0].messages) == Compile(program)
         followers[0].channel.send(Compiled(program, Failure.of(CompileError("too large"))))
         followers[1].channel.send(Compiled(program))
@@ -163,29 +174,28 @@ def test_what_is_told_comes_in_order_and_whole(config: EngineConfig) -> None:
     arrays = [np.arange(n, dtype=np.int32) for n in range(5)]
     with together(config) as (leader, followers):
         for values in arrays:
-            leader.tell(RunStep(BUCKET, Array.of(values)))
+            leader.broadcast(RunStep(BUCKET, values))
         leader.close()
         for follower in followers:
             *steps, last = follower.messages
             assert isinstance(last, Leave)
             assert [step.bucket for step in steps] == [BUCKET] * len(arrays)
             for step, values in zip(steps, arrays, strict=True):
-                np.testing.assert_array_equal(step.packed.values(), values)
-    assert Array.of(np.float32(2.5)).values() == np.float32(2.5)
+                np.testing.assert_array_equal(step.packed, values)
 
 
 def test_a_rank_that_has_gone_ends_what_waits_for_it(config: EngineConfig) -> None:
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
         leader.watch(lost.set_result)
-        made = threads.submit(leader.everywhere, "step", BUCKET, lambda: "program")
+        made = threads.submit(leader.everywhere, ProgramName.step(BUCKET), lambda: "program")
         assert isinstance(next(followers[0].messages), Compile)
         hang_up(followers[1])
         assert str(lost.result(60)) == "rank 2 (127.0.0.1) has gone"
         with pytest.raises(EngineDead, match="rank 2"):
             made.result(60)
         with pytest.raises(EngineDead, match="rank 2"):
-            leader.tell(Compile(Program("step", BUCKET)))
+            leader.broadcast(Compile(ProgramName.step(BUCKET)))
         assert str(leader.cause(ValueError("the exchange failed"))) == "rank 2 (127.0.0.1) has gone"
         late: list[LLMJaxError] = []
         leader.watch(late.append)
@@ -210,7 +220,7 @@ def test_a_leader_that_has_gone_is_known_to_ranks_that_do_something_else(config:
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, followers):
         followers[0].watch(lost.set_result)
-        leader._members[0].channel._socket.shutdown(socket.SHUT_RDWR)
+        leader._peers[0].channel._socket.shutdown(socket.SHUT_RDWR)
         assert str(lost.result(60)) == "rank 0 has gone"  # and nobody has asked for messages
         assert str(followers[0].cause(ValueError("the exchange failed"))) == "rank 0 has gone"
         assert list(followers[0].messages) == []
@@ -230,17 +240,17 @@ def test_all_ranks_hear_which_one_has_gone(config: EngineConfig) -> None:
 
 def test_a_rank_that_is_stopped_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It stays connected; here none gives a sign of life."""
-    monkeypatch.setattr(group, "SILENT_SECONDS", 1)
+    monkeypatch.setattr(member, "SILENT_SECONDS", 1)
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, _):
         leader.watch(lost.set_result)
         assert re.fullmatch(r"rank [12] \(127.0.0.1\) has given no sign of life for 1 s", str(lost.result(60)))
         with pytest.raises(EngineDead, match="no sign of life"):
-            leader.tell(Compile(Program("step", BUCKET)))
+            leader.broadcast(Compile(ProgramName.step(BUCKET)))
 
 
 def test_signs_of_life_are_nobody_elses_affair(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "PULSE_SECONDS", 0.001)
+    monkeypatch.setattr(member, "PULSE_SECONDS", 0.001)
     pulses, send = threading.Semaphore(0), Channel.send
 
     def counted(channel: Channel, message: Any) -> None:
@@ -269,7 +279,7 @@ def test_a_group_that_ends_is_no_loss(config: EngineConfig) -> None:
 
 
 def test_rank_0_ends_after_the_others(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "LEAVE_SECONDS", 60)
+    monkeypatch.setattr(leading, "LEAVE_SECONDS", 60)
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
         closing = threads.submit(leader.close)
         for follower in followers:
@@ -288,18 +298,18 @@ def test_a_rank_says_why_it_goes(config: EngineConfig) -> None:
 
 
 def test_a_rank_that_does_not_come_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    leaders, gather = list[Leader](), Leader._gather
+    gatherings, peers = list[Gathering](), Gathering.peers
 
-    def noted(leader: Leader, listener: socket.socket) -> Any:
-        leaders.append(leader)
-        return gather(leader, listener)
+    def noted(gathering: Gathering, listener: socket.socket) -> Any:
+        gatherings.append(gathering)
+        return peers(gathering, listener)
 
     def clock() -> float:
         """The second is over when the other rank has come."""
-        return 1.0 if any(leader._came for leader in leaders) else 0.0
+        return 1.0 if any(gathering._came for gathering in gatherings) else 0.0
 
-    monkeypatch.setattr(Leader, "_gather", noted)
-    monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
+    monkeypatch.setattr(Gathering, "peers", noted)
+    monkeypatch.setattr(join, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     first = joining(config.replace(node_rank=1))
     with pytest.raises(ConfigError, match=r"^rank 2 did not come within 1 s$") as caught:
         group_of(config.replace(distributed_timeout_seconds=1.0))
@@ -334,7 +344,7 @@ def test_other_settings_end_all_ranks(config: EngineConfig, change: dict[str, An
 def test_other_versions_end_all_ranks(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     leader = joining(config)
     until_listening(config)
-    monkeypatch.setattr("llmjax.engine.ranks.group.__version__", "9.9")
+    monkeypatch.setattr("llmjax.engine.ranks.settings.__version__", "9.9")
     with pytest.raises(ConfigError, match=r"has llmjax 9\.9, and rank 0 has"):
         group_of(config.replace(node_rank=2))
     with pytest.raises(ConfigError, match=r"has llmjax 9\.9, and rank 0 has"):
@@ -430,8 +440,8 @@ def test_strangers_are_not_believed(config: EngineConfig, name: str) -> None:
 
 
 def test_strangers_who_say_nothing_keep_no_rank_out(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "MOST_STRANGERS", 4)
-    monkeypatch.setattr(group, "FIRST_SECONDS", 600.0)
+    monkeypatch.setattr(join, "MOST_STRANGERS", 4)
+    monkeypatch.setattr(join, "FIRST_SECONDS", 600.0)
     leader = joining(config)
     until_listening(config)
     strangers = [socket.create_connection((HOST, config.master_port), timeout=60) for _ in range(9)]
@@ -482,7 +492,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: Exception | str) -> lis
         return real(answer, *args, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(group, "RETRY_SECONDS", 0)
+    monkeypatch.setattr(join, "RETRY_SECONDS", 0)
     return asked
 
 
@@ -493,7 +503,7 @@ def test_rank_0_waits_for_its_own_name(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = resolving(monkeypatch, UNKNOWN, UNKNOWN, "192.0.2.1", HOST)  # the third: of the machine before
-    with group._listen(config.replace(master_addr="rank-0.example")) as listener:
+    with join.listen(config.replace(master_addr="rank-0.example")) as listener:
         assert listener.getsockname() == (HOST, config.master_port)
     assert asked == ["rank-0.example"] * 4
     (record,) = caplog.records
@@ -503,7 +513,7 @@ def test_rank_0_waits_for_its_own_name(
 def test_a_name_that_never_comes_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     resolving(monkeypatch, UNKNOWN)
     with pytest.raises(ConfigError, match=r"master_addr rank-0\.example, .*\(Name or service not known\)"):
-        group._listen(config.replace(master_addr="rank-0.example", distributed_timeout_seconds=1e-9))
+        join.listen(config.replace(master_addr="rank-0.example", distributed_timeout_seconds=1e-9))
 
 
 def test_an_address_of_another_machine(config: EngineConfig) -> None:

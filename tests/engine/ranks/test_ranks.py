@@ -20,7 +20,7 @@ from benchmarks.random_model import MoEShape, Shape, write_random_model
 from llmjax import LLM, AsyncLLM, quantize
 from llmjax.config import EngineConfig
 from llmjax.engine.build import build_engine
-from llmjax.engine.ranks.group import free_port
+from llmjax.engine.ranks.join import free_port
 from llmjax.errors import ConfigError
 from llmjax.kv_transfer import KVTransfer
 from tests.checkpoints import GOLDEN
@@ -190,7 +190,8 @@ def test_other_settings_are_one_line_on_every_rank(model: str) -> None:
     assert said.splitlines()[-1].startswith("llmjax: error: rank 1 (127.0.0.1) has max_logprobs 3, and rank 0 has 20")
 
 
-OTHER_VERSION = "from llmjax.engine import group; group.__version__ = '9.9'; "  # as it is before the program begins
+# As it is before the program begins.
+OTHER_VERSION = "from llmjax.engine.ranks import settings; settings.__version__ = '9.9'; "
 
 
 @pytest.mark.parametrize("unequal", at_levels(["version", "weights"], slow=["weights"]))

@@ -27,6 +27,7 @@ from llmjax.engine.device.page_moves import PageMover, stacks_of
 from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.loading.model import load_model
 from llmjax.engine.programs.compiler import StepCompiler
+from llmjax.engine.ranks.alone import Alone
 from llmjax.engine.tiers import disk as disk_pages
 from llmjax.engine.tiers import offload
 from llmjax.engine.tiers.disk import DiskPages
@@ -527,7 +528,7 @@ def test_identities_name_all_that_decides_what_pages_hold(tmp_path: Path) -> Non
         layout = KVLayout.of(platform.kv_dtype(config.kv_cache_dtype), page_size=config.page_size)
         plan = plan_kv(config, loaded.graph.config, platform, layout=layout)
         sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_logprobs": 0}
-        return pages_identity(config, StepCompiler(model=loaded, platform=platform, kv_plan=plan, **sizes))
+        return pages_identity(config, StepCompiler(model=loaded, platform=platform, kv_plan=plan, **sizes), Alone())
 
     first = identity()
     assert identity(kv_cache_memory_bytes=2**19) == first
@@ -583,6 +584,6 @@ def test_a_folder_that_cannot_be_made_and_more_memory_than_there_is(tmp_path: Pa
     file.touch()
     compiler = compiler_of("llama")
     with pytest.raises(ConfigError, match=f"kv_offloading_dir {file}: "):
-        tier_of(EngineConfig(kv_offloading_size=0.1, kv_offloading_dir=str(file)), compiler, None)
+        tier_of(EngineConfig(kv_offloading_size=0.1, kv_offloading_dir=str(file)), compiler, Alone(), None)
     with pytest.raises(ConfigError, match=r"kv_offloading_size 1e\+06 is too large: \d+\.\d GiB of the machine"):
-        tier_of(EngineConfig(kv_offloading_size=1e6), compiler, None)
+        tier_of(EngineConfig(kv_offloading_size=1e6), compiler, Alone(), None)

@@ -1,0 +1,180 @@
+"""The executor of a rank owns weights, device state, compiled programs and page moves, and applies commands to them."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from llmjax.engine.device.commands import (
+    Command,
+    Edit,
+    ProgramName,
+    ReadPages,
+    RunMasked,
+    RunStep,
+    SetSampled,
+    Values,
+    WritePages,
+)
+from llmjax.engine.device.device_state import DeviceState, StepOutput
+from llmjax.engine.device.edits import StateEditor
+from llmjax.engine.device.heads import Sampled
+from llmjax.engine.device.page_moves import PageMover, PendingPages
+from llmjax.engine.device.rows import RowState
+from llmjax.engine.programs.cache import Executable
+from llmjax.engine.programs.compiler import StepCompiler
+from llmjax.engine.programs.threads import CompileThreads
+from llmjax.engine.ranks.group import Group
+from llmjax.host_memory import keep_freed_blocks
+
+
+class Executor:
+    """Applies commands to the devices of one rank, in order. Every rank of a group has one.
+
+    Args:
+        compiler: compiles this rank's programs.
+        group: where hidden states come from and go to, if the model has several stages.
+        threads: where programs of edits and page moves are compiled.
+        moves_pages: pages will be read and written.
+
+    Attributes:
+        state: what lives on the devices from command to command.
+    """
+
+    state: DeviceState
+
+    def __init__(
+        self, compiler: StepCompiler, *, group: Group, threads: CompileThreads, moves_pages: bool = False
+    ) -> None:
+        self._compiler = compiler
+        self._group = group
+        if compiler.platform.is_cpu:
+            keep_freed_blocks()
+        self.take_weights()
+        self.state = compiler.make_state()
+        self._output: StepOutput | None = None  # of the latest step
+        self._programs: dict[ProgramName, Executable] = {}
+        editor = StateEditor(
+            self.state, cache=compiler.cache, sharding=compiler.platform.sharding, samples=compiler.has_head
+        )
+        self._editor = threads.submit(editor.compiled)
+        self._mover: Future[PageMover] | None = threads.submit(PageMover(compiler).compiled) if moves_pages else None
+
+    def compile(self, program: ProgramName) -> Executable:
+        """Compiles a program, or reads it, so that commands can run it. May be called by several threads.
+
+        Raises whatever XLA raises.
+        """
+        build = {"step": self._compiler.compile, "masked": self._compiler.compile_masked}[program.kind]
+        executable = self._programs[program] = build(program.bucket)
+        return executable
+
+    def wait_ready(self) -> None:
+        """Returns when edits and page moves are compiled."""
+        self._editor.result()
+        if self._mover is not None:
+            self._mover.result()
+
+    def apply(self, command: Command) -> Any:
+        """Starts what a command says, and returns without waiting for the devices.
+
+        Returns:
+            For `RunStep` a `StepOutput`, or from a stage without a head the hidden states [T, D]; for `RunMasked` what
+            was `Sampled`; for `ReadPages` the `PendingPages`; else None.
+
+        Raises:
+            EngineDead: the hidden states of a step do not come, because a stage has gone.
+        """
+        match command:
+            case RunStep():
+                return self._run_step(command)
+            case RunMasked():
+                return self._run_masked(command)
+            case Edit():
+                self.state = self._editor.result().apply(self.state, command)
+            case SetSampled():
+                self.state = replace(self.state, rows=_with_sampled(self.state.rows, command))
+            case ReadPages():
+                return self._read_pages(command)
+            case WritePages():
+                kv = self._page_mover.write(self.state.kv, command.group, command.pages, command.arrays)
+                self.state = replace(self.state, kv=kv)
+        return None
+
+    def page_arrays(self, group: int) -> int:
+        """Number of a group's arrays that this rank has, or has a part of."""
+        return self._page_mover.arrays_of(group)
+
+    @property
+    def sampler_bytes(self) -> int:
+        """Bytes of the device's memory that the sampler's slots take."""
+        return sum(array.nbytes for array in jax.tree.leaves(self.state.sampler))
+
+    def take_weights(self) -> None:
+        """From now on steps use the weights that the model has now."""
+        self._weights = self._compiler.weights
+        self._head_weights = self._compiler.head_weights
+
+    def free_state(self) -> None:
+        """Frees the state's memory; no command may come before `new_state`."""
+        self._output = None
+        for leaf in jax.tree.leaves(self.state):
+            leaf.delete()
+
+    def new_state(self) -> None:
+        """Begins again with a state without keys and tokens."""
+        self.state = self._compiler.make_state()
+
+    @property
+    def _page_mover(self) -> PageMover:
+        assert self._mover is not None
+        return self._mover.result()
+
+    def _run_step(self, command: RunStep) -> StepOutput | jax.Array:
+        program = self._programs[ProgramName.step(command.bucket)]
+        before = () if self._compiler.model.graph.config.embeds else (self._hidden(command),)
+        self.state, output = program(self._weights, self.state, command.packed, *before)
+        if not self._compiler.has_head:
+            hidden: jax.Array = output
+            self._group.send_hidden(np.asarray(hidden).tobytes())
+            return hidden
+        self._output = output
+        return self._output
+
+    def _hidden(self, command: RunStep) -> Values:
+        """The hidden states [T, D] that the stage before has computed for a step."""
+        shape = self._compiler.hidden(command.bucket)
+        return np.frombuffer(self._group.receive_hidden(), shape.dtype).reshape(shape.shape)
+
+    def _run_masked(self, command: RunMasked) -> Sampled:
+        assert self._output is not None
+        program, ends = self._programs[ProgramName.masked(command.bucket)], self._output.ends
+        state, sampled = program(self._head_weights, self.state.without_layers, ends, command.mask)
+        self.state = state.with_layers(self.state)
+        masked: Sampled = sampled
+        return masked
+
+    def _read_pages(self, command: ReadPages) -> PendingPages:
+        return self._page_mover.read(self.state.kv, command.group, command.pages)
+
+
+def _with_sampled(rows: RowState, sampled: SetSampled) -> RowState:
+    """The rows with the last tokens and lengths of those that have sampled."""
+    slot = sampled.slot
+    padded = np.full(rows.length.shape, rows.length.shape[0], np.int32)
+    padded[: len(slot)] = slot
+
+    def with_new(old: jax.Array, new: Values) -> jax.Array:
+        values = np.zeros(old.shape, np.int32)
+        values[: len(slot)] = new
+        return old.at[padded].set(values, mode="drop")
+
+    return replace(
+        rows,
+        last_token=with_new(rows.last_token, sampled.last_token),
+        length=with_new(rows.length, sampled.length),
+    )

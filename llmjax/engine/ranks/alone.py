@@ -1,0 +1,64 @@
+"""The group of an engine that runs in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from llmjax.engine.clients.wire import Message
+from llmjax.engine.device.commands import ProgramName, ReadPages, Values, WritePages
+from llmjax.engine.ranks.wire import PageShape
+from llmjax.errors import LLMJaxError
+
+T = TypeVar("T")
+
+
+class Alone:
+    """A group of one rank, which has nobody to send anything to; see `RankZero`."""
+
+    size = 1
+    neighbors = 1
+
+    def meet(self) -> None:
+        """JAX sees the devices of this process anyway."""
+
+    def shares_memory(self, devices: int) -> bool:
+        """XLA adds up what the devices of one process have."""
+        return False
+
+    def agree(self, model: str, pages: list[int]) -> list[int]:
+        return pages
+
+    def receive_hidden(self) -> bytes:
+        raise NotImplementedError("the model has one stage")
+
+    def send_hidden(self, data: bytes) -> None:
+        raise NotImplementedError("the model has one stage")
+
+    def end_with_process(self) -> None:
+        """Nobody has to notice."""
+
+    def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
+        """No rank can go."""
+
+    def cause(self, error: Exception) -> Exception:
+        return error
+
+    def close(self) -> None:
+        """Nobody waits for it."""
+
+    def everywhere(self, program: ProgramName, compile: Callable[[], T]) -> T:
+        return compile()
+
+    def broadcast(self, message: Message) -> None:
+        """There is no other rank."""
+
+    def gather(self, command: ReadPages) -> list[Future[list[Values]]]:
+        return []
+
+    def scatter(self, command: WritePages) -> None:
+        """There is no other rank."""
+
+    def page_shapes(self, group: int) -> list[PageShape]:
+        return []
