@@ -11,6 +11,7 @@ from functools import partial
 from typing import NoReturn
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control, RunningEngine
 from llmjax.engine.clients.data_parallel import DataParallelEngine
 from llmjax.engine.clients.process import ProcessEngine, begin_loading
@@ -251,7 +252,7 @@ class AsyncLLM(LoadedLLM):
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
-        written: int = 0,
+        thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -263,7 +264,7 @@ class AsyncLLM(LoadedLLM):
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.
             shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
-            written: how many tokens at the prompt's end begin what has to match ``structured_outputs``.
+            thinking: how long outputs may reason; None: for as long as they like.
             reading: which text is content, where stop strings are looked for; None: all of it.
             client: the client that asks; clients take turns where grammars are checked, which may take seconds.
 
@@ -294,7 +295,7 @@ class AsyncLLM(LoadedLLM):
             cache_salt=cache_salt,
             shown=shown,
             constraint=constraint,
-            written=written,
+            thinking=thinking,
             reading=reading,
         )
         scores: list[TokenLogprobs | None] = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.request import EngineOutput, EngineRequest, SequenceTimes, Vectors
 from llmjax.engine.core.stats import RequestStats
 from llmjax.engine.front.beam_search import MAX_BEAM_TOKENS, BeamSearch
@@ -216,7 +217,7 @@ class Frontend:
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
         constraint: Constraint | None = None,
-        written: int = 0,
+        thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
     ) -> EngineRequest:
         """Checks a request and remembers it.
@@ -225,7 +226,7 @@ class Frontend:
             name: its user's id; no other open request may have it.
             shown: special tokens that are part of the text even where others are left out.
             constraint: of these parameters, where `constraint` has been asked for it before.
-            written: the last so many tokens of the prompt begin what the constraint is for.
+            thinking: how long outputs may reason; None: for as long as they like.
             reading: which text is content, where stop strings are looked for; None: all of it.
 
         Returns:
@@ -257,7 +258,7 @@ class Frontend:
             bad_words_token_ids=bad_words,
             grammar=None if constraint is None else constraint.grammar,
             matcher=None if constraint is None else constraint.matcher,
-            written=written,
+            thinking=thinking,
             priority=priority,
             cache_salt=cache_salt,
             arrival_time=arrival,

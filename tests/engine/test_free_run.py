@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine.core.engine import Engine
-from llmjax.engine.core.free_run import FADING, LAUNCH, MASK, PRIORS, SUREST, FreeRun, Refusals, num_allowed
 from llmjax.engine.core.outputs import OutputProcessor
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import StepPlan
+from llmjax.engine.free_run import FADING, LAUNCH, MASK, PRIORS, SUREST, FreeRun, Refusals, num_allowed
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.engine.schemas import SCHEMAS
