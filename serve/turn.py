@@ -240,10 +240,10 @@ async def thinking_budget(
             param="thinking_token_budget",
             code="unsupported_parameter",
         )
-    if body.use_beam_search:
+    if body.use_beam_search:  # with `thinking_token_budget` it has been refused before
         raise ApiError(
-            "`thinking_token_budget` cannot be combined with `use_beam_search`",
-            param="thinking_token_budget",
+            "`thinking` cannot have a budget in a beam search (use_beam_search)",
+            param="thinking",
             code="unsupported_parameter",
         )
     start, closing = marks

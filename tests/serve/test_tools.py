@@ -811,7 +811,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
     ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", "greater than or equal to -1"),
-    ({"thinking_token_budget": 5, "use_beam_search": True}, "thinking_token_budget", "`use_beam_search`"),
+    ({"thinking_token_budget": 5, "use_beam_search": True}, "thinking_token_budget", "use_beam_search"),
     ({"thinking_token_budget": 5, **template("<tool_call>")}, "thinking_token_budget", "--reasoning-parser"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "none"),
     ({"include_reasoning": 1}, "include_reasoning", "boolean"),
