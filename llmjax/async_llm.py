@@ -18,8 +18,8 @@ from llmjax.engine.clients.process import ProcessEngine, begin_loading
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
 from llmjax.engine.front.beam_search import BeamSearch
-from llmjax.engine.front.frontend import Constraint, PromptInput
 from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.requests import CompiledForm, PromptInput
 from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.report import ThroughputLog
@@ -280,11 +280,11 @@ class AsyncLLM(LoadedLLM):
         fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = fields.get("prompt")
         if isinstance(text, str) and len(text) > LONG_TEXT and "prompt_token_ids" not in fields:
-            prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.encode, text)}
+            prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.requests.encode, text)}
             self._check_open()  # much may have happened since
-        constraint = None
+        form = None
         if sampling_params.structured_outputs is not None:
-            constraint = await self._constraint(sampling_params.structured_outputs, client)
+            form = await self._compiled(sampling_params.structured_outputs, client)
             self._check_open()
         await self._until_resumed()
         request = self._frontend.open(
@@ -294,7 +294,7 @@ class AsyncLLM(LoadedLLM):
             priority=priority,
             cache_salt=cache_salt,
             shown=shown,
-            constraint=constraint,
+            form=form,
             thinking=thinking,
             reading=reading,
         )
@@ -303,16 +303,16 @@ class AsyncLLM(LoadedLLM):
             async for output in outputs:
                 assert isinstance(output, RequestOutput)
                 if output.prompt_logprobs is not None:  # the same in all outputs that have any
-                    scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
+                    scores = scores or await asyncio.to_thread(self._frontend.outputs.decoded, output.prompt_logprobs)
                     output.prompt_logprobs = scores
                 yield output
 
-    async def _constraint(self, form: StructuredOutputsParams, client: str) -> Constraint:
-        grammar, known = await asyncio.to_thread(self._frontend.known_constraint, form)
+    async def _compiled(self, form: StructuredOutputsParams, client: str) -> CompiledForm:
+        grammar, known = await asyncio.to_thread(self._frontend.requests.known, form)
         if known is not None:
             return known
         try:
-            checked = self._form_checks.submit(client, partial(self._frontend.constraint_of, form, grammar))
+            checked = self._form_checks.submit(client, partial(self._frontend.requests.compile, form, grammar))
             return await asyncio.wrap_future(checked)
         except QueueFull:
             self._record_rejection(FORMS_FULL)
@@ -341,7 +341,7 @@ class AsyncLLM(LoadedLLM):
         """
         self._check_open()
         await self._until_resumed()
-        search = self._frontend.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
+        search = self._frontend.requests.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
         num_cached = 0
         self._searches += 1
         try:
@@ -411,7 +411,7 @@ class AsyncLLM(LoadedLLM):
         Raises:
             InvalidRequest: the model cannot make it.
         """
-        return self._frontend.pooled_tokens(prompt, pooling_params, add_special_tokens=add_special_tokens)
+        return self._frontend.pooling.tokens(prompt, pooling_params, add_special_tokens=add_special_tokens)
 
     async def encode(
         self,
@@ -432,7 +432,7 @@ class AsyncLLM(LoadedLLM):
         self._check_open()
         if _num_chars(prompt) > LONG_TEXT:
             prompt = await asyncio.to_thread(
-                self._frontend.pooled_tokens, prompt, pooling_params, add_special_tokens=add_special_tokens
+                self._frontend.pooling.tokens, prompt, pooling_params, add_special_tokens=add_special_tokens
             )
             self._check_open()
         await self._until_resumed()
@@ -448,9 +448,9 @@ class AsyncLLM(LoadedLLM):
             async for output in outputs:
                 assert isinstance(output, PoolingRequestOutput)
                 if output.outputs.data.size > LONG_VECTORS:
-                    yield await asyncio.to_thread(self._frontend.finish_vectors, output, pooling_params)
+                    yield await asyncio.to_thread(self._frontend.pooling.finished, output, pooling_params)
                 else:
-                    yield self._frontend.finish_vectors(output, pooling_params)
+                    yield self._frontend.pooling.finished(output, pooling_params)
 
     async def _outputs(
         self, request: EngineRequest, request_id: str
