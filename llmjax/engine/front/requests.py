@@ -197,7 +197,7 @@ class Requests:
             cache_salt: given beside it.
 
         Raises:
-            InvalidRequest: it is no prompt, or brings another salt; or the model does not generate.
+            InvalidRequest: it is not a prompt, or brings another salt; or the model does not generate.
         """
         self._check_generates()
         text, token_ids = self._tokens(prompt)
