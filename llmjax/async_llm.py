@@ -11,14 +11,15 @@ from functools import partial
 from typing import NoReturn
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control, RunningEngine
 from llmjax.engine.clients.data_parallel import DataParallelEngine
 from llmjax.engine.clients.process import ProcessEngine, begin_loading
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
 from llmjax.engine.front.beam_search import BeamSearch
-from llmjax.engine.front.frontend import Constraint, PromptInput
 from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.requests import CompiledForm, PromptInput
 from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.report import ThroughputLog
@@ -251,7 +252,7 @@ class AsyncLLM(LoadedLLM):
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
-        written: int = 0,
+        thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -263,7 +264,7 @@ class AsyncLLM(LoadedLLM):
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.
             shown: special tokens that are part of the text even where ``sampling_params`` leaves them out.
-            written: how many tokens at the prompt's end begin what has to match ``structured_outputs``.
+            thinking: how long outputs may reason; None: for as long as they like.
             reading: which text is content, where stop strings are looked for; None: all of it.
             client: the client that asks; clients take turns where grammars are checked, which may take seconds.
 
@@ -279,11 +280,11 @@ class AsyncLLM(LoadedLLM):
         fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = fields.get("prompt")
         if isinstance(text, str) and len(text) > LONG_TEXT and "prompt_token_ids" not in fields:
-            prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.encode, text)}
+            prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.requests.encode, text)}
             self._check_open()  # much may have happened since
-        constraint = None
+        form = None
         if sampling_params.structured_outputs is not None:
-            constraint = await self._constraint(sampling_params.structured_outputs, client)
+            form = await self._compiled(sampling_params.structured_outputs, client)
             self._check_open()
         await self._until_resumed()
         request = self._frontend.open(
@@ -293,8 +294,8 @@ class AsyncLLM(LoadedLLM):
             priority=priority,
             cache_salt=cache_salt,
             shown=shown,
-            constraint=constraint,
-            written=written,
+            form=form,
+            thinking=thinking,
             reading=reading,
         )
         scores: list[TokenLogprobs | None] = []
@@ -302,16 +303,16 @@ class AsyncLLM(LoadedLLM):
             async for output in outputs:
                 assert isinstance(output, RequestOutput)
                 if output.prompt_logprobs is not None:  # the same in all outputs that have any
-                    scores = scores or await asyncio.to_thread(self._frontend.decoded, output.prompt_logprobs)
+                    scores = scores or await asyncio.to_thread(self._frontend.outputs.decoded, output.prompt_logprobs)
                     output.prompt_logprobs = scores
                 yield output
 
-    async def _constraint(self, form: StructuredOutputsParams, client: str) -> Constraint:
-        grammar, known = await asyncio.to_thread(self._frontend.known_constraint, form)
+    async def _compiled(self, form: StructuredOutputsParams, client: str) -> CompiledForm:
+        grammar, known = await asyncio.to_thread(self._frontend.requests.known, form)
         if known is not None:
             return known
         try:
-            checked = self._form_checks.submit(client, partial(self._frontend.constraint_of, form, grammar))
+            checked = self._form_checks.submit(client, partial(self._frontend.requests.compile, form, grammar))
             return await asyncio.wrap_future(checked)
         except QueueFull:
             self._record_rejection(FORMS_FULL)
@@ -340,7 +341,7 @@ class AsyncLLM(LoadedLLM):
         """
         self._check_open()
         await self._until_resumed()
-        search = self._frontend.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
+        search = self._frontend.requests.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
         num_cached = 0
         self._searches += 1
         try:
@@ -410,7 +411,7 @@ class AsyncLLM(LoadedLLM):
         Raises:
             InvalidRequest: the model cannot make it.
         """
-        return self._frontend.pooled_tokens(prompt, pooling_params, add_special_tokens=add_special_tokens)
+        return self._frontend.pooling.tokens(prompt, pooling_params, add_special_tokens=add_special_tokens)
 
     async def encode(
         self,
@@ -431,7 +432,7 @@ class AsyncLLM(LoadedLLM):
         self._check_open()
         if _num_chars(prompt) > LONG_TEXT:
             prompt = await asyncio.to_thread(
-                self._frontend.pooled_tokens, prompt, pooling_params, add_special_tokens=add_special_tokens
+                self._frontend.pooling.tokens, prompt, pooling_params, add_special_tokens=add_special_tokens
             )
             self._check_open()
         await self._until_resumed()
@@ -447,9 +448,9 @@ class AsyncLLM(LoadedLLM):
             async for output in outputs:
                 assert isinstance(output, PoolingRequestOutput)
                 if output.outputs.data.size > LONG_VECTORS:
-                    yield await asyncio.to_thread(self._frontend.finish_vectors, output, pooling_params)
+                    yield await asyncio.to_thread(self._frontend.pooling.finished, output, pooling_params)
                 else:
-                    yield self._frontend.finish_vectors(output, pooling_params)
+                    yield self._frontend.pooling.finished(output, pooling_params)
 
     async def _outputs(
         self, request: EngineRequest, request_id: str

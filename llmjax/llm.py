@@ -23,8 +23,8 @@ from llmjax.engine.clients.process import begin_loading
 from llmjax.engine.clients.waited import WaitedEngine
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.front.beam_search import BeamSearch
-from llmjax.engine.front.frontend import PromptInput
 from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.requests import PromptInput
 from llmjax.engine.front.scores import pair_inputs, score_task, scored, text_pairs
 from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.ranks.worker import run_worker
@@ -175,7 +175,7 @@ class LLM(LoadedLLM):
         _check_others(others)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InvalidRequest("concurrency_limit must be at least 1", field="concurrency_limit")
-        searches = [self._frontend.beam_search(prompt, params) for prompt in _as_list(prompts)]
+        searches = [self._frontend.requests.beam_search(prompt, params) for prompt in _as_list(prompts)]
         errors: dict[int, LLMJaxError] = {}
         with progress_bar("Searching", shown=use_tqdm) as bar:
             task = bar.add_task("", total=len(searches), note="")
@@ -273,7 +273,7 @@ class LLM(LoadedLLM):
             for prompt, own in zip(batch, each, strict=True)
         ]
         made = self._finished(calls, PoolingRequestOutput, progress=use_tqdm)
-        return [self._frontend.finish_vectors(output, own) for output, own in zip(made, each, strict=True)]
+        return [self._frontend.pooling.finished(output, own) for output, own in zip(made, each, strict=True)]
 
     def embed(
         self,
@@ -443,7 +443,7 @@ class LLM(LoadedLLM):
                 continue_final_message=continue_final_message,
                 **(chat_template_kwargs or {}),
             )
-            ids = self._frontend.encode(text, add_special_tokens=False)
+            ids = self._frontend.requests.encode(text, add_special_tokens=False)
             prompts.append({"prompt": text, "prompt_token_ids": ids})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
@@ -554,7 +554,7 @@ class LLM(LoadedLLM):
                     self._record(stats)
                 for output in processed.outputs:
                     if isinstance(output, RequestOutput) and output.prompt_logprobs is not None:
-                        output.prompt_logprobs = self._frontend.decoded(output.prompt_logprobs)
+                        output.prompt_logprobs = self._frontend.outputs.decoded(output.prompt_logprobs)
                     done[output.request_id] = output
                     elapsed = time.monotonic() - began
                     speed = f"{generated / elapsed:.1f} tok/s" if elapsed and generated else ""

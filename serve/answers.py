@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from llmjax.config import ServerConfig
+from llmjax.constraints.thinking import TokenMark
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import Parsers, check_reasoning_parser, check_tool_parser
 from llmjax.parsing.content import ContentReading
@@ -47,6 +48,7 @@ class OutputFormats:
         self._reasoning = check_reasoning_parser(config.reasoning_parser)
         self._parsers = lru_cache(maxsize=16)(self._choose)
         self._special_ids = lru_cache(maxsize=16)(self._find_special_ids)
+        self._marks = lru_cache(maxsize=16)(self._find_mark)
 
     def parsers(self, template: str) -> Parsers:
         """The parsers for answers to prompts that ``template`` makes."""
@@ -55,6 +57,14 @@ class OutputFormats:
     def shown(self, grammar: Grammar) -> frozenset[int]:
         """Special tokens that markers are made of; they are to stay in the text."""
         return self._special_ids(frozenset(grammar.markers))
+
+    def mark(self, text: str) -> TokenMark:
+        """A text as tokens may write it. The first time takes part of a second; any thread may ask."""
+        return self._marks(text)
+
+    def _find_mark(self, text: str) -> TokenMark:
+        assert self._tokenizer is not None
+        return TokenMark.of(text, self._tokenizer.bytes_of_all(self._tokenizer.vocab_size))
 
     def _choose(self, template: str) -> Parsers:
         return Parsers.of(template, tools=self._tools, reasoning=self._reasoning)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from llmjax.parsing.content import ContentReading
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
@@ -30,7 +31,7 @@ class Job:
         shown: special tokens that are part of the text.
         keep: the best of each prompt's continuations that are answered; None: all.
         searches: instead of sampling, a beam search for each prompt.
-        written: the last tokens of the prompt that belong to an answer which has a form.
+        thinking: how long each answer may reason; None: for as long as it likes.
         reading: which text of an answer is content; None: all of it.
         client: the client that asks; clients take turns.
     """
@@ -44,7 +45,7 @@ class Job:
     shown: frozenset[int] = frozenset()
     keep: int | None = None
     searches: Sequence[BeamSearchParams] = ()
-    written: int = 0
+    thinking: ThinkingBudget | None = None
     reading: ContentReading | None = None
     client: str = ""
 
@@ -97,7 +98,7 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
         priority=job.priority,
         cache_salt=job.cache_salt,
         shown=job.shown,
-        written=job.written,
+        thinking=job.thinking,
         reading=job.reading,
         client=job.client,
     )

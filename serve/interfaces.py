@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.stats import StatLogger
 from llmjax.outputs import PoolingRequestOutput, RequestOutput
 from llmjax.parsing.content import ContentReading
@@ -73,7 +74,7 @@ class Engine(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
-        written: int = 0,
+        thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
         client: str = "",
     ) -> AsyncGenerator[RequestOutput, None]: ...

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.outputs import CompletionOutput, RequestOutput
 from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
 from llmjax.parsing.events import Event
@@ -41,7 +42,6 @@ from llmjax.serve.protocol.common import (
 )
 from llmjax.serve.protocol.structured import demands_form
 from llmjax.serve.protocol.tools import calls_allowed, forced_tools
-from llmjax.serve.thinking import ThinkingBudget, collect_within, run_within
 from llmjax.serve.transfer import transfer_of
 
 
@@ -64,31 +64,23 @@ class Turn:
 
     Args:
         form: how the answers are to be read.
-        budget: limits the reasoning; None: it is not limited.
         tally: counts the tokens.
     """
 
     engine: Engine
     job: Job
     form: AnswerFormat
-    budget: ThinkingBudget | None
     tally: Tally
 
     async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
         """What is new, as it comes; its tokens are the caller's to count."""
-        if self.budget is not None:
-            running = run_within(self.engine, self.job, self.form, self.budget)
-        else:
-            running = run_job(self.engine, self.job)
-        async with aclosing(running) as parts:
+        async with aclosing(run_job(self.engine, self.job)) as parts:
             async for part in parts:
                 self.tally.add_cached(part)
                 yield part.output
 
     async def whole(self) -> RequestOutput:
         """The last output of all, with its tokens counted."""
-        if self.budget is not None:
-            return await collect_within(self.engine, self.job, self.form, self.budget, self.tally)
         (output,) = await collect(self.engine, self.job, self.tally)
         return output
 
@@ -217,24 +209,27 @@ async def prepare(
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=budget, asked=asked)] if body.use_beam_search else (),
         reading=form.reading(),
+        thinking=await thinking_budget(server, body, form, template=source),
     )
     return Turn(
         engine=engine,
         job=job,
         form=form,
-        budget=thinking_budget(server, body, form, template=source),
         tally=Tally(job, record),
     )
 
 
-def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, template: str) -> ThinkingBudget | None:
+async def thinking_budget(
+    server: Server, body: ChatRequest, form: AnswerFormat, *, template: str
+) -> ThinkingBudget | None:
     """``thinking_token_budget``; None: there is none, as -1 says, too.
 
     Raises:
-        ApiError: the model does not reason, or the request asks for what an answer in two parts cannot have.
+        ApiError: the model does not reason, or a beam search is asked for.
     """
     tokens = body.thinking_token_budget
-    marks = server.formats.parsers(template).reasoning_marks
+    parsers = server.formats.parsers(template)
+    marks = parsers.reasoning_marks
     if tokens is None and marks is not None:
         tokens = body.hinted_budget
     if tokens is None or tokens == -1:
@@ -245,22 +240,23 @@ def thinking_budget(server: Server, body: ChatRequest, form: AnswerFormat, *, te
             param="thinking_token_budget",
             code="unsupported_parameter",
         )
-    asked = {
-        "best_of": body.continuations > body.choices,
-        "logprobs": bool(body.logprobs),
-        "presence_penalty": bool(body.presence_penalty),
-        "frequency_penalty": bool(body.frequency_penalty),
-    }
-    if clash := next((name for name, given in asked.items() if given), None):
+    if body.use_beam_search:  # with `thinking_token_budget` it has been refused before
         raise ApiError(
-            f"`thinking_token_budget` cannot be combined with `{clash}` yet",
-            param="thinking_token_budget",
+            "`thinking` cannot have a budget in a beam search (use_beam_search)",
+            param="thinking",
             code="unsupported_parameter",
         )
-    start, end = marks
+    start, closing = marks
+    tokenizer = server.tokenizer
     if not form.begins_with_reasoning:
-        tokens += len(server.tokenizer.encode(start, add_special_tokens=False))
-    return ThinkingBudget(tokens=tokens, end=end, end_ids=server.tokenizer.encode(end, add_special_tokens=False))
+        tokens += len(tokenizer.encode(start, add_special_tokens=False))
+    return ThinkingBudget(
+        tokens=tokens,
+        inside=form.begins_with_reasoning,
+        start=await asyncio.to_thread(server.formats.mark, start),
+        end=await asyncio.to_thread(server.formats.mark, parsers.reasoning_end or closing),
+        closing=tuple(tokenizer.encode(closing, add_special_tokens=False)),
+    )
 
 
 def thinking_acts(server: Server, body: ChatRequest, template: str) -> bool:

@@ -128,6 +128,19 @@ def test_the_engine_knows_neither_server_nor_command_line() -> None:
         assert wrong == [], path
 
 
+def test_the_core_of_the_engine_is_given_what_it_uses() -> None:
+    """Devices, programs, ranks and tiers come to it as protocols of its own; a drafter is a part of a sequence."""
+    allowed = ("core.", "constraint", "free_run", "drafts.drafter")
+    known = modules(["llmjax"]).keys()
+    for path in files("llmjax/engine/core"):
+        names = list(imports(path))
+        own = {
+            name.removeprefix("llmjax.engine.") for name in names if name.startswith("llmjax.engine.") and name in known
+        }
+        assert {name for name in own if not name.startswith(allowed)} <= {"core"}, path
+        assert not any(name == "jax" or name.startswith("jax.") for name in names), path
+
+
 def test_the_library_knows_no_command_line() -> None:
     for path in files("llmjax"):
         inside = path.relative_to(ROOT / "llmjax").parts[0]
@@ -159,8 +172,8 @@ ENGINES_OUTSIDE = {
     "core.request",
     "core.stats",
     "front.beam_search",
-    "front.frontend",
     "front.pairs",
+    "front.requests",
     "front.scores",
     "front.vectors",
     "info",

@@ -15,7 +15,7 @@ from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.async_llm import LONG_TEXT
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.loop import ThreadEngine
-from llmjax.engine.front.frontend import PromptInput
+from llmjax.engine.front.requests import PromptInput
 from llmjax.engine.loaded import LoadedEngine
 from llmjax.errors import EngineDead, GenerationFailed, InvalidRequest, LLMJaxError, QueueFull
 from llmjax.outputs import RequestOutput
@@ -271,13 +271,13 @@ async def test_prompt_logprobs_have_texts_which_are_made_beside_the_event_loop(
 ) -> None:
     engine = start_here(config)
     assert engine.tokenizer is not None
-    decoded, threads = engine._frontend.decoded, []
+    decoded, threads = engine._frontend.outputs.decoded, []
 
     def noted(positions: Any) -> Any:
         threads.append(threading.current_thread())
         return decoded(positions)
 
-    monkeypatch.setattr(engine._frontend, "decoded", noted)
+    monkeypatch.setattr(engine._frontend.outputs, "decoded", noted)
     params = SamplingParams(prompt_logprobs=2, max_tokens=4, ignore_eos=True, output_kind=kind)
     outputs = await collect(engine.generate("Hello", params, "r"))
     assert len(threads) == 1 and threads[0] is not threading.current_thread()
@@ -371,7 +371,7 @@ async def test_a_request_that_only_the_engine_refuses_fails_alone(
     await until_async(lambda: all_free(engine))
 
 
-@pytest.mark.parametrize("what", ["runner.Runner.dispatch", "pending.PendingStep.tokens"])
+@pytest.mark.parametrize("what", ["device.runner.Runner.dispatch", "device.pending.PendingStep.tokens"])
 async def test_the_engine_dies(
     start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:

@@ -171,7 +171,7 @@ def test_an_interrupted_call_leaves_nothing_behind(llm: LLM, monkeypatch: pytest
 
 
 def test_an_interrupted_check_of_prompts_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode, calls = llm._frontend.encode, []
+    encode, calls = llm._frontend.requests.encode, []
 
     def interrupted(text: str) -> list[int]:
         calls.append(text)
@@ -179,7 +179,7 @@ def test_an_interrupted_check_of_prompts_leaves_nothing_behind(llm: LLM, monkeyp
             raise KeyboardInterrupt
         return encode(text)
 
-    monkeypatch.setattr(llm._frontend, "encode", interrupted)
+    monkeypatch.setattr(llm._frontend.requests, "encode", interrupted)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(["a", "b", "c"], GREEDY, use_tqdm=False)
     assert (llm._frontend.num_requests, llm._frontend.num_unfinished) == (0, 0)

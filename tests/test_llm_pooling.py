@@ -83,9 +83,9 @@ def test_a_prompt_stands_before_the_text_that_asks_for_it(embedder: LLM) -> None
 
 def test_texts_without_special_tokens(embedder: LLM, reranker: LLM) -> None:
     def ids(llm: LLM, text: str, **asked: Any) -> list[int]:
-        return llm._frontend.pooled_tokens(text, PoolingParams(**asked), add_special_tokens=False).token_ids
+        return llm._frontend.pooling.tokens(text, PoolingParams(**asked), add_special_tokens=False).token_ids
 
-    assert reranker._frontend.pooled_tokens("w3", PoolingParams()).token_ids == [1, 3, 2]
+    assert reranker._frontend.pooling.tokens("w3", PoolingParams()).token_ids == [1, 3, 2]
     assert ids(reranker, "w3") == [3]
     prompted = ids(embedder, "w3", prompt_name="query")
     assert len(prompted) == 2 and prompted[1:] == [3]
@@ -124,7 +124,7 @@ def test_pairs_without_special_tokens(embedder: LLM, reranker: LLM, judge: LLM) 
     assert abs(whole.outputs.score - plain.outputs.score) > 1e-4
     # The second text is of the second segment still.
     assert (
-        reranker._frontend.pooled_tokens(
+        reranker._frontend.pooling.tokens(
             TextPair("w3 w4", "w5"), PoolingParams(), add_special_tokens=False
         ).second_start
         == 2

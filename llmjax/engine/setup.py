@@ -69,7 +69,7 @@ class LoadedLLM:
     @property
     def renders_pairs(self) -> bool:
         """Whether pairs of texts go through a template."""
-        return self._frontend.renders_pairs
+        return self._frontend.pooling.renders_pairs
 
     def kv_stats(self) -> KVStats:
         """Pages by state."""

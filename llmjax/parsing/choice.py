@@ -239,6 +239,14 @@ class Parsers:
         family = REASONING.get(self.reasoning or "")
         return None if family is None else (family.start, family.end)
 
+    @property
+    def reasoning_end(self) -> str | None:
+        """What reasoning ends with, whatever follows; None: the model does not reason."""
+        if self.reasoning == HARMONY:
+            return "<|end|>"
+        family = REASONING.get(self.reasoning or "")
+        return None if family is None else family.end
+
     def grammar(self, *, with_tools: bool, prompt: str) -> Grammar | None:
         """The language of an answer; None: all of it is content.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from llmjax.parsing.parser import OutputParser
 
@@ -19,13 +19,3 @@ class ContentReading:
 
     parser: Callable[[], OutputParser]
     one_call: bool = False
-
-    def after(self, text: str) -> ContentReading:
-        """The same for what follows ``text``."""
-
-        def parser() -> OutputParser:
-            made = self.parser()
-            made.feed(text)
-            return made
-
-        return replace(self, parser=parser)

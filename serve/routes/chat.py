@@ -152,8 +152,8 @@ class ChatAnswer:
         return answer | transfer_answer(self.server.engine, self.turn.job)
 
     def _metrics(self, output: RequestOutput) -> dict[str, float | None] | None:
-        if self.body.continuations > 1 or self.turn.budget is not None:
-            return None  # several engine requests, or times of several answers
+        if self.body.continuations > 1:
+            return None  # times of several answers
         return request_metrics(output.metrics, tokens=self.turn.tally.completion_tokens)
 
     def prompt(self) -> dict[str, Any]:

@@ -37,7 +37,7 @@ async def render_chat(request: Request) -> Response:
     body = parse(await read_json(request), ChatRequest, ignored=ignored_fields(request))
     with_offsets = _checked(body)
     turn = await turn_of(request, server, body, read_custom_tools(body))
-    if turn.budget is not None:
+    if turn.job.thinking is not None:
         raise _unsupported("thinking_token_budget")
     (rendered,) = await _rendered(server, body, turn.job, with_offsets=with_offsets)
     return Response(orjson.dumps(rendered), media_type="application/json")

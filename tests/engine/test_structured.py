@@ -361,7 +361,7 @@ def test_an_output_whose_grammar_takes_too_long_ends(
 ) -> None:
     readings = itertools.chain(itertools.repeat(0.0, 40), itertools.count(1.0))  # from the 41st on a second each
     late = partial(StepMatcher, seconds=3.0, clock=readings.__next__)
-    monkeypatch.setattr("llmjax.engine.core.engine.StepMatcher", late)
+    monkeypatch.setattr("llmjax.engine.constraint.StepMatcher", late)
     params = [wanted(regex="([ab]{8}yes)*x", **more), SamplingParams(max_tokens=30, ignore_eos=True)]
     held, other = llm.generate([PROMPT, PROMPT], params, use_tqdm=False)
     assert isinstance(held.error, InvalidRequest) and held.error.field == "structured_outputs"

@@ -39,8 +39,39 @@ FEW = "kernels/cpu/src/attention_few.h"
 GGUF = "llmjax/checkpoint/gguf/file.py"
 GGUF_READ = ("tests/checkpoint/gguf/test_file.py",)
 SAFETENSORS = "llmjax/checkpoint/safetensors.py"
+CONSTRAINT = "llmjax/engine/constraint.py"
+CONSTRAINED = ("tests/engine/test_constraint.py",)
 
 MUTANTS = (
+    # Constraints of sequences.
+    Mutant(
+        "a token that was refused is kept",
+        CONSTRAINT,
+        "count = num_allowed(self._matcher, tokens)",
+        "count = min(num_allowed(self._matcher, tokens) + 1, len(tokens))",
+        CONSTRAINED,
+    ),
+    Mutant(
+        "the device is not told of tokens that were refused",
+        CONSTRAINT,
+        "        self.rewound = self.rewound or count < len(tokens)\n",
+        "",
+        CONSTRAINED,
+    ),
+    Mutant(
+        "a budget of reasoning forgets what is in flight",
+        CONSTRAINT,
+        "min(steps, self._thinking.left - in_flight)",
+        "min(steps, self._thinking.left)",
+        CONSTRAINED,
+    ),
+    Mutant(
+        "a grammar does not read the end of reasoning that was forced",
+        CONSTRAINT,
+        "            self._closing = self._closing[1:]\n",
+        "            self._closing = self._closing[1:]\n            return True\n",
+        CONSTRAINED,
+    ),
     # The scheduler.
     Mutant(
         "the sequence that came first is preempted",

@@ -481,6 +481,21 @@ def test_a_forced_call_behind_thinking_that_has_a_budget(http: httpx.Client) -> 
     assert name == "get_weather" and len(choice["message"]["reasoning"]) < 20
 
 
+@pytest.mark.parametrize("budget", [0, 1, 5])
+def test_scores_and_penalties_of_an_answer_whose_thinking_has_a_budget(http: httpx.Client, budget: int) -> None:
+    """The end of the reasoning is sampled under masks there, token by token."""
+    fields = {"thinking_token_budget": budget, "return_token_ids": True, "seed": 3}
+    (plain,) = answer(http, "[THINK]", **fields)["choices"]
+    found = answer(http, "[THINK]", **fields, logprobs=True, top_logprobs=2, n=2, best_of=3)["choices"]
+    assert [choice["index"] for choice in found] == [0, 1]
+    for choice in found:
+        assert choice["token_ids"] == plain["token_ids"]  # the script leaves no choice
+        assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
+        assert all(entry["logprob"] <= 0 for entry in choice["logprobs"]["content"])
+    (penalized,) = answer(http, "[THINK]", **fields, frequency_penalty=0.001)["choices"]
+    assert penalized["token_ids"] == plain["token_ids"]
+
+
 def test_each_continuation_thinks_within_the_budget(http: httpx.Client) -> None:
     fields = {"thinking_token_budget": 5, "n": 3, "seed": 4, "return_token_ids": True}
     found = answer(http, "[THINK]", **fields)
@@ -796,9 +811,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"chat_template": "{{ tools }}"}, "tools", "--tool-call-parser"),
     ({"chat_template": "{{ 1 }}", "tools": None, "reasoning_effort": "low"}, "reasoning_effort", "does not read it"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", "greater than or equal to -1"),
-    ({"thinking_token_budget": 5, "n": 1, "best_of": 2}, "thinking_token_budget", "`best_of`"),
-    ({"thinking_token_budget": 5, "logprobs": True}, "thinking_token_budget", "`logprobs`"),
-    ({"thinking_token_budget": 5, "frequency_penalty": 1}, "thinking_token_budget", "`frequency_penalty`"),
+    ({"thinking_token_budget": 5, "use_beam_search": True}, "thinking_token_budget", "use_beam_search"),
     ({"thinking_token_budget": 5, **template("<tool_call>")}, "thinking_token_budget", "--reasoning-parser"),
     ({"reasoning_effort": "huge"}, "reasoning_effort", "none"),
     ({"include_reasoning": 1}, "include_reasoning", "boolean"),

@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control
 from llmjax.engine.core.request import EngineOutput, EngineRequest, PooledRequest, SequenceTimes, Vectors
 from llmjax.engine.core.stats import StepStats
@@ -113,7 +114,7 @@ class Submit(Message, tag="submit"):
     stop_token_ids: list[int]
     bad_words_token_ids: list[list[int]]
     grammar: str | None
-    written: int
+    thinking: ThinkingBudget | None
     pooling: PooledRequest | None
     priority: int
     cache_salt: bytes | None
@@ -133,7 +134,7 @@ class Submit(Message, tag="submit"):
             stop_token_ids=list(request.stop_token_ids),
             bad_words_token_ids=[list(word) for word in request.bad_words_token_ids],
             grammar=request.grammar,
-            written=request.written,
+            thinking=request.thinking,
             pooling=request.pooling,
             priority=request.priority,
             cache_salt=None if salt is None else salt.encode(errors="surrogatepass"),
@@ -150,7 +151,7 @@ class Submit(Message, tag="submit"):
             stop_token_ids=frozenset(self.stop_token_ids),
             bad_words_token_ids=tuple(tuple(word) for word in self.bad_words_token_ids),
             grammar=self.grammar,
-            written=self.written,
+            thinking=self.thinking,
             pooling=self.pooling,
             priority=self.priority,
             cache_salt=None if salt is None else salt.decode(errors="surrogatepass"),

@@ -6,25 +6,21 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from llmjax.constraints.step_matcher import StepMatcher
-from llmjax.engine.core.free_run import FreeRun, Refusals
+from llmjax.engine.constraint import Constraint
 from llmjax.engine.core.interfaces import PendingStep, Runner, Speculation
 from llmjax.engine.core.kv_cache import KVCache
-from llmjax.engine.core.outputs import OutputProcessor, no_mask, output_of
+from llmjax.engine.core.outputs import OutputProcessor, output_of
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.recorder import StepRecorder
 from llmjax.engine.core.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.core.scheduler import NO_DRAFTS, Scheduler, StepPlan
 from llmjax.engine.core.stats import EngineTotals, KVStats, StatLogger, TokenTimes
-from llmjax.errors import CompileError, GenerationFailed, InvalidRequest, LLMJaxError
+from llmjax.engine.free_run import FreeRun, Refusals
+from llmjax.errors import CompileError, GenerationFailed, LLMJaxError
 from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
 
 logger = logging.getLogger(__name__)
 
@@ -108,15 +104,11 @@ class Engine:
 
         Raises:
             InvalidRequest: a sampling field does not fit the model.
-            CompileError: it has a grammar, and what samples under masks does not compile.
+            CompileError: its constraint needs masks, and what samples under them does not compile.
         """
-        params, held = request.params, False
-        if request.grammar is not None:
-            if request.matcher is None:
-                raise GenerationFailed("the request's grammar could not be compiled")
-            self.runner.prepare_masks()
-            if held := not self.runner.can_sample_masked():
-                logger.info("a request waits for the program that samples under masks")
+        params = request.params
+        if request.grammar is not None and request.matcher is None:
+            raise GenerationFailed("the request's grammar could not be compiled")
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
         first = request_sampling(
@@ -138,16 +130,18 @@ class Engine:
                 tokens=list(request.prompt_token_ids),
                 times=SequenceTimes(arrival=request.arrival_time),
                 every_token=resolved.bans_vary,
-                matcher=None if request.matcher is None else _begun(request.matcher, request),
-                # What each token is scored by, or changed by, is worked out where it is sampled.
-                jumps=request.matcher is not None and not params.wants_logprobs and not resolved.uses_slot,
-                free_run=FreeRun(self._refusals) if self._runs_freely(request, resolved) else None,
+                constraint=self._constraint(request, resolved),
             )
             # A window of penalties moves on with what is sampled, which a draft is not yet.
-            drafted = not sequence.every_token and request.matcher is None and not resolved.window
+            drafted = not sequence.every_token and not sequence.may_need_masks and not resolved.window
             if self._speculation is not None and drafted:
                 sequence.drafter = self._speculation.drafter(sequence.tokens)
             sampling[sequence] = resolved
+        held = False
+        if any(sequence.may_need_masks for sequence in sampling):
+            self.runner.prepare_masks()
+            if held := not self.runner.can_sample_masked():
+                logger.info("a request waits for the program that samples under masks")
         # Nothing below fails: a request is there as a whole, or not at all.
         self._arrivals += params.n
         self._sampling |= sampling
@@ -158,12 +152,22 @@ class Engine:
             else:
                 self.scheduler.add(sequence)
 
-    def _runs_freely(self, request: EngineRequest, sampling: RequestSampling) -> bool:
+    def _constraint(self, request: EngineRequest, sampling: RequestSampling) -> Constraint | None:
+        """What a new sequence has to keep to; None: nothing."""
+        if request.matcher is None and request.thinking is None:
+            return None
+        return Constraint(
+            request.matcher,
+            budget=request.thinking,
+            # What each token is scored by, or changed by, is worked out where it is sampled.
+            jumps=not request.params.wants_logprobs and not sampling.uses_slot,
+            free_run=FreeRun(self._refusals) if self._runs_freely(sampling) else None,
+        )
+
+    def _runs_freely(self, sampling: RequestSampling) -> bool:
         """Whether tokens of a request with a grammar may be sampled without masks: no filter looks at the others, and
         nothing that devices keep of a token that is refused would have to be taken back."""
-        if request.matcher is None or sampling.features & (Feature.FILTER | Feature.PENALTY):
-            return False
-        return self.kv.goes_back and self._rewinds
+        return self._rewinds and self.kv.goes_back and not sampling.features & (Feature.FILTER | Feature.PENALTY)
 
     def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
         """Ends a request (or one continuation of it); returns the last outputs. Unknown ids are ignored: it may have
@@ -238,7 +242,7 @@ class Engine:
         running = self.scheduler.running
         if self._speculation is None or not running or not self.scheduler.only_decodes:
             return NO_DRAFTS
-        if any(sequence.matcher is not None for sequence in running):
+        if any(sequence.may_need_masks for sequence in running):
             return NO_DRAFTS  # masks of several tokens would have to be made one after another
         return self._speculation.drafts(running, most=self.runner.most_drafts(len(running)))
 
@@ -277,7 +281,7 @@ class Engine:
         ended, ready = [], []
         for sequence in self.scheduler.held:
             try:
-                waits = sequence.matcher is not None and not self.runner.can_sample_masked(seconds=seconds)
+                waits = sequence.may_need_masks and not self.runner.can_sample_masked(seconds=seconds)
             except CompileError as error:
                 ended.append(self._processor.end(sequence, error))
                 continue
@@ -297,25 +301,23 @@ class Engine:
         pending, outputs = self._pending, []
         if pending is None or not pending.plan.waits:
             return []
-        matchers = {}
+        constraints = {}
         for i, row in enumerate(pending.plan.rows):
             sequence = row.sequence
-            if not row.samples or sequence.matcher is None or sequence.status is Status.FINISHED:
+            if not row.samples or sequence.constraint is None or sequence.status is Status.FINISHED:
                 continue
             if len(sequence.tokens) > row.start + row.count:
-                # The grammar has said what comes. Whatever the row samples is not read.
+                # What comes was forced. Whatever the row samples is not read.
                 row.samples = False
                 sequence.in_flight -= row.steps
             else:
-                matchers[i] = sequence.matcher
-        mask = self.runner.masks(pending, matchers)
+                constraints[i] = sequence.constraint
+        mask = self.runner.masks(pending, constraints)
         self._pending = self.runner.sample(pending, mask)
-        for i, matcher in matchers.items():
-            if (run := pending.plan.rows[i].sequence.free_run) is not None:
-                run.masked(int(np.bitwise_count(mask[i]).sum()) / self._vocab_size)
-            if matcher.is_error():
-                error = no_mask(matcher.get_error())
-                outputs.append(self._processor.end(pending.plan.rows[i].sequence, error))
+        for i, constraint in constraints.items():
+            constraint.masked(mask[i], vocab_size=self._vocab_size)
+            if constraint.error is not None:
+                outputs.append(self._processor.refuse(pending.plan.rows[i].sequence))
         return outputs
 
     def freeze(self) -> None:
@@ -348,15 +350,3 @@ class Engine:
         siblings.remove(sequence)
         if not siblings:
             del self._sequences[sequence.request.request_id]
-
-
-def _begun(matcher: LLMatcher, request: EngineRequest) -> StepMatcher:
-    """The grammar's matcher behind what has been written already.
-
-    Raises:
-        InvalidRequest: that does not match.
-    """
-    found = StepMatcher(matcher.deep_copy())
-    if request.written and not found.consume_tokens(request.prompt_token_ids[-request.written :]):
-        raise InvalidRequest("the answer cannot go on: its grammar has no such beginning", field="structured_outputs")
-    return found

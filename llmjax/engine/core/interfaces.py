@@ -9,15 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from llmjax.constraints.step_matcher import StepMatcher
+    from llmjax.engine.constraint import Constraint
     from llmjax.engine.core import request, scheduler
     from llmjax.engine.drafts.drafter import Drafter
     from llmjax.sampling.settings import RequestSampling
 
 NO_TOKEN = -1  # among the tokens of a step: nothing was sampled
-NOT_FINITE = (
-    -2
-)  # among the tokens of a step: nothing could be sampled, for there were NaN or infinities among the logits
+NOT_FINITE = -2  # among the tokens of a step: there were NaN or infinities among the logits
 
 Ints = npt.NDArray[np.int32]
 
@@ -103,11 +101,11 @@ class Runner(Protocol):
             sampling: resolved sampling of the plan's sequences.
         """
 
-    def masks(self, pending: Any, matchers: Mapping[int, StepMatcher]) -> Ints:
+    def masks(self, pending: Any, constraints: Mapping[int, Constraint]) -> Ints:
         """Bits of the tokens that the rows of a dispatch may sample: i32 [rows, words].
 
         Args:
-            matchers: by row; other rows may sample everything.
+            constraints: by row; other rows may sample everything.
         """
 
     def sample(self, pending: Any, mask: Ints) -> PendingStep:

@@ -10,13 +10,13 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from llmjax.engine.core.free_run import num_allowed
+from llmjax.engine.constraint import Constraint
 from llmjax.engine.core.interfaces import NOT_FINITE, Logprobs, PendingStep
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.request import EngineOutput, Sequence, Status, Vectors
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.core.stats import TokenTimes
-from llmjax.errors import GenerationFailed, InvalidRequest, LLMJaxError
+from llmjax.errors import GenerationFailed, LLMJaxError
 from llmjax.outputs import REPETITION, Logprob, TokenLogprobs
 
 
@@ -96,20 +96,25 @@ class OutputProcessor:
             sequence = row.sequence
             if not row.samples or sequence.status is Status.FINISHED:
                 continue
-            if sequence.matcher is not None:
-                sequence.matcher.begin_step()
-                brought = self._allowed(sequence, brought, masked=pending.plan.waits, following=following)
+            if (constraint := sequence.constraint) is not None:
+                constraint.begin_step()
+                if constraint.runs and not pending.plan.waits:
+                    brought = self._allowed(sequence, constraint, brought, following)
             sequence.in_flight -= row.steps
             if len(brought) < row.steps and sequence.status is Status.RUNNING:
                 self._kv.fall_short(sequence, row.steps - len(brought))
             if vectors is not None:
                 outputs.append(self._take_vector(sequence, brought, vectors[i]))
                 continue
+            if constraint is not None and constraint.begins and brought != (NOT_FINITE,):
+                brought = ()
             before = len(sequence.tokens)
-            jumps = sequence.jumps and not _is_sampled(sequence, following)
+            jumps = constraint is not None and constraint.jumps and not _is_sampled(sequence, following)
             more = chain(brought, _forced(sequence)) if jumps else brought
             self._take_tokens(sequence, more, outputs, logprobs, i)
             times.take(sequence.times, len(sequence.tokens) - before)
+            if constraint is not None and constraint.over:
+                sequence.constraint = None
         return outputs
 
     def end(self, sequence: Sequence, error: LLMJaxError) -> EngineOutput:
@@ -128,26 +133,22 @@ class OutputProcessor:
         )
         return self.end(sequence, error)
 
-    def _allowed(
-        self, sequence: Sequence, tokens: tuple[int, ...], *, masked: bool, following: StepPlan | None
-    ) -> tuple[int, ...]:
-        """Those of a row's tokens that its grammar lets it keep; the device believes in the others until it is told.
+    def refuse(self, sequence: Sequence) -> EngineOutput:
+        """Ends a sequence that its constraint does not let go on."""
+        assert sequence.constraint is not None and sequence.constraint.error is not None
+        return self.end(sequence, sequence.constraint.error)
 
-        Args:
-            masked: they were sampled under a mask.
-        """
-        run = sequence.free_run
-        if run is None or not tokens or masked:
+    def _allowed(
+        self, sequence: Sequence, constraint: Constraint, tokens: tuple[int, ...], following: StepPlan | None
+    ) -> tuple[int, ...]:
+        """The tokens that a sequence keeps of those that were sampled without masks."""
+        finite = tokens[:-1] if tokens[-1:] == (NOT_FINITE,) else tokens
+        if not finite:
             return tokens
-        assert sequence.matcher is not None
-        finite = tokens[:-1] if tokens[-1] == NOT_FINITE else tokens
-        count = num_allowed(sequence.matcher, finite)
-        if count == len(finite) < len(tokens):
-            return tokens  # the failure comes after tokens that hold
-        run.ran(allowed=count, of=len(tokens))
-        if count < len(tokens):
-            sequence.rewound = True
-            self._take_back(sequence, following)
+        count = constraint.rewind(finite)
+        if count == len(finite):
+            return tokens  # with the failure, if it comes after tokens that hold
+        self._take_back(sequence, following)
         return tokens[:count]
 
     def _take_back(self, sequence: Sequence, following: StepPlan | None) -> None:
@@ -189,8 +190,8 @@ class OutputProcessor:
                 output.new_logprobs = [*(output.new_logprobs or ()), entry]
             if sequence.prompt_logprobs is not None and len(known) == sequence.num_prompt_tokens + 1:
                 output.prompt_logprobs = sequence.prompt_logprobs
-            if sequence.matcher is not None and not sequence.matcher.consume_token(token):
-                outputs.append(self.end(sequence, not_taken(sequence.matcher.get_error())))
+            if sequence.constraint is not None and not sequence.constraint.accept(token):
+                outputs.append(self.refuse(sequence))
                 return
             if (reason := _end_of(sequence, token)) is not None:
                 output.finish_reason = reason
@@ -228,7 +229,7 @@ def _end_of(sequence: Sequence, token: int) -> str | None:
     request, written = sequence.request, len(sequence.tokens) - sequence.num_prompt_tokens
     if token in request.stop_token_ids and written > request.params.min_tokens:
         return "stop"
-    if sequence.matcher is not None and sequence.matcher.is_stopped():
+    if sequence.constraint is not None and sequence.constraint.stopped:
         return "stop"  # nothing more can follow
     if len(sequence.tokens) >= sequence.end:
         return "length"
@@ -244,10 +245,9 @@ def _is_sampled(sequence: Sequence, following: StepPlan | None) -> bool:
 
 
 def _forced(sequence: Sequence) -> Iterator[int]:
-    """What must come after the tokens that a step has brought, once these are taken: those that a grammar leaves no
-    choice about, as every mask would say."""
-    if sequence.matcher is not None:
-        yield from sequence.matcher.compute_ff_tokens()
+    """What must come after the tokens that a step has brought; it is asked for once these are accepted."""
+    if sequence.constraint is not None:
+        yield from sequence.constraint.forced()
 
 
 def _take_prompt_logprobs(rows: list[Row], logprobs: HostLogprobs) -> None:
@@ -278,24 +278,3 @@ def _take_token_vectors(rows: list[Row], vectors: Vectors) -> None:
                 sequence.vectors.clear()  # from before it was preempted
             sequence.vectors.append(vectors[at : at + row.count])
         at += row.count
-
-
-def no_mask(why: str) -> InvalidRequest:
-    """The error of a sequence whose matcher has no mask, by the matcher's own error."""
-    if why.startswith("NoExtension"):
-        return _nothing_allowed()
-    message = f"the grammar takes more than a step may: {why.splitlines()[0][:200]}"
-    return InvalidRequest(message, field="structured_outputs")
-
-
-def not_taken(why: str) -> InvalidRequest:
-    """The error of a sequence whose matcher has refused a token, by the matcher's own error."""
-    return _nothing_allowed() if "satisfy the grammar" in why else no_mask(why)
-
-
-def _nothing_allowed() -> InvalidRequest:
-    return InvalidRequest(
-        "nothing that the grammar allows can be sampled: the vocabulary cannot write it, or bad_words, "
-        "allowed_token_ids or min_tokens forbid it",
-        field="structured_outputs",
-    )

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from llmjax.engine.core.free_run import FreeRun
+from llmjax.constraints.thinking import ThinkingBudget
+from llmjax.engine.constraint import Constraint
 from llmjax.engine.drafts.drafter import Drafter
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
@@ -18,8 +19,6 @@ from llmjax.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-    from llmjax.constraints.step_matcher import StepMatcher
 
 Vectors = npt.NDArray[np.float32]
 
@@ -45,7 +44,7 @@ class EngineRequest:
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     grammar: str | None = None  # that outputs have to match
     matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
-    written: int = 0  # the last tokens of the prompt that the grammar is about, too
+    thinking: ThinkingBudget | None = None  # how long outputs may reason
     pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
     cache_salt: str | None = None
@@ -95,6 +94,13 @@ class Sequence:
 
     ``tokens`` holds what the host knows. What steps in flight sample is counted as if they brought all they may:
     ``in_flight`` and ``num_computed`` are upper bounds until those steps are read. The device goes by its own lengths.
+
+    An example: a prompt of 5 tokens has been computed, and its step has been read, which brought token 6.
+
+    * Before the next dispatch: 6 tokens are known, 5 computed, 0 in flight; 1 is ``missing``.
+    * A dispatch of 4 steps starts: it computes tokens 6 to 9 and samples 7 to 10. ``num_computed`` is 9, ``in_flight``
+      4, and ``num_certain`` 6, for of tokens 7 to 9 nobody knows yet whether they will hold.
+    * It is read and brought 2 tokens, as the constraint refused the third: 8 are known, 7 computed, 0 in flight.
     """
 
     request: EngineRequest
@@ -109,10 +115,7 @@ class Sequence:
     num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run, at most
     in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
     every_token: bool = False  # the host has to see each token before the one after the next is sampled
-    matcher: StepMatcher | None = None  # of the request's grammar, behind ``tokens``
-    jumps: bool = False  # tokens that the grammar forces are not sampled
-    free_run: FreeRun | None = None  # how far it may run without masks; None: it has no grammar, or needs one always
-    rewound: bool = False  # it goes on before where the device believes it to be
+    constraint: Constraint | None = None  # what it has to keep to; None: it may write anything
     drafter: Drafter | None = None  # guesses at what follows ``tokens``; None: the sequence is decoded plainly
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
@@ -131,7 +134,7 @@ class Sequence:
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.end = self.num_prompt_tokens + self.request.max_tokens
         self.rank = (self.request.priority, self.order)
-        limited = self.every_token or self.free_run is not None
+        limited = self.every_token or self.constraint is not None
         self.between = limited or self.request.params.min_tokens > 0
 
     @property
@@ -147,8 +150,9 @@ class Sequence:
 
     @property
     def forced(self) -> bool:
-        """The tokens to compute are those that its grammar forces."""
-        return self.jumps and self.num_computed >= self.num_prompt_tokens
+        """The tokens to compute are those that its constraint forces."""
+        constraint = self.constraint
+        return constraint is not None and constraint.jumps and self.num_computed >= self.num_prompt_tokens
 
     @property
     def steps_left(self) -> int:
@@ -162,18 +166,28 @@ class Sequence:
             return 1
         forbidden = self.request.params.min_tokens - (self.num_tokens - self.num_prompt_tokens)
         alone = forbidden if forbidden > 0 else self.steps_left  # then stop ids are allowed again
-        return alone if self.free_run is None else min(alone, self.free_run.steps)
+        return alone if self.constraint is None else min(alone, self.constraint.steps(self.in_flight))
 
     @property
     def needs_mask(self) -> bool:
         """What it may sample next, the host has to say."""
-        return self.matcher is not None and (self.free_run is None or not self.free_run.steps)
+        return self.constraint is not None and self.constraint.needs_mask
+
+    @property
+    def may_need_masks(self) -> bool:
+        """Some of its tokens may have to be sampled under masks."""
+        return self.constraint is not None and self.constraint.masks
 
     @property
     def waits_to_be_read(self) -> bool:
-        """What is in flight has to be read before it goes on: its grammar may refuse some of it, and ``min_tokens`` are
-        counted by what is known."""
-        if self.free_run is None or not self.in_flight or self.needs_mask:
+        """What is in flight has to be read before it goes on: by then its constraint may force what follows, or refuse
+        some of it while ``min_tokens`` are counted by what is known."""
+        constraint = self.constraint
+        if constraint is None or not self.in_flight or constraint.needs_mask:
+            return False
+        if constraint.steps(self.in_flight) <= 0:
+            return True
+        if not constraint.runs:
             return False
         return len(self.tokens) - self.num_prompt_tokens < self.request.params.min_tokens
 

@@ -38,7 +38,7 @@ from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
 
 if TYPE_CHECKING:
-    from llmjax.constraints.step_matcher import StepMatcher
+    from llmjax.engine.constraint import Constraint
 
 
 class Runner:
@@ -146,13 +146,13 @@ class Runner:
         self._stages.begin(step)
         return PendingStep(plan, bucket, partial(self._stages.finish, step), partial(self._stages.settle, step))
 
-    def masks(self, pending: PendingStep, matchers: Mapping[int, StepMatcher]) -> Ints:
+    def masks(self, pending: PendingStep, constraints: Mapping[int, Constraint]) -> Ints:
         """Bits of the tokens that the rows of a dispatch whose plan ``waits`` may sample, as `sample` takes them.
 
         Args:
-            matchers: by row; other rows may sample everything.
+            constraints: by row; other rows may sample everything.
         """
-        return bit_masks(matchers, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
+        return bit_masks(constraints, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
 
     def sample(self, pending: PendingStep, mask: Ints) -> PendingStep:
         """Starts what a dispatch whose plan ``waits`` has left to do.
@@ -225,8 +225,9 @@ class Runner:
         admitted = set(plan.admitted)
         new = [self._set_up(row, sampling[row.sequence]) for row in plan.rows if row.sequence in admitted]
         for row in plan.rows:
-            if row.sequence.rewound:
-                row.sequence.rewound = False
+            constraint = row.sequence.constraint
+            if constraint is not None and constraint.rewound:
+                constraint.rewound = False
                 if row.sequence not in admitted:
                     new.append(_row(row, sampling[row.sequence]))
         for row in plan.rows:

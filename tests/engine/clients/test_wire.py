@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget, TokenMark
 from llmjax.engine.clients.client import Control
 from llmjax.engine.clients.wire import (
     Abandon,
@@ -140,6 +141,15 @@ def test_texts_of_a_request_stay_but_the_engine_knows_that_somebody_looks_for_th
     assert set(found.stop).isdisjoint(params.stop) and not found.bad_words
 
 
+THINKING = ThinkingBudget(
+    tokens=7,
+    inside=True,
+    start=TokenMark(({5: 1},)),
+    end=TokenMark(({3: 1, 2**17: 2}, {4: 2})),
+    closing=(3, 4),
+)
+
+
 def test_a_form_goes_as_its_grammar() -> None:
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a+"))
     grammar = '{"grammars": [{"lark_grammar": "start: /a+/"}]}'
@@ -150,10 +160,12 @@ def test_a_form_goes_as_its_grammar() -> None:
         max_tokens=3,
         stop_token_ids=frozenset(),
         grammar=grammar,
-        written=1,
+        thinking=THINKING,
     )
     found = passed(Submit.of(request), ToEngine).request()
-    assert (found.grammar, found.written) == (grammar, 1) and found.params == params.clone(structured_outputs=None)
+    assert (found.grammar, found.thinking) == (grammar, THINKING) and found.params == params.clone(
+        structured_outputs=None
+    )
 
 
 def test_a_configuration() -> None:

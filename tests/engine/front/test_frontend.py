@@ -297,7 +297,7 @@ def test_prompt_logprobs_come_once_in_deltas_with_decoded_tokens() -> None:
     entry = {ids("b")[0]: Logprob(logprob=-1.0, rank=3)}
     (first,) = process(frontend, said(ids("c"), prompt_logprobs=[None, entry]))
     assert first.prompt_logprobs is not None
-    scores = frontend.decoded(first.prompt_logprobs)
+    scores = frontend.outputs.decoded(first.prompt_logprobs)
     assert scores == [None, {ids("b")[0]: Logprob(logprob=-1.0, rank=3, decoded_token="b")}]
     (second,) = process(frontend, said(ids("d"), reason="length"))
     assert second.prompt_logprobs is None

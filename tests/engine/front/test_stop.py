@@ -123,15 +123,6 @@ def test_an_answer_may_end_with_its_first_call(size: int) -> None:
     assert watched(f"Q: I say\n{PING}", size=size, stops=["Q:"], one_call=True) == ("", "Q:", 2)
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-def test_what_has_been_read_before_counts(size: int) -> None:
-    own = reading(prompt="<think>").after("I think Q: ")
-    matcher = StopMatcher(["Q:"], include=False, reading=own)
-    text = "and Q: so</think>It is Q: or"
-    shown = "".join(matcher.add(text[at : at + size]) for at in range(0, len(text), size))
-    assert (shown, matcher.found) == ("and Q: so</think>It is ", "Q:")
-
-
 PIECES = ["<think>", "</think>", "<tool_call>", '{"name": "f", "arguments": {', "}}", "a", "b", "ab", "\n", " "]
 
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from llmjax import LLM, SamplingParams
 from llmjax.engine.core.engine import Engine
-from llmjax.engine.core.free_run import FADING, LAUNCH, MASK, PRIORS, SUREST, FreeRun, Refusals, num_allowed
 from llmjax.engine.core.outputs import OutputProcessor
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import StepPlan
+from llmjax.engine.free_run import FADING, LAUNCH, MASK, PRIORS, SUREST, FreeRun, Refusals, num_allowed
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.structured import StructuredOutputsParams
 from tests.engine.schemas import SCHEMAS
@@ -42,9 +42,9 @@ def llm(engine_of: Callable[..., LLM]) -> LLM:
 def test_what_holds_is_what_masks_let_through(form: dict[str, Any], draw: Any, llm: LLM) -> None:
     """A walk along a grammar: at each place, tokens that its mask has and tokens that it has not."""
     vocab_size = llm.info.vocab_size
-    constraint = llm._frontend.constraint(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
-    assert constraint is not None
-    matcher = constraint.matcher.deep_copy()
+    compiled = llm._frontend.requests.compiled(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
+    assert compiled is not None
+    matcher = compiled.matcher.deep_copy()
     walked: list[int] = []
     first = matcher.deep_copy()
     for _ in range(24):

@@ -1,0 +1,107 @@
+"""A budget of reasoning tokens: reasoning that is longer is closed, and the answer follows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenMark:
+    """A text as tokens may write it, whichever they are: an automaton that needs no vocabulary.
+
+    In state s the tokens before end with the first s bytes of the text (Knuth, Morris and Pratt). For ``</t>`` and the
+    tokens ``<`` and ``</``, state 0 has {``<``: 1, ``</``: 2}, and in state 1 the token ``/t>`` leads to the end.
+
+    Attributes:
+        states: of each state, the states that tokens lead to where these differ from those of state 0; in state 0, from
+            0. The last one, ``len(states)``, is reached when the text is complete.
+    """
+
+    states: tuple[dict[int, int], ...]
+
+    @classmethod
+    def of(cls, text: str, tokens: Sequence[bytes]) -> TokenMark:
+        """The automaton of a text.
+
+        Args:
+            text: not empty.
+            tokens: the bytes of each token of the vocabulary, by id.
+        """
+        data = text.encode()
+        by_first: dict[int, list[int]] = {}
+        holds = []
+        for token, piece in enumerate(tokens):
+            if piece:
+                by_first.setdefault(piece[0], []).append(token)
+                if data[0] in piece:
+                    holds.append(token)
+        states = [{token: end for token in holds if (end := _end_of(tokens[token], data))}]
+        for state in range(1, len(data)):
+            # Of what is written already, each part that the text begins with may go on.
+            begun = [size for size in range(1, state + 1) if data[:state].endswith(data[:size])]
+            found = {}
+            for token in {token for size in begun for token in by_first.get(data[size], ())}:
+                end = _end_of(data[:state] + tokens[token], data)
+                if end != states[0].get(token, 0):
+                    found[token] = end
+            states.append(found)
+        return cls(tuple(states))
+
+    def after(self, state: int, token: int) -> int:
+        """The state after one more token."""
+        return self.states[state].get(token, self.states[0].get(token, 0))
+
+
+def _end_of(written: bytes, text: bytes) -> int:
+    """How much of the text the end of what is written begins; all of it once it has been there."""
+    if text in written:
+        return len(text)
+    return next((size for size in range(min(len(text) - 1, len(written)), 0, -1) if written.endswith(text[:size])), 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThinkingBudget:
+    """How long a model may reason.
+
+    Args:
+        tokens: that an output may have before its reasoning must be over, with those that open it.
+        inside: the output begins inside of its reasoning.
+        start: what opens reasoning.
+        end: what closes it.
+        closing: the tokens that are written where it has to be closed.
+    """
+
+    tokens: int
+    inside: bool
+    start: TokenMark
+    end: TokenMark
+    closing: tuple[int, ...]
+
+
+class Thinking:
+    """The reasoning of one output, as far as it has been written."""
+
+    def __init__(self, budget: ThinkingBudget) -> None:
+        self._budget = budget
+        self._inside = budget.inside
+        self._state = 0
+        self.left = budget.tokens  # until it has to be over
+
+    def accept(self, token: int) -> None:
+        """Reads the next token of the output."""
+        self.left -= 1
+        mark = self._budget.end if self._inside else self._budget.start
+        self._state = mark.after(self._state, token)
+        if self._state == len(mark.states):
+            self._inside, self._state = not self._inside, 0
+
+    @property
+    def over(self) -> bool:
+        """The budget is used up, whether the output reasons or not."""
+        return self.left <= 0
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """What has to be written once the budget is used up; nothing if the output does not reason."""
+        return self._budget.closing if self._inside else ()

@@ -1,0 +1,132 @@
+"""Requests for vectors: texts and pairs as tokens, and what the model makes of them as it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from llmjax.engine.front.pairs import PairPrompts, TextPair
+from llmjax.engine.front.requests import PromptInput, Requests, check_keys, ids_of
+from llmjax.engine.front.vectors import PooledTokens, finished, task_of
+from llmjax.engine.info import EngineInfo, PoolerInfo
+from llmjax.errors import InvalidRequest, PromptTooLong
+from llmjax.outputs import PoolingOutput, PoolingRequestOutput
+from llmjax.pooling_params import PoolingParams
+from llmjax.tokenizer import Tokenizer
+
+
+class PoolingPrompts:
+    """The prompts of a model that makes vectors.
+
+    Args:
+        requests: checks token ids.
+        info: of the engine.
+        tokenizer: None: token ids in.
+        chosen_template: the user has named a chat template.
+    """
+
+    def __init__(
+        self, requests: Requests, *, info: EngineInfo, tokenizer: Tokenizer | None, chosen_template: bool
+    ) -> None:
+        self._requests = requests
+        self._tokenizer = tokenizer
+        self._pooler = info.pooler
+        self._max_model_len = info.max_model_len
+        self._pairs = None
+        if tokenizer is not None and info.pooler is not None:
+            self._pairs = PairPrompts.of(tokenizer, info.pooler, chosen=chosen_template)
+
+    @property
+    def renders_pairs(self) -> bool:
+        """Whether pairs of texts go through a template, which another process renders."""
+        return self._pairs is not None and self._pairs.template is not None
+
+    @property
+    def pooler(self) -> PoolerInfo:
+        """What the model makes; raises InvalidRequest if it makes no vectors."""
+        if self._pooler is None:
+            raise InvalidRequest("this model generates text; it makes no vectors of texts (--runner pooling)")
+        return self._pooler
+
+    def tokens(
+        self,
+        prompt: PromptInput | TextPair | PooledTokens,
+        params: PoolingParams,
+        *,
+        add_special_tokens: bool = True,
+    ) -> PooledTokens:
+        """What the engine reads where a vector is asked for, checked. Any thread may ask.
+
+        Args:
+            add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.
+
+        Raises:
+            InvalidRequest: the model is not made for it, there is no tokenizer or no such prompt, or a text is longer
+                than the model takes.
+        """
+        if isinstance(prompt, PooledTokens):
+            return prompt
+        task = task_of(params, self.pooler)
+        keep = params.truncate_prompt_tokens
+        limit = self._max_model_len if keep == -1 else keep
+        if limit is not None and limit > self._max_model_len:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {limit}, above the {self._max_model_len} tokens that the model takes",
+                field="truncate_prompt_tokens",
+            )
+        salt = None
+        if isinstance(prompt, Mapping):
+            check_keys(prompt)
+            salt = prompt.get("cache_salt")
+            prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
+        if isinstance(prompt, str | TextPair):
+            token_ids, second_start = self._text_tokens(
+                prompt, params, limit=limit, add_special_tokens=add_special_tokens
+            )
+        else:
+            token_ids, second_start = ids_of(prompt)[:limit], None
+        self._requests.check_ids(token_ids)
+        if len(token_ids) > self._max_model_len:
+            raise PromptTooLong(
+                f"the text has {len(token_ids)} tokens; this model takes at most {self._max_model_len} "
+                "(truncate_prompt_tokens: -1 leaves the rest out)",
+                field="prompt",
+                tokens=len(token_ids),
+                limit=self._max_model_len,
+            )
+        return PooledTokens(task, token_ids, second_start, salt)
+
+    def _text_tokens(
+        self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None, add_special_tokens: bool
+    ) -> tuple[list[int], int | None]:
+        """Token ids of a text or a pair, ``limit`` of them at most, and where the second text begins."""
+        if self._tokenizer is None:
+            raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
+        texts = [prompt.first, prompt.second] if isinstance(prompt, TextPair) else [self._prompted(prompt, params)]
+        if self.pooler.lowercase:
+            texts = [text.lower() for text in texts]
+        if limit is None:
+            for text in texts:
+                self._tokenizer.check_length(text, max_tokens=self._max_model_len)
+        if not isinstance(prompt, TextPair):
+            return self._tokenizer.encode_texts(*texts, limit=limit, add_special_tokens=add_special_tokens)
+        assert self._pairs is not None
+        pair = replace(prompt, first=texts[0], second=texts[1])
+        return self._pairs.tokens(pair, limit=limit, add_special_tokens=add_special_tokens)
+
+    def _prompted(self, text: str, params: PoolingParams) -> str:
+        """A text behind the model's prompt for it."""
+        name = self.pooler.default_prompt if params.prompt_name is None else params.prompt_name
+        if name is None:
+            return text
+        if name not in self.pooler.prompts:
+            known = ", ".join(sorted(self.pooler.prompts)) or "none"
+            raise InvalidRequest(f"the model has no prompt {name[:80]!r}; it has: {known}", field="prompt_name")
+        return self.pooler.prompts[name] + text
+
+    def finished(self, output: PoolingRequestOutput, params: PoolingParams) -> PoolingRequestOutput:
+        """An output of `Frontend.process` as its request wants it: cut, normalized or activated. Any thread may
+        ask, and should for the vectors of many tokens."""
+        if output.error is None and self._pooler is not None:
+            output.outputs = PoolingOutput(finished(output.outputs.data, params, self._pooler))
+        return output

@@ -1,0 +1,315 @@
+"""Requests as the engine takes them: prompts as tokens, limits checked, forms as grammars."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from llmjax.config import EngineConfig
+from llmjax.constraints.thinking import ThinkingBudget
+from llmjax.engine.core.request import EngineRequest
+from llmjax.engine.front.beam_search import MAX_BEAM_TOKENS, BeamSearch
+from llmjax.engine.info import EngineInfo
+from llmjax.errors import InvalidRequest
+from llmjax.sampling.params import BeamSearchParams, SamplingParams
+from llmjax.sampling.settings import request_sampling
+from llmjax.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+    from llmjax.constraints.compiler import GrammarCompiler
+    from llmjax.sampling.structured import StructuredOutputsParams
+    from llmjax.turns import Turn
+
+# A string, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt".
+PromptInput = str | Sequence[int] | Mapping[str, Any]
+
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
+# vLLM's, for models that read more than text; here there are none yet.
+UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"})
+
+
+@dataclass(frozen=True)
+class CompiledForm:
+    """What outputs must match: a grammar, and a matcher at its beginning."""
+
+    grammar: str
+    matcher: LLMatcher
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as tokens.
+
+    Attributes:
+        text: what it was before; None: it came as tokens.
+        cache_salt: only requests with the same salt share cached prefixes.
+    """
+
+    text: str | None
+    token_ids: list[int]
+    cache_salt: str | None
+
+
+class Requests:
+    """Checks what users ask for, and makes requests of it.
+
+    Args:
+        config: limits and policies.
+        info: of the engine that the requests are for.
+        new_id: makes that engine's ids of requests.
+        tokenizer: None: token ids in, token ids out.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, info: EngineInfo, new_id: Callable[[], int], tokenizer: Tokenizer | None
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._new_id = new_id
+        self._vocab_size = info.vocab_size
+        self._max_model_len = info.max_model_len
+        self._pooler = info.pooler
+        self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
+
+    def request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival: float,
+        priority: int,
+        form: CompiledForm | None,
+        thinking: ThinkingBudget | None,
+    ) -> EngineRequest:
+        """A request to generate; other arguments and errors as for `Frontend.open`.
+
+        Args:
+            arrival: when it came, in seconds of time.monotonic().
+        """
+        params = self._expanded(params)
+        self._check(prompt.token_ids, params)
+        room = self._max_model_len - len(prompt.token_ids)
+        bad_words = self._bad_words(params.bad_words)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        # Resolved again by the engine for each continuation's seed; here for its errors.
+        request_sampling(params, vocab_size=self._vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
+        form = form or self.compiled(params)
+        return EngineRequest(
+            request_id=self._new_id(),
+            prompt_token_ids=prompt.token_ids,
+            params=params,
+            max_tokens=min(params.max_tokens or room, room),
+            stop_token_ids=stops,
+            bad_words_token_ids=bad_words,
+            grammar=None if form is None else form.grammar,
+            matcher=None if form is None else form.matcher,
+            thinking=thinking,
+            priority=priority,
+            cache_salt=prompt.cache_salt,
+            arrival_time=arrival,
+        )
+
+    def check_priority(self, priority: int) -> None:
+        """Raises InvalidRequest if there is a priority, and the scheduler knows none."""
+        if priority and self._config.scheduling_policy != "priority":
+            raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
+
+    def beam_search(
+        self,
+        prompt: PromptInput,
+        params: BeamSearchParams,
+        *,
+        cache_salt: str | None = None,
+        keep_logprobs: bool = True,
+    ) -> BeamSearch:
+        """Checks a search and begins it; arguments and errors as for `Frontend.open`.
+
+        Args:
+            keep_logprobs: so that what is found has them.
+        """
+        read = self.prompt(prompt, cache_salt=cache_salt)
+        if params.candidates > self._config.max_logprobs:
+            raise InvalidRequest(
+                f"a beam_width of {params.beam_width} needs the log-probabilities of {params.candidates} tokens; the "
+                f"server gives at most {self._config.max_logprobs} (--max-logprobs)",
+                field="beam_width",
+            )
+        self._check(read.token_ids, SamplingParams())
+        max_tokens = min(params.max_tokens, self._max_model_len - len(read.token_ids))
+        if max_tokens * params.beam_width > MAX_BEAM_TOKENS:
+            raise InvalidRequest(
+                f"a search of {params.beam_width} beams may have at most {MAX_BEAM_TOKENS // params.beam_width} "
+                f"max_tokens, not {max_tokens}",
+                field="max_tokens",
+            )
+        return BeamSearch(
+            read.token_ids,
+            params,
+            max_tokens=max_tokens,
+            eos=self._eos,
+            keep_logprobs=keep_logprobs,
+            cache_salt=read.cache_salt,
+        )
+
+    def compiled(self, params: SamplingParams) -> CompiledForm | None:
+        """What ``structured_outputs`` demands; None: nothing. Any thread may ask, and it may take seconds.
+
+        Raises:
+            InvalidRequest: its form is wrong, or takes too much.
+        """
+        form = params.structured_outputs
+        return None if form is None else self.compile(form, self.known(form)[0])
+
+    def known(self, form: StructuredOutputsParams) -> tuple[str, CompiledForm | None]:
+        """A form's grammar, and the compiled form if it was asked for lately; errors as of ``compiled``. Any thread may
+        ask; nothing is compiled."""
+        if self._grammars is None:
+            raise InvalidRequest(f"{form.field} needs a tokenizer", field=form.field)
+        grammar = self._grammars.grammar(form)
+        matcher = self._grammars.known(grammar, field=form.field)
+        return grammar, None if matcher is None else CompiledForm(grammar, matcher)
+
+    def compile(self, form: StructuredOutputsParams, grammar: str, turn: Turn | None = None) -> CompiledForm:
+        """The compiled form of a grammar; errors as of ``compiled``.
+
+        Args:
+            turn: is told if it takes long; what it raises ends this.
+        """
+        assert self._grammars is not None
+        return CompiledForm(grammar, self._grammars.matcher(grammar, field=form.field, turn=turn))
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler | None:
+        if self._tokenizer is None:
+            return None
+        from llmjax.constraints.compiler import GrammarCompiler  # no start needs it
+
+        return GrammarCompiler(self._tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos)
+
+    def prompt(self, prompt: PromptInput, *, cache_salt: str | None = None) -> Prompt:
+        """The tokens of a prompt, not yet checked against the context.
+
+        Args:
+            cache_salt: given beside it.
+
+        Raises:
+            InvalidRequest: it is not a prompt, or brings another salt; or the model does not generate.
+        """
+        self._check_generates()
+        text, token_ids = self._tokens(prompt)
+        if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
+            cache_salt = salt_of(prompt["cache_salt"], cache_salt)
+        return Prompt(text, token_ids, cache_salt)
+
+    def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, Mapping):
+            check_keys(prompt)
+            if "prompt_token_ids" in prompt:
+                return prompt.get("prompt"), ids_of(prompt["prompt_token_ids"])
+            if "prompt" not in prompt:
+                raise InvalidRequest("a prompt dict needs 'prompt' or 'prompt_token_ids'", field="prompt")
+            prompt = prompt["prompt"]
+        if isinstance(prompt, str):
+            return prompt, self.encode(prompt)
+        return None, ids_of(prompt)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a prompt. Any thread may ask.
+
+        Raises:
+            InvalidRequest: there is no tokenizer, or the text is longer than the context can hold.
+        """
+        if self._tokenizer is None:
+            raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
+        self._tokenizer.check_length(text, max_tokens=self._max_model_len)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_ids(self, token_ids: list[int]) -> None:
+        """Raises InvalidRequest if there are no tokens, or some that the vocabulary has not."""
+        if not token_ids:
+            raise InvalidRequest("the prompt is empty", field="prompt")
+        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
+            outside = next(token for token in token_ids if not 0 <= token < self._vocab_size)
+            raise InvalidRequest(
+                f"the prompt holds token id {outside}; the vocabulary has {self._vocab_size} tokens", field="prompt"
+            )
+
+    def _check_generates(self) -> None:
+        if self._pooler is not None:
+            does = "makes embeddings" if self._pooler.task == "embed" else "classifies texts"
+            raise InvalidRequest(f"this model {does}; it does not generate text")
+
+    def _expanded(self, params: SamplingParams) -> SamplingParams:
+        """With -1 log-probabilities as those of the whole vocabulary."""
+        names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
+        return params.clone(**dict.fromkeys(names, self._vocab_size)) if names else params
+
+    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
+        self.check_ids(token_ids)
+        if len(token_ids) >= self._max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(token_ids)} tokens; this model's context of {self._max_model_len} leaves room "
+                f"for a prompt of at most {self._max_model_len - 1}",
+                field="prompt",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and value > self._config.max_logprobs:
+                raise InvalidRequest(
+                    f"{name} is {value}; the server allows at most {self._config.max_logprobs} (--max-logprobs)",
+                    field=name,
+                )
+        if self._tokenizer is None and (params.stop or params.bad_words):
+            name = "stop" if params.stop else "bad_words"
+            raise InvalidRequest(f"{name} needs a tokenizer", field=name)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it is tokenized at the start of a text and after a space."""
+        if self._tokenizer is None:
+            return ()
+        found = []
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                if ids := self._tokenizer.encode(text, add_special_tokens=False):
+                    found.append(tuple(ids))
+        return tuple(dict.fromkeys(found))
+
+
+def check_keys(prompt: Mapping[str, Any]) -> None:
+    """Raises InvalidRequest if a prompt dict has a key that means nothing here."""
+    for key, value in prompt.items():
+        if key in PROMPT_KEYS:
+            continue
+        if key in UNSUPPORTED_PROMPT_KEYS:
+            if value is None or (isinstance(value, Mapping) and not value):
+                continue
+            raise InvalidRequest(f"{key} is not supported yet: models here read text only", field=key)
+        raise InvalidRequest(
+            f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have a 'cache_salt', and has no {key!r}",
+            field="prompt",
+        )
+
+
+def salt_of(own: Any, given: str | None) -> str:
+    """The salt that a prompt brings; one given beside it must be the same."""
+    if not isinstance(own, str) or not own:
+        raise InvalidRequest("cache_salt must be a non-empty string", field="cache_salt")
+    if given is not None and given != own:
+        raise InvalidRequest("cache_salt is given twice, and differently", field="cache_salt")
+    return own
+
+
+def ids_of(prompt: Any) -> list[int]:
+    """Token ids as integers; raises InvalidRequest if they are none."""
+    if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Iterable):
+        raise InvalidRequest("the prompt must be text or token ids", field="prompt")
+    ids = list(prompt)
+    if set(map(type, ids)) <= {int}:
+        return ids
+    if any(isinstance(token, bool) or not hasattr(token, "__index__") for token in ids):
+        raise InvalidRequest("the prompt must be text or a list of integers", field="prompt")
+    return [int(token) for token in ids]
