@@ -14,8 +14,8 @@ from llmjax.engine.device.page_moves import divided_axis, page_shapes, stacks_of
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.tiers.host import KeptPage, PageContent, PageFormat
 from llmjax.models import Attention
+from llmjax.models.layers.shares import NOTHING, HeadShares
 from llmjax.models.layers.state import PagedKV, Recurrent
-from llmjax.parallel.shares import NOTHING, HeadShares
 
 LAYERS, HEADS = 0, 2  # axes of a page's content [layers, …], as ``PagedKV.axes`` has them
 
