@@ -146,31 +146,12 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
 
 def _sizes(model: ModelConfig) -> Facts:
     """Under the names of SIZES."""
-    from llmjax.models import (
-        Attention,
-        ChannelDelta,
-        Experts,
-        GatedDelta,
-        LightningAttention,
-        Mamba,
-        Mamba2,
-        ShortConvolution,
-    )
+    from llmjax.models import Experts
 
     found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
-        if isinstance(layer.beside, Mamba2):
-            found |= {"recurrent heads": layer.beside.heads}
-        if isinstance(mixer := layer.mixer, GatedDelta):
-            found |= {"recurrent heads": mixer.value_heads}
-        elif isinstance(mixer, ChannelDelta | Mamba2 | LightningAttention):
-            found |= {"recurrent heads": mixer.heads}
-        elif isinstance(mixer, Mamba):
-            found |= {"recurrent channels": mixer.inner}
-        elif not isinstance(mixer, ShortConvolution):
-            found["heads"] = mixer.heads
-        if isinstance(mixer, Attention):
-            found |= {"KV heads": mixer.kv_heads, "head size": mixer.head_dim}
+        for mixer in (layer.beside, layer.mixer):
+            found |= mixer.sizes if mixer is not None else {}
         if isinstance(experts := layer.feed_forward, Experts):
             found |= {"experts": experts.count, "experts a token": experts.per_token}
     return found

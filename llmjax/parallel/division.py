@@ -11,32 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import numpy as np
-
 from llmjax.errors import ConfigError
-from llmjax.models import (
-    MLP,
-    RMS,
-    Attention,
-    ChannelDelta,
-    Experts,
-    GatedDelta,
-    GatedMLP,
-    LatentAttention,
-    LayerSpec,
-    LightningAttention,
-    Mamba,
-    Mamba2,
-    ModelConfig,
-    ShortConvolution,
-)
-from llmjax.models.layers.attention import DividedHeads
-from llmjax.models.layers.layer import FeedForward, Mixer
-from llmjax.models.layers.mamba2 import DividedGroups
-from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, Share, even_share, inner_share, of_entries, spread_share
+from llmjax.models import MLP, RMS, Attention, Experts, GatedMLP, LayerSpec, ModelConfig
+from llmjax.models.layers.layer import FeedForward
+from llmjax.models.layers.mixer import Mixer
+from llmjax.models.layers.shares import Share, even_share, inner_share, spread_share
 
 LAYER = re.compile(r"\.layers\.(\d+)\.")
-ByChannel = Mamba | ShortConvolution  # mixers whose channels are divided; those of others go with their heads
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,108 +88,22 @@ class Division:
                     return Cut(axis, spread_share(shape[axis], self.devices))
                 case "inner":
                     return Cut(axis, inner_share(shape[axis], self.devices))
-                case "heads" | "kv_heads":
+                case "heads" | "kv_heads" | "channels" | "parts":
                     assert mixer is not None
-                    share, count = self._heads(mixer, keys=part == "kv_heads")
-                    return Cut(axis, of_entries(share, shape[axis] // count))
-                case "channels":
-                    assert isinstance(mixer, ByChannel | ChannelDelta | GatedDelta | Mamba2)
-                    return Cut(axis, self._channels(mixer))
-                case "parts" if isinstance(mixer, Mamba2):
-                    return Cut(axis, _joined(self._state_space_parts(mixer), mixer.parts))
-                case "parts":  # of one size
-                    assert isinstance(mixer, ByChannel)
-                    size = _channels_of(mixer)
-                    count = shape[axis] // size
-                    return Cut(axis, _joined([self._channels(mixer)] * count, [size] * count))
+                    return Cut(axis, mixer.share(part, shape[axis], self.devices))
         return None
 
     @cached_property
     def _vocab(self) -> Share:
         return even_share(self.config.vocab_size, self.devices)
 
-    def _heads(self, mixer: Mixer, *, keys: bool) -> tuple[Share, int]:
-        """The heads of each device, and how many there are."""
-        if isinstance(mixer, Attention):
-            shares = self._attention(mixer)
-            return (shares.share_of_keys, mixer.kv_heads) if keys else (shares.share_of_queries, mixer.heads)
-        assert not keys
-        if isinstance(mixer, Mamba2):
-            return self._state_space(mixer).share_of_queries, mixer.heads
-        count = _count(mixer)
-        return even_share(count, self.devices), count
-
-    def _channels(self, mixer: ByChannel | ChannelDelta | GatedDelta | Mamba2) -> Share:
-        """Of a convolution: where queries, keys and values of a device's heads go through the same one, the whole has
-        them one after another."""
-        if isinstance(mixer, ByChannel):
-            return inner_share(_channels_of(mixer), self.devices)
-        if isinstance(mixer, Mamba2):
-            return _joined(self._state_space_parts(mixer)[1:4], mixer.parts[1:4])
-        share, count = self._heads(mixer, keys=False)
-        if isinstance(mixer, ChannelDelta):
-            return of_entries(share, mixer.head_dim)
-        sizes = (mixer.key_dim, mixer.key_dim, mixer.value_heads // count * mixer.value_dim)
-        return _joined([of_entries(share, size) for size in sizes], [count * size for size in sizes])
-
-    def _state_space(self, mixer: Mamba2) -> HeadShares:
-        """Heads of a group share what is written and read with, as queries share keys."""
-        return HeadShares(mixer.groups, mixer.heads // mixer.groups, self.devices)
-
-    def _state_space_parts(self, mixer: Mamba2) -> tuple[Share, ...]:
-        """Gate, x, B, C and steps, each by itself."""
-        shares = self._state_space(mixer)
-        inner = of_entries(shares.share_of_queries, mixer.head_dim)
-        shared = of_entries(shares.share_of_keys, mixer.state_dim)
-        return inner, inner, shared, shared, shares.share_of_queries
-
-    def _divided_groups(self, mixer: Mamba2) -> DividedGroups | None:
-        shares, size = self._state_space(mixer), mixer.heads // mixer.groups
-        if mixer.norm is None or shares.queries == size:  # groups are whole
-            return None
-        numbers = np.maximum(shares.share_of_keys, 0).ravel().tolist()
-        return DividedGroups(mixer.groups, size * mixer.head_dim, tuple(numbers))
-
-    def _attention(self, mixer: Attention) -> HeadShares:
-        return HeadShares(mixer.kv_heads, mixer.heads // mixer.kv_heads, self.devices)
-
     def _layer(self, layer: LayerSpec) -> LayerSpec:
         return replace(
             layer,
-            mixer=self._mixer(layer.mixer),
-            beside=None if layer.beside is None else self._mixer(layer.beside),
+            mixer=layer.mixer.local(self.devices),
+            beside=None if layer.beside is None else layer.beside.local(self.devices),
             feed_forward=self._feed_forward(layer.feed_forward),
         )
-
-    def _mixer(self, mixer: Mixer) -> Mixer:
-        if isinstance(mixer, Mamba):
-            return replace(mixer, inner=self._channels(mixer).shape[1])
-        if isinstance(mixer, ShortConvolution):
-            return replace(mixer, size=self._channels(mixer).shape[1])
-        share, _ = self._heads(mixer, keys=False)
-        if isinstance(mixer, LatentAttention | ChannelDelta):
-            return replace(mixer, heads=share.shape[1])
-        if isinstance(mixer, LightningAttention):
-            return replace(mixer, heads=share.shape[1], whole=mixer.heads)
-        if isinstance(mixer, GatedDelta):
-            shared = mixer.value_heads // mixer.key_heads
-            return replace(mixer, key_heads=share.shape[1], value_heads=shared * share.shape[1])
-        if isinstance(mixer, Mamba2):
-            pieces = self._state_space(mixer).pieces
-            return replace(mixer, heads=share.shape[1], groups=pieces, divided=self._divided_groups(mixer))
-        assert isinstance(mixer, Attention)
-        slopes = mixer.slopes
-        if slopes is not None:  # of all devices, one after another
-            slopes = tuple(0.0 if head == NOTHING else slopes[head] for head in share.ravel().tolist())
-        divided = self._divided_heads(mixer) if _goes_over_all_heads(mixer) else None
-        pieces = self._attention(mixer).pieces
-        return replace(mixer, heads=share.shape[1], kv_heads=pieces, slopes=slopes, divided=divided)
-
-    def _divided_heads(self, mixer: Attention) -> DividedHeads:
-        keys = self._attention(mixer).share_of_keys.ravel()
-        copies = np.bincount(keys[keys != NOTHING], minlength=mixer.kv_heads)
-        counted = np.where(keys == NOTHING, 0.0, 1 / copies[keys])
-        return DividedHeads(mixer.heads, mixer.kv_heads, tuple(counted.tolist()))
 
     def _feed_forward(self, half: FeedForward | None) -> FeedForward | None:
         if half is None:
@@ -234,7 +129,7 @@ def undivided_parts(config: ModelConfig) -> list[str]:
 
 def most_devices(config: ModelConfig) -> int:
     """How many devices may divide a model that has no `undivided_parts`."""
-    return max(_count(mixer) for layer in config.layers for mixer in _mixers(layer))
+    return max(mixer.divisible for layer in config.layers for mixer in _mixers(layer))
 
 
 def _mixers(layer: LayerSpec) -> list[Mixer]:
@@ -245,11 +140,6 @@ def _mixer_of(layer: LayerSpec, name: str) -> Mixer:
     """The mixer that a parameter of a layer is of; the first one, where it is of neither."""
     beside = layer.beside
     return beside if beside is not None and f".{beside.name}." in name else layer.mixer
-
-
-def _goes_over_all_heads(mixer: Attention) -> bool:
-    """Whether a norm does."""
-    return mixer.o_norm is not None or (mixer.qk_norm is not None and mixer.qk_norm_over == "all heads")
 
 
 def _has_undivided_norms(layer: LayerSpec) -> bool:
@@ -272,21 +162,3 @@ UNDIVIDED: Mapping[str, Callable[[LayerSpec], bool]] = {
     "embeddings for each layer": lambda layer: layer.per_layer is not None,
     "keys that layers share": lambda layer: layer.state_of is not None,
 }
-
-
-def _joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:
-    """Shares of parts that the whole has one after another, each of so many entries."""
-    starts = np.cumsum([0, *sizes[:-1]])
-    found = [np.where(share == NOTHING, NOTHING, share + start) for share, start in zip(shares, starts, strict=True)]
-    return np.concatenate(found, axis=1)
-
-
-def _count(mixer: Mixer) -> int:
-    """Heads that can be divided, or what of channels stays together."""
-    if isinstance(mixer, ByChannel):
-        return -(-_channels_of(mixer) // UNITS[-1])
-    return mixer.key_heads if isinstance(mixer, GatedDelta) else mixer.heads
-
-
-def _channels_of(mixer: ByChannel) -> int:
-    return mixer.inner if isinstance(mixer, Mamba) else mixer.size

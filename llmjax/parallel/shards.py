@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax.kernels.row_format import RowFormat
+from llmjax.models.layers.shares import NOTHING, Share
 from llmjax.parallel.division import Cut
-from llmjax.parallel.shares import NOTHING, Share
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from llmjax.models.layers.chunks import Sharpening
+from llmjax.models.layers.mixer import Projections
 from llmjax.models.layers.norm import RMS, NormSpec
 from llmjax.models.layers.rope import RopeConfig
+from llmjax.models.layers.shares import NOTHING, HeadShares, Share, of_entries, unknown_axis
 from llmjax.models.layers.state import PagedKV
 
 
@@ -52,6 +56,7 @@ class Attention:
     divided: DividedHeads | None = None  # of a device's attention with norms over all heads; None: it has all heads
 
     name: ClassVar[str] = "self_attn"
+    projections: ClassVar[Projections] = (("q_proj", "k_proj", "v_proj"), ("o_proj",))
 
     @property
     def state(self) -> PagedKV:
@@ -59,6 +64,44 @@ class Attention:
         # A text whose tokens see what is behind them is in one step as a whole: nothing falls behind a window.
         window = self.chunk or self.window  # no token sees more than a chunk
         return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=window if self.causal else None)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What people ask about it, by what they call it."""
+        return {"heads": self.heads, "KV heads": self.kv_heads, "head size": self.head_dim}
+
+    @property
+    def divisible(self) -> int:
+        """Heads, of which each device needs one."""
+        return self.heads
+
+    def share(self, axis: str, size: int, devices: int) -> Share:
+        """See ``Mixer.share``."""
+        shares = self._shares(devices)
+        if axis == "heads":
+            return of_entries(shares.share_of_queries, size // self.heads)
+        if axis == "kv_heads":
+            return of_entries(shares.share_of_keys, size // self.kv_heads)
+        raise unknown_axis(axis)
+
+    def local(self, devices: int) -> Attention:
+        """The mixer of each of so many devices."""
+        shares, slopes = self._shares(devices), self.slopes
+        if slopes is not None:  # of all devices, one after another
+            heads = shares.share_of_queries.ravel().tolist()
+            slopes = tuple(0.0 if head == NOTHING else slopes[head] for head in heads)
+        over_all = self.o_norm is not None or (self.qk_norm is not None and self.qk_norm_over == "all heads")
+        divided = self._divided_heads(shares) if over_all else None
+        return replace(self, heads=shares.heads, kv_heads=shares.pieces, slopes=slopes, divided=divided)
+
+    def _shares(self, devices: int) -> HeadShares:
+        return HeadShares(self.kv_heads, self.heads // self.kv_heads, devices)
+
+    def _divided_heads(self, shares: HeadShares) -> DividedHeads:
+        keys = shares.share_of_keys.ravel()
+        copies = np.bincount(keys[keys != NOTHING], minlength=self.kv_heads)
+        counted = np.where(keys == NOTHING, 0.0, 1 / copies[keys])
+        return DividedHeads(self.heads, self.kv_heads, tuple(counted.tolist()))
 
     @property
     def is_fused(self) -> bool:

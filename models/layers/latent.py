@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from llmjax.models.layers.mixer import Projections
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.layers.rope import RopeConfig
+from llmjax.models.layers.shares import Share, even_share, of_entries, unknown_axis
 from llmjax.models.layers.state import LatentKV
 
 
@@ -26,11 +28,37 @@ class LatentAttention:
     bias: bool = False  # of what makes latent vectors, and of o
 
     name: ClassVar[str] = "self_attn"
+    projections: ClassVar[Projections] = (
+        ("q_proj", "q_a_proj", "kv_a_proj_with_mqa"),
+        ("q_b_proj",),
+        ("kv_b_proj",),
+        ("o_proj",),
+    )
 
     @property
     def state(self) -> LatentKV:
         """What a layer keeps: the latent vector, normed, and the rotated key."""
         return LatentKV(dim=self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What people ask about it, by what they call it."""
+        return {"heads": self.heads}
+
+    @property
+    def divisible(self) -> int:
+        """Heads, of which each device needs one."""
+        return self.heads
+
+    def share(self, axis: str, size: int, devices: int) -> Share:
+        """See ``Mixer.share``."""
+        if axis == "heads":
+            return of_entries(even_share(self.heads, devices), size // self.heads)
+        raise unknown_axis(axis)
+
+    def local(self, devices: int) -> LatentAttention:
+        """The mixer of each of so many devices."""
+        return replace(self, heads=even_share(self.heads, devices).shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,22 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from llmjax.models.layers.altup import AltUp, LowRank
-from llmjax.models.layers.attention import Attention
-from llmjax.models.layers.channel_delta import ChannelDelta
-from llmjax.models.layers.convolution import ShortConvolution
-from llmjax.models.layers.gated_delta import GatedDelta
-from llmjax.models.layers.latent import Indexer, LatentAttention
-from llmjax.models.layers.lightning import LightningAttention
-from llmjax.models.layers.mamba import Mamba
-from llmjax.models.layers.mamba2 import Mamba2
+from llmjax.models.layers.latent import Indexer
+from llmjax.models.layers.mixer import Mixer
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.moe import Experts
 from llmjax.models.layers.norm import NormSpec
 from llmjax.models.layers.per_layer import PerLayer
 from llmjax.models.layers.residual import PreNorm, Residual
-
-Mixer = Attention | LatentAttention | ChannelDelta | GatedDelta | LightningAttention | Mamba | Mamba2 | ShortConvolution
-
 
 FeedForward = GatedMLP | MLP | Experts
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from llmjax.models.layers.mixer import Projections
 from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.shares import Share, even_share, of_entries, unknown_axis
 from llmjax.models.layers.state import Recurrent
 
 
@@ -22,8 +24,29 @@ class LightningAttention:
 
     name: ClassVar[str] = "self_attn"
     rope: ClassVar[None] = None
+    projections: ClassVar[Projections] = (("qkv_proj", "output_gate"), ("out_proj",))
 
     @property
     def state(self) -> Recurrent:
         """What a layer keeps."""
         return Recurrent(memory=(self.heads, self.head_dim, self.head_dim))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What people ask about it, by what they call it."""
+        return {"recurrent heads": self.heads}
+
+    @property
+    def divisible(self) -> int:
+        """Heads, of which each device needs one."""
+        return self.heads
+
+    def share(self, axis: str, size: int, devices: int) -> Share:
+        """See ``Mixer.share``."""
+        if axis == "heads":
+            return of_entries(even_share(self.heads, devices), size // self.heads)
+        raise unknown_axis(axis)
+
+    def local(self, devices: int) -> LightningAttention:
+        """The mixer of each of so many devices."""
+        return replace(self, heads=even_share(self.heads, devices).shape[1], whole=self.heads)

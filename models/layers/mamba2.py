@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
+from llmjax.models.layers.mixer import Projections
 from llmjax.models.layers.norm import RMS
+from llmjax.models.layers.shares import HeadShares, Share, joined, of_entries, unknown_axis
 from llmjax.models.layers.state import Recurrent
 
 
@@ -44,6 +48,7 @@ class Mamba2:
 
     name: ClassVar[str] = "mamba"
     rope: ClassVar[None] = None
+    projections: ClassVar[Projections] = (("in_proj",), ("out_proj",))
 
     @property
     def inner(self) -> int:
@@ -65,3 +70,40 @@ class Mamba2:
     def state(self) -> Recurrent:
         """What a layer keeps: the state, and the convolution's last inputs."""
         return Recurrent(recent=(self.width - 1, self.channels), memory=(self.heads, self.state_dim, self.head_dim))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What people ask about it, by what they call it."""
+        return {"recurrent heads": self.heads}
+
+    @property
+    def divisible(self) -> int:
+        """Heads, of which each device needs one."""
+        return self.heads
+
+    def share(self, axis: str, size: int, devices: int) -> Share:
+        """See ``Mixer.share``."""
+        shares = self._shares(devices)
+        inner = of_entries(shares.share_of_queries, self.head_dim)
+        shared = of_entries(shares.share_of_keys, self.state_dim)
+        parts = (inner, inner, shared, shared, shares.share_of_queries)
+        if axis == "heads":
+            return of_entries(shares.share_of_queries, size // self.heads)
+        if axis == "channels":
+            return joined(parts[1:4], self.parts[1:4])
+        if axis == "parts":
+            return joined(parts, self.parts)
+        raise unknown_axis(axis)
+
+    def local(self, devices: int) -> Mamba2:
+        """The mixer of each of so many devices."""
+        shares, size = self._shares(devices), self.heads // self.groups
+        divided = None
+        if self.norm is not None and shares.queries != size:  # groups are not whole
+            numbers = np.maximum(shares.share_of_keys, 0).ravel().tolist()
+            divided = DividedGroups(self.groups, size * self.head_dim, tuple(numbers))
+        return replace(self, heads=shares.heads, groups=shares.pieces, divided=divided)
+
+    def _shares(self, devices: int) -> HeadShares:
+        """Heads of a group share what is written and read with, as queries share keys."""
+        return HeadShares(self.groups, self.heads // self.groups, devices)

@@ -391,4 +391,19 @@ MUTANTS = (
         "return; raise _unknown_host(",
         ("tests/serve/test_access.py",),
     ),
+    # Models.
+    Mutant(
+        "a device's lightning attention decays as if it had all heads",
+        "models/layers/lightning.py",
+        "heads=even_share(self.heads, devices).shape[1], whole=self.heads)",
+        "heads=even_share(self.heads, devices).shape[1])",
+        ("tests/models/layers/test_mixers.py",),
+    ),
+    Mutant(
+        "a uniform decoder has no last norm but its layers'",
+        "models/hf_config.py",
+        '**{"norm": layer.norm, **differences}',
+        '**{**differences, "norm": layer.norm}',
+        ("tests/models/test_families.py",),
+    ),
 )

@@ -11,8 +11,8 @@ import pytest
 
 from llmjax.errors import ConfigError
 from llmjax.models import Attention, Experts, Layer, Mamba2, ModelConfig, abstract_model, model_config
+from llmjax.models.layers.shares import NOTHING, HeadShares
 from llmjax.parallel.division import Division
-from llmjax.parallel.shares import NOTHING
 from tests.checkpoints import GOLDEN
 from tests.models.test_published import config_of as published
 
@@ -81,7 +81,7 @@ def test_keys_that_devices_share_count_once_where_they_add_up() -> None:
     mixer = Division(config_of("olmo2"), 3).local.layers[0].mixer
     assert isinstance(mixer, Attention) and mixer.divided is not None
     assert (mixer.divided.heads, mixer.divided.kv_heads) == (4, 2)
-    keys = Division(config_of("olmo2"), 3)._attention(config_of("olmo2").layers[0].mixer).share_of_keys.ravel()
+    keys = HeadShares(2, 2, 3).share_of_keys.ravel()
     for head in range(2):
         assert sum(np.array(mixer.divided.counted)[keys == head]) == pytest.approx(1)
     assert not any(np.array(mixer.divided.counted)[keys == NOTHING])

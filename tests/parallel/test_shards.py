@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmjax.kernels.row_format import Codes, RowFormat
+from llmjax.models.layers.shares import NOTHING, HeadShares, even_share, inner_share, of_entries, spread_share
 from llmjax.parallel.division import Cut
 from llmjax.parallel.shards import cut_array, cut_source, format_of_columns
-from llmjax.parallel.shares import NOTHING, HeadShares, even_share, inner_share, of_entries, spread_share
 from llmjax.weights.packing import RowStack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 

@@ -16,8 +16,8 @@ from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.tiers.host import PageFormat
 from llmjax.models import Attention
+from llmjax.models.layers.shares import NOTHING, HeadShares
 from llmjax.models.layers.state import PagedKV, Recurrent
-from llmjax.parallel.shares import NOTHING, HeadShares
 
 LAYERS, HEADS = 0, 2  # axes of a page's content [layers, …], as ``PagedKV.axes`` has them
 

@@ -26,18 +26,11 @@ from llmjax.kernels.attention.chosen import attend_chosen
 from llmjax.models import (
     MLP,
     Attention,
-    ChannelDelta,
     Experts,
-    GatedDelta,
     GatedMLP,
-    LatentAttention,
-    LightningAttention,
-    Mamba,
-    Mamba2,
     ModelConfig,
     NormedStream,
     Parallel,
-    ShortConvolution,
 )
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.latent import Indexer
@@ -144,27 +137,6 @@ class _Recorder:
         return self.of(x, used)
 
 
-# Which projections follow each other, those with the same input together; the first ones are given what the layer's
-# norm makes. What a layer does not have is left out.
-_MIXER_STAGES: Mapping[type, tuple[tuple[str, ...], ...]] = MappingProxyType(
-    {
-        LatentAttention: (("q_proj", "q_a_proj", "kv_a_proj_with_mqa"), ("q_b_proj",), ("kv_b_proj",), ("o_proj",)),
-        GatedDelta: (
-            ("in_proj_qkvz", "in_proj_ba", "in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a"),
-            ("out_proj",),
-        ),
-        ChannelDelta: (
-            ("q_proj", "k_proj", "v_proj", "f_a_proj", "g_a_proj", "b_proj"),
-            ("f_b_proj",),
-            ("g_b_proj",),
-            ("o_proj",),
-        ),
-        LightningAttention: (("qkv_proj", "output_gate"), ("out_proj",)),
-        Mamba: (("in_proj",), ("x_proj",), ("dt_proj",), ("out_proj",)),
-        Mamba2: (("in_proj",), ("out_proj",)),
-        ShortConvolution: (("in_proj",), ("out_proj",)),
-    }
-)
 _INDEXED: Mapping[str, str] = MappingProxyType({"q_a_proj": "wk", "q_b_proj": "wq_b"})
 """Which of an indexer's projections is given what one of the mixer is."""
 
@@ -203,7 +175,7 @@ def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
         unlike = mixer.o_norm is not None or mixer.v_norm is not None or mixer.clip is not None
         source = None if unlike or mixer.values_of_keys else "self_attn.v_proj"
         return Stage(first, _attention_input, norm), Stage(("self_attn.o_proj",), _heads, source)
-    first, *others = _MIXER_STAGES[type(mixer)]
+    first, *others = mixer.projections
     names = tuple(name for name in first if hasattr(part, name))
     stages = [Stage((*(f"{mixer.name}.{name}" for name in names), *_indexed(layer, names)), _attention_input, norm)]
     for (name,) in others:

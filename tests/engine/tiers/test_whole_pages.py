@@ -10,7 +10,7 @@ import pytest
 
 from llmjax.engine.core.tier import KeptPage
 from llmjax.engine.tiers.whole_pages import PageParts, WholePageFormat
-from llmjax.parallel.shares import HeadShares
+from llmjax.models.layers.shares import HeadShares
 
 LAYERS, HEADS = 4, 3
 WHOLE = np.random.default_rng(0).normal(size=(LAYERS, 2, HEADS, 4, 1)).astype(np.float32)

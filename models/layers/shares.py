@@ -6,6 +6,7 @@ has less than others. So every device has arrays of one shape, and what stands f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -108,3 +109,20 @@ def of_entries(share: Share, size: int) -> Share:
     """A share of units as one of the entries that each unit has ``size`` of."""
     entries = share[..., None] * size + np.arange(size)
     return np.where(share[..., None] == NOTHING, NOTHING, entries).reshape(len(share), -1)
+
+
+def joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:
+    """A share of parts that the whole has one after another, of ``sizes`` entries."""
+    starts = np.cumsum([0, *sizes[:-1]])
+    moved = [np.where(share == NOTHING, NOTHING, share + start) for share, start in zip(shares, starts, strict=True)]
+    return np.concatenate(moved, axis=1)
+
+
+def channel_groups(channels: int) -> int:
+    """How many groups of channels there are that stay together."""
+    return -(-channels // UNITS[-1])
+
+
+def unknown_axis(axis: str) -> ValueError:
+    """An error to raise about a logical axis that no parameter of a mixer has."""
+    return ValueError(f"the mixer has no axis {axis!r}")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax.sharding import AbstractMesh
 
 from llmjax.kernels.sharding import Sharding, own_range, sharded
-from llmjax.parallel.shares import NOTHING, UNITS, HeadShares, even_share, inner_share, of_entries, spread_share
+from llmjax.models.layers.shares import NOTHING, UNITS, HeadShares, even_share, inner_share, of_entries, spread_share
 
 DEVICES = st.integers(1, 9)
 
