@@ -91,7 +91,7 @@ class _Blocks:
 
 
 def _blocks(chosen: jax.Array, shares: jax.Array, num_experts: int) -> _Blocks:
-    # What has no share is sorted behind the last expert.
+    # What has no share is sorted after the last expert.
     keys = jnp.where(shares == 0, num_experts, chosen).reshape(-1)
     counts = jnp.bincount(keys, length=num_experts)
     # Twice the mean, so that most experts fill one block, and an even choice wastes at most half of it.

@@ -27,7 +27,7 @@ class QTensor:
         words: u32 [..., tiles, words of a record, tile]. Rows are dealt out in tiles whose words lie side by side: a
             vector of words holds the same columns of consecutive rows. The last tile is filled up with rows of zeros.
         columns: i32 [in], of a stack [..., in], the logical column of each stored one; None: the same.
-        format: of a row.
+        format: how a row is stored.
         size_out: rows.
         dtype: float type that products take dequantized weights in.
         activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns;

@@ -63,7 +63,7 @@ class Sharding:
     in_memory: bool = False
 
     def spec(self, axes: Axes) -> PartitionSpec:
-        """As JAX has it."""
+        """The same axes as JAX's ``PartitionSpec``."""
         return PartitionSpec(*(None if name is None else getattr(self.rules, name) for name in axes.names))
 
     def placed(self, axes: Axes) -> NamedSharding:

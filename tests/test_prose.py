@@ -32,7 +32,6 @@ UNREAD = (
     "llmjax/parallel",
     "llmjax/quantization",
     "llmjax/settings.py",
-    "kernels",
     "llmjax/weights",
     "models",
     "tests",

@@ -142,7 +142,7 @@ def _stored(pages: KVPages, page: jax.Array, offset: jax.Array) -> jax.Array:
         return x * scale + zero
     if not pages.layout.token_scales:
         return x
-    elements = 1 if pages.in_words else 4  # of a scale, behind the values
+    elements = 1 if pages.in_words else 4  # of a scale, after the values
     row, column = jnp.divmod(elements * offset[..., None] + jnp.arange(elements), pages.data.shape[-1])
     bits = pages.data[page[..., None], 0, 0, pages.page_size + row, column]
     scales = jax.lax.bitcast_convert_type(bits[..., 0] if pages.in_words else bits, jnp.float32)

@@ -78,7 +78,7 @@ def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, places: jax.Arra
     values, scales = pages.encode(k, v)
     data = pages.data.at[page, part, head, offset].set(values)
     if scales is not None:
-        elements = 1 if pages.in_words else 4  # of a scale, behind the values
+        elements = 1 if pages.in_words else 4  # of a scale, after the values
         row, column = jnp.divmod(elements * offset[..., None] + jnp.arange(elements), columns)
         stored = jax.lax.bitcast_convert_type(scales, data.dtype).reshape(*scales.shape, elements)  # [T, parts, K, ·]
         at = (page[..., None], part[..., None], head[:, None], pages.page_size + row, column)
@@ -214,7 +214,7 @@ def _most_blocks(batch: RaggedBatch, per_block: int, page_size: int, keys: int |
 
 
 def product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Of numbers of one type, in f32. "highest" keeps f32 in f32 where a device would use less; others are exact."""
+    """A product of one type's numbers, in f32. "highest" keeps f32 where a device would use less; others are exact."""
     return jnp.einsum(letters, x, y, precision="highest", preferred_element_type=jnp.float32)
 
 

@@ -84,7 +84,8 @@ def mlp(
 
     Args:
         x: f32 [T, D].
-        batch: whose tokens they are: padding behind them comes out as zeros, and takes no time; None: there is none.
+        batch: the batch whose tokens they are: padding after them comes out as zeros and takes no time; None: all are
+            computed.
         activation: a key of ACTIVATION_NUMBERS.
         residual: False: only the product of ``down``, without bias, ``after`` and x.
 
@@ -123,7 +124,7 @@ def attention_block(
     rules: AttentionRules,
     residual: bool = True,
 ) -> tuple[jax.Array, KVPages]:
-    """The attention half of a layer. A page or place out of range is an error, not a stray write; padding behind the
+    """The attention sublayer of a layer. A page or place out of range is an error, not a stray write; padding after the
     batch's tokens comes out as zeros, and takes no time.
 
     Args:

@@ -126,7 +126,7 @@ class _Compiler:
         self.run(*self.flags, *flags, "-isystem", str(HEADERS), f"-I{SOURCES}", "-c", str(source), "-o", str(target))
 
     def digest(self) -> str:
-        """Of what compiles the library and of what, whichever instruction sets for."""
+        """A digest of the compiler and the sources, whichever instruction sets they are compiled for."""
         version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
         found = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, ZIG_ARM, BY_ISA)).encode())
         for folder in (SOURCES, SOURCES / "by_isa", SOURCES / "units", FFI_HEADERS):
@@ -199,7 +199,7 @@ def build(
         progress: is told how many files are compiled, and of how many: of none first; not called if nothing is.
 
     Raises:
-        BuildError: with what the compiler said, how to get one, or which targets there are.
+        BuildError: says what the compiler said, how to get one, or which targets there are.
     """
     if target is not None and target not in TARGETS:
         raise BuildError(f"there is no target {target}; there are: {', '.join(TARGETS)}")
@@ -210,7 +210,7 @@ def build(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of machines, those that a library is for."""
+    """The kind of machine that a library is for."""
 
     command: tuple[str, ...]  # that compiles for it
     extensions: Mapping[str, tuple[str, ...]]
@@ -295,7 +295,7 @@ def compile_alone(source: Path, target: Path, *, isa: str) -> Path:
     """Compiles a source that does not belong to the library into one of its own, for one instruction set.
 
     Raises:
-        BuildError: with what the compiler said, or that it does not know the instruction set.
+        BuildError: says what the compiler said, or that it does not know the instruction set.
     """
     extensions: dict[str, tuple[str, ...]] = {GENERIC: (), **_extensions()}
     compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(None))

@@ -43,7 +43,7 @@ def refuses(weight: jax.Array | QTensor) -> str | None:
 
 
 def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None:
-    """Why something else is faster with so many rows of x; None: the library is."""
+    """Why something else is faster with ``rows`` rows of x; None: the library is."""
     if isinstance(weight, QTensor):
         return None
     if weight.dtype == jnp.float32:

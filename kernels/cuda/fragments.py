@@ -52,8 +52,8 @@ class FragmentPlan:
     """How a product is divided.
 
     Args:
-        rows: of x that a program takes, a multiple of 8.
-        tiles: of the matrix that it takes, of 32 rows each: 1, 2 or 4; the warps of a tile share its columns.
+        rows: rows of x that a program takes, a multiple of 8.
+        tiles: tiles of the matrix that it takes, of 32 rows each: 1, 2 or 4; the warps of a tile share its columns.
         splits: programs that share the columns.
     """
 
@@ -63,14 +63,14 @@ class FragmentPlan:
 
     @classmethod
     def of(cls, rows: int, *, size_out: int, chunks: int) -> FragmentPlan:
-        """For so many rows of x, by arithmetic.
+        """The division for ``rows`` rows of x, by arithmetic.
 
         The fewer rows, the more warps share a tile, which fills a card without splits; with many, x is read less often
         where each warp has a tile of its own.
 
         Args:
             size_out: rows of the matrix.
-            chunks: of a row of it.
+            chunks: chunks of a row of the matrix.
         """
         block = min(MOST_ROWS, -(-rows // COLUMN_ROWS) * COLUMN_ROWS)
         tiles = 1 if block <= 16 else 2 if block <= 32 else 4
@@ -107,7 +107,7 @@ def products(
 
     Args:
         x: [blocks * plan.rows, in]; rounded to bf16.
-        stacks: of one format, which `refuses` does not refuse.
+        stacks: stacks of matrices of one format, which `refuses` does not refuse.
         matrix: i32 [blocks], which of a stack; where negative, nothing is computed and sums are zero. None: the first.
         interpret: run as XLA operations on any device.
     """
@@ -195,7 +195,7 @@ class _Kernel:
 
     @property
     def num_steps(self) -> int:
-        """Of a row of the matrix."""
+        """Steps over a row of the matrix."""
         return -(-self.form.num_chunks // STEP)
 
     @property
@@ -243,13 +243,13 @@ class _Kernel:
         runs = 2 * STEP // self.run  # of a step
 
         def fetch(index: Any) -> tuple[Any, Any]:
-            here = jnp.minimum(first + index * self.parts, self.num_steps - 1)  # behind the row, what multiplies zeros
+            here = jnp.minimum(first + index * self.parts, self.num_steps - 1)  # after the row, what multiplies zeros
             return self._fetch(_Records(threads, words, base, here * STEP), c)
 
         def step(index: jax.Array, state: Any) -> Any:
             codes, lines, sums = state
             ahead = fetch(index + 1)
-            here = jnp.minimum(first + index * self.parts, self.num_steps)  # behind the row there are zeros
+            here = jnp.minimum(first + index * self.parts, self.num_steps)  # after the row there are zeros
             start = column_tile * (self.num_steps + 1) + here  # of the steps of all column tiles
             x_at, sums_at = start * (STEP * 256) + 8 * lane, start * (runs * 16) + 4 * c
             found = [threads.constant(0.0)] * self.num_sums
@@ -276,7 +276,7 @@ class _Kernel:
         self._write(place, refs, sums, thread=thread, tile=tile, part=part)
 
     def _fetch(self, records: _Records, c: jax.Array) -> tuple[Any, Any]:
-        """Words of the codes and lines of the runs of a step; behind the row, those of its last chunk."""
+        """Words of the codes and lines of the runs of a step; after the row, those of its last chunk."""
         form, bits = self.form, self.form.codes.bits
         whole = form.num_chunks % STEP == 0
         chunks = [records.chunk + i for i in range(STEP)]
@@ -301,7 +301,7 @@ class _Kernel:
         return codes, lines if self.shifts else [(gain, gain) for gain, _ in lines]
 
     def _pair(self, words: list[jax.Array], s: int, odd: int) -> jax.Array:
-        """Of each record, two numbers of `fragment_line` as bf16: columns ``16 * s + 4 * c + odd`` and two further."""
+        """Two numbers of each record's `fragment_line` as bf16: columns ``16 * s + 4 * c + odd`` and two further."""
         codes = self.form.codes
         if codes.kind == "int":  # the seven low bits, and -128 or, by the highest, -256
             word = words[s] >> np.uint32(8 * odd)

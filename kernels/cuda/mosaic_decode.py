@@ -173,7 +173,7 @@ class _Heads:
     group: int
 
     def of(self, column: jax.Array) -> jax.Array:
-        """That of a column; columns behind the last one repeat it, as threads must that write to one place."""
+        """The query head of a column; columns after the last repeat it, since several threads write to one place."""
         return self.first + jnp.minimum(self.block + column, self.group - 1)
 
 
@@ -205,7 +205,7 @@ class _Attend:
 
     @property
     def columns(self) -> int:
-        """Of a thread."""
+        """Columns of a thread."""
         return 2 * self.tiles
 
     @property
@@ -214,7 +214,7 @@ class _Attend:
 
     @property
     def num_shares(self) -> int:
-        """Of a thread: it has those dims of a value that one of 8 lanes reads."""
+        """Shares of a thread: it has those dims of a value that one of 8 lanes reads."""
         return self.layout.head_dim // (8 * DIMS) * self.columns
 
     @property
@@ -306,7 +306,7 @@ class _Attend:
 
         Args:
             k: four keys, for all depths.
-            queries: of each tile, from `_queries`.
+            queries: factors of each tile, from `_queries`.
         """
         threads = self.threads
         found: list[jax.Array] = []
@@ -343,8 +343,8 @@ class _Attend:
         return found
 
     def _masks(self, keys: _Keys, key: jax.Array) -> list[jax.Array]:
-        """What remains of words of two values, of each of four keys and the fourth behind it: floats that nobody sees
-        may be NaN, which no weight of zero makes harmless."""
+        """Masks for words of two values, those of each of four keys and of the key four further: floats that nobody
+        sees may be NaN, which no weight of zero makes harmless."""
         low, high = (
             jnp.where(keys.visible(k), np.uint32(bits), np.uint32(0))
             for k, bits in ((key, 0xFFFF), (key + 4, 0xFFFF0000))
@@ -352,7 +352,7 @@ class _Attend:
         return [self.threads.spread(low | high, i) for i in range(4)]
 
     def _shares(self, peak: jax.Array, totals: list[jax.Array], sums: list[jax.Array]) -> list[Share]:
-        """Of each 8 dims of a thread, of each column."""
+        """The share of each 8 dims of a thread and each column."""
         threads, total = self.threads, self.threads.reduced(totals, "sum", LANES_OF_KEYS)
         tiles = self.numbers.width // 4
         each = tiles * self.columns  # sums that are read as one

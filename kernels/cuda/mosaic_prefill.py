@@ -158,7 +158,7 @@ class _Kernel:
                     pl.when(block >= STAGES)(partial(mosaic.barrier_wait, read.at[stage]))
                     for i in range(KEYS // self.page_size):
                         number = (first + block) * (KEYS // self.page_size) + i
-                        last = jax.lax.div(have - 1, jnp.int32(self.page_size))  # behind it, what may be anything
+                        last = jax.lax.div(have - 1, jnp.int32(self.page_size))  # after it the table may hold anything
                         page = first_page + table[row * self.table_width + jnp.minimum(number, last)]
                         place = memory.at[stage, pl.ds(i * self.page_size, self.page_size)]
                         mosaic.copy_gmem_to_smem(data.at[page, part, head], place, filled.at[stage])
@@ -261,7 +261,7 @@ class _Kernel:
         return found
 
     def _clear(self, values: Any, count: jax.Array) -> None:
-        """Values behind the first so many become zeros: pages may hold what is not a number where nobody has written.
+        """Values after the first ``count`` become zeros: pages may hold NaN where nobody has written.
         Both warpgroups do it, with the same outcome."""
 
         @pl.when(count < KEYS)

@@ -50,7 +50,7 @@ class Share:
         at: tuple[Any, ...] = (),
         busy: jax.Array | None = None,
     ) -> Share:
-        """Of this program, whose place in the grid is (outputs, split, ...).
+        """The share of this program, whose place in the grid is (outputs, split, ...).
 
         Args:
             busy: where false, nothing is read and sums are zero; None: true, and the loop has a static length.

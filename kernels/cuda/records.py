@@ -35,7 +35,7 @@ class Place:
     num_chunks: int  # of the matrix
 
     def further(self, chunks: jax.Array) -> Place:
-        """The part so many chunks behind this one."""
+        """The part that is ``chunks`` chunks after this one."""
         return replace(self, chunk=self.chunk + chunks)
 
     def read(self, word: jax.Array) -> jax.Array:
@@ -102,7 +102,7 @@ def code_words(place: Place, word: Any, codes: Codes) -> list[jax.Array]:
     """What holds the codes of the columns of a word: u32 [C, N] for each plane.
 
     Args:
-        word: of the widest plane; a number, or an i32 in a loop.
+        word: number of a word of the widest plane; an int, or an i32 in a loop.
     """
     found, low = [], 0
     for width in PLANES[codes.bits]:

@@ -53,7 +53,7 @@ def by_shifts(
     offset = index - batch.query_start[row]
 
     def back(count: int, at: jax.Array) -> jax.Array:
-        """The inputs so many tokens before those at ``at``."""
+        """The inputs ``count`` tokens before those at ``at``."""
         missing = count - offset[at]  # tokens before the row's first
         own, kept = x[jnp.maximum(at - count, 0)], before[row[at], jnp.clip(width - 1 - missing, 0, width - 2)]
         return jnp.where((missing > 0)[:, None], kept, own)
