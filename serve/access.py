@@ -99,7 +99,7 @@ class OriginCheck:
 def _unknown_origin(origin: str | None) -> ApiError:
     whose = "another site" if origin is None else f"the origin {origin[:100]!r}"
     return ApiError(
-        f"requests of pages of {whose} are refused; --allowed-origins names origins whose pages may use this server",
+        f"requests from pages of {whose} are refused; --allowed-origins names the origins whose pages may use this server",
         status=403,
         code="unknown_origin",
     )

@@ -64,7 +64,7 @@ class Server:
         if name and not config.any_name and name not in known:
             raise ApiError(
                 f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}` "
-                "(--served-model-name NAME '*' of the server takes any name)",
+                "(a server with --served-model-name NAME '*' takes any name)",
                 status=404,
                 param="model",
                 code="model_not_found",

@@ -126,14 +126,14 @@ class Conversations(OwnedStore[Conversation]):
         }
         if clash := next((one for one, given in clashes.items() if given), None):
             raise ApiError(
-                f"`{clash}` cannot be combined with `{name}`: one answer, and a whole one, is kept",
+                f"`{clash}` cannot be combined with `{name}`: a conversation keeps one whole answer",
                 param=clash,
                 code="invalid_value",
             )
         id = body.conversation_id or f"conv_{uuid.uuid4().hex}"
         found = self.find(owner, id) or Conversation(id=id, owner=owner)
         if found.running:
-            message = f"the conversation {cut(id)!r} is being gone on with by another request"
+            message = f"another request is continuing the conversation {cut(id)!r}"
             raise ApiError(message, status=409, param=name, code="conflict")
         if len(found.messages) + len(body.messages) > MAX_MESSAGES or found.size > self._most_request_bytes:
             message = f"the conversation {cut(id)!r} has become too long; begin another"

@@ -98,7 +98,7 @@ class OwnedStore(Generic[T]):
             ApiError: 404, there is none.
         """
         if (found := self.find(owner, id)) is None:
-            message = f"there is no {self._noun} {cut(id)!r}, or it is not kept any more"
+            message = f"there is no {self._noun} {cut(id)!r}, or it is no longer kept"
             raise ApiError(message, status=404, param=field, code="not_found")
         return found
 

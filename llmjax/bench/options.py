@@ -64,7 +64,7 @@ class LoadReportOptions(ReportOptions):
         several=True,
     )
     save_result: bool = setting(False, "write the result to a file of its own, named after the run")
-    append_result: bool = setting(False, "the same, as one more line of a file that may be there")
+    append_result: bool = setting(False, "append the result as one line to such a file")
     result_dir: str | None = setting(None, "folder of that file (default: the current one)")
     result_filename: str | None = setting(None, "its name (default: LABEL-RATEqps-MODEL-TIME.json)")
     label: str | None = setting(None, "what the result calls the run (default: the backend)")

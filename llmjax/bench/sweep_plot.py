@@ -39,17 +39,17 @@ class PlotOptions:
     """What is drawn; names follow vLLM's."""
 
     fig_dir: str = setting("", "folder of the figures, in that of the results (default: that itself)", section="plot")
-    fig_by: Sequence[str] = setting((), "variables: a figure for each combination of what they are")
+    fig_by: Sequence[str] = setting((), "variables: one figure for each combination of their values")
     row_by: Sequence[str] = setting((), "the same for rows of a figure")
     col_by: Sequence[str] = setting((), "the same for columns")
     curve_by: Sequence[str] = setting((), "the same for curves")
-    var_x: str = setting("request_throughput", "variable to the right")
+    var_x: str = setting("request_throughput", "variable of the horizontal axis")
     var_y: str = setting("p99_e2el_ms", "variable upwards")
-    filter_by: Sequence[str] = setting((), "only runs of which this holds: max_concurrency<1000,backend==openai")
+    filter_by: Sequence[str] = setting((), "only runs that meet this: max_concurrency<1000,backend==openai")
     bin_by: Sequence[str] = setting((), "round variables down to multiples: request_throughput%1")
-    scale_x: str = setting("linear", "scale to the right", choices=SCALES)
+    scale_x: str = setting("linear", "scale of the horizontal axis", choices=SCALES)
     scale_y: str = setting("linear", "scale upwards", choices=SCALES)
-    fig_name: str = setting("", "what names of the files begin with (default: what is drawn)")
+    fig_name: str = setting("", "prefix of the files' names (default: what is drawn)")
     dry_run: bool = setting(False, "name the figures, and draw none")
 
     def __post_init__(self) -> None:

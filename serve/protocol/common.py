@@ -234,9 +234,9 @@ class GenerationRequest(ApiModel):
 
     reasons: ClassVar[Mapping[str, str]] = {
         "watermarking": "is not supported: tokens are sampled without a watermark",
-        "early_stopping": "is not supported: a search knows itself when it ends",
+        "early_stopping": "is not supported: a beam search decides itself when it ends",
         "ec_transfer_params": "is not supported: models read and write text only",
-        "routed_experts_prompt_start": "is not supported: which experts tokens go to is not told",
+        "routed_experts_prompt_start": "is not supported: the experts that tokens go to are not reported",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
         "no_stop_trim": "is not supported; include_stop_str_in_output keeps stop strings",
         "separate_reasoning": "is not supported; start the server without a reasoning parser, or leave it out",

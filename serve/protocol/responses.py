@@ -123,7 +123,7 @@ class ResponsesRequest(InputRequest):
         "enable_response_messages": "is not supported; /v1/chat/completions has return_prompt_text",
         "previous_input_messages": "is not supported: send the items of earlier turns in `input`",
         "previous_response": "is not supported: send its items in `input`, or use previous_response_id",
-        "conversation": "is not supported; previous_response_id goes on with an earlier response",
+        "conversation": "is not supported; previous_response_id continues an earlier response",
         "prompt": "is not supported: there are no stored prompts; send instructions and input",
         "moderation": "is not supported: answers are not judged",
     }

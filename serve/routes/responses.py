@@ -219,7 +219,7 @@ async def _dereferenced(server: Server, items: list[Item], owner: str) -> list[I
     found = await asyncio.to_thread(find_items, server.responses.all(owner), ids)
     for i, id in places.items():
         if id not in found:
-            message = f"there is no item {cut(id)!r}, or its response is not kept (any more)"
+            message = f"there is no item {cut(id)!r}, or its response is not kept or no longer kept"
             raise ApiError(message, status=404, param=f"input.{i}.id", code="not_found")
     if sum(len(orjson.dumps(item)) for item in found.values()) > server.limits.bytes:
         message = f"the items that are referred to take more than {server.limits.bytes} bytes"

@@ -259,7 +259,7 @@ def test_the_first_sigterm_of_another_rank_is_left_to_rank_0(caplog: pytest.LogC
     try:
         _end_with_rank_0()
         signal.raise_signal(signal.SIGTERM)
-        assert caplog.messages == ["SIGTERM: this rank ends when rank 0 does; another one ends it at once"]
+        assert caplog.messages == ["SIGTERM: this rank ends when rank 0 does; a second SIGTERM ends it at once"]
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
