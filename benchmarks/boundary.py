@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
     machine, date = this_machine(), datetime.now(UTC).date().isoformat()
     Console(width=160).print(table_of(runs, title=f"{own.streams} streams; {machine}; {date}"))
     if output_json is not None:
-        found = [{"round": run.round, "engine": run.place, **run.result.as_json()} for run in runs]
-        write_json(Path(output_json), {"date": date, "machine": dataclasses.asdict(machine), "runs": found})
+        results = [{"round": run.round, "engine": run.place, **run.result.as_json()} for run in runs]
+        write_json(Path(output_json), {"date": date, "machine": dataclasses.asdict(machine), "runs": results})
     return int(any(run.result.failed for run in runs))
 
 

@@ -177,7 +177,7 @@ def best(problem: Problem, seconds: Callable[[Sequence[Choice]], list[float]]) -
 
 def timed(problem: Problem, sizes: Sizes, console: Console) -> Callable[[Sequence[Choice]], list[float]]:
     """Measures choices, each once: compiled side by side, and run one after the other."""
-    known: dict[tuple[tuple[str, int], ...], float] = {}
+    measured: dict[tuple[tuple[str, int], ...], float] = {}
 
     def name_of(choice: Choice) -> tuple[tuple[str, int], ...]:
         return tuple(sorted({**problem.start, **choice}.items()))
@@ -193,13 +193,13 @@ def timed(problem: Problem, sizes: Sizes, console: Console) -> Callable[[Sequenc
             return None
 
     def seconds(choices: Sequence[Choice]) -> list[float]:
-        new = {name_of(choice): choice for choice in choices if name_of(choice) not in known}
+        new = {name_of(choice): choice for choice in choices if name_of(choice) not in measured}
         with ThreadPoolExecutor() as threads:
             calls = list(threads.map(ready, new.values()))
         for name, call in zip(new, calls, strict=True):
             taken = fastest(call, sizes.calls) if call else float("inf")
-            known[name] = taken / (problem.layers * sizes.times)
-        return [known[name_of(choice)] for choice in choices]
+            measured[name] = taken / (problem.layers * sizes.times)
+        return [measured[name_of(choice)] for choice in choices]
 
     return seconds
 

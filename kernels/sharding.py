@@ -140,8 +140,8 @@ def all_sum(partial: Tree, name: str) -> Tree:
     place = [field.name for field in fields(ShardingRules)].index(name)
     leaves, tree = jax.tree.flatten(partial)
     (leaf,) = leaves
-    found: Tree = jax.tree.unflatten(tree, [shared_sum(leaf, own_number(name), place=place)])
-    return found
+    sums: Tree = jax.tree.unflatten(tree, [shared_sum(leaf, own_number(name), place=place)])
+    return sums
 
 
 def own_number(name: str) -> jax.Array | int:

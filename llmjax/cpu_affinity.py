@@ -225,8 +225,8 @@ def format_cpu_list(cores: frozenset[int]) -> str:
 
 
 def _names(nodes: Iterable[int]) -> str:
-    found = sorted(set(nodes))
-    return f"node{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+    numbers = sorted(set(nodes))
+    return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _allowed() -> frozenset[int]:

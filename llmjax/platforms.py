@@ -216,10 +216,10 @@ def devices_of(platform: str) -> list[jax.Device]:
         ConfigError: there are none.
     """
     try:
-        found: list[jax.Device] = jax.devices() if platform == "auto" else jax.devices(_registered(platform))
+        devices: list[jax.Device] = jax.devices() if platform == "auto" else jax.devices(_registered(platform))
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
         raise ConfigError(_not_there(platform, str(error))) from error
-    return found
+    return devices
 
 
 def _registered(name: str) -> str:
@@ -262,19 +262,19 @@ def _not_there(name: str, error: str) -> str:
         there = "none"
     wanted = os.environ.get("JAX_PLATFORMS", "")
     named = set(wanted.split(",")) & {*CUDA_NAMES}
-    said = f"device {name!r} is not available (there is: {there})"
+    message = f"device {name!r} is not available (there is: {there})"
     why = error.splitlines()[0] if error else f"JAX finds no device of JAX_PLATFORMS={wanted}"
     if name not in CUDA_NAMES and not (name == "auto" and named):
-        return f"{said}: {why}; docs/plugins.md says how plug-ins are found"
+        return f"{message}: {why}; docs/plugins.md says how plug-ins are found"
     if cuda_plugin() is None:
         advice = "pip install 'jax[cuda13]' (drivers older than 580: jax[cuda12])"
-        return f"{said}: JAX has no plug-in for NVIDIA GPUs; {advice}"
+        return f"{message}: JAX has no plug-in for NVIDIA GPUs; {advice}"
     if wanted and not named:
-        return f"{said}: JAX_PLATFORMS={wanted} leaves it out"
+        return f"{message}: JAX_PLATFORMS={wanted} leaves it out"
     driver = nvidia_cards()
     if driver is None:
-        return f"{said}: {cuda_plugin()} finds no driver, and nvidia-smi does not run; see docs/cuda.md"
-    return f"{said}, though nvidia-smi lists {driver}: {why}"
+        return f"{message}: {cuda_plugin()} finds no driver, and nvidia-smi does not run; see docs/cuda.md"
+    return f"{message}, though nvidia-smi lists {driver}: {why}"
 
 
 def nvidia_cards() -> str | None:

@@ -60,8 +60,8 @@ class Server:
         A server that was started on a folder and given no other name may be called by that folder too.
         """
         config = self.engine.config
-        known = {self.engine.info.model_name, *(config.served_names or (config.model,))}
-        if name and not config.any_name and name not in known:
+        names = {self.engine.info.model_name, *(config.served_names or (config.model,))}
+        if name and not config.any_name and name not in names:
             raise ApiError(
                 f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}` "
                 "(a server with --served-model-name NAME '*' takes any name)",

@@ -131,16 +131,19 @@ class Conversations(OwnedStore[Conversation]):
                 code="invalid_value",
             )
         id = body.conversation_id or f"conv_{uuid.uuid4().hex}"
-        found = self.find(owner, id) or Conversation(id=id, owner=owner)
-        if found.running:
+        conversation = self.find(owner, id) or Conversation(id=id, owner=owner)
+        if conversation.running:
             message = f"another request is continuing the conversation {cut(id)!r}"
             raise ApiError(message, status=409, param=name, code="conflict")
-        if len(found.messages) + len(body.messages) > MAX_MESSAGES or found.size > self._most_request_bytes:
+        if (
+            len(conversation.messages) + len(body.messages) > MAX_MESSAGES
+            or conversation.size > self._most_request_bytes
+        ):
             message = f"the conversation {cut(id)!r} has become too long; begin another"
             raise ApiError(message, param=name, code="invalid_value")
-        found.running = True
-        self.put(found)
-        return ConversationTurn(self, found, body.messages)
+        conversation.running = True
+        self.put(conversation)
+        return ConversationTurn(self, conversation, body.messages)
 
     def add(self, conversation: Conversation, messages: list[bytes]) -> None:
         """Adds messages, unless the conversation has been forgotten meanwhile."""
@@ -179,13 +182,13 @@ class Joined:
 
     def message(self) -> dict[str, Any]:
         """All of them as one."""
-        found: dict[str, Any] = {name: "".join(parts) for name, parts in self._texts.items()}
+        fields: dict[str, Any] = {name: "".join(parts) for name, parts in self._texts.items()}
         if self._calls:
-            found["tool_calls"] = [
+            fields["tool_calls"] = [
                 whole_call(call["type"], id=call["id"], name=call[call["type"]]["name"], written="".join(arguments))
                 for call, arguments in zip(self._calls, self._arguments, strict=True)
             ]
-        return {"content": "", **found}
+        return {"content": "", **fields}
 
 
 class UntilAnswered:

@@ -43,7 +43,7 @@ def from_chat(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     Raises:
         ApiError: a custom tool is not one.
     """
-    found: dict[str, InputForm | None] = {}
+    forms: dict[str, InputForm | None] = {}
     functions = []
     for i, tool in enumerate(tools):
         if tool.get("type") != "custom":
@@ -52,8 +52,8 @@ def from_chat(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
         path = f"tools.{i}.custom"
         flat = _flat(tool.get("custom"), path)
         functions.append(as_function(flat, path))
-        found[flat["name"]] = input_form(flat, path)
-    return functions, found
+        forms[flat["name"]] = input_form(flat, path)
+    return functions, forms
 
 
 def chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:

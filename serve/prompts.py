@@ -251,12 +251,12 @@ async def completion_prompts(
                 field="prompt",
                 literal=literal,
             )
-        found = EncodedPrompt(prompt)
+        encoded = EncodedPrompt(prompt)
         if echo and tokenizer is not None:
-            found = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
+            encoded = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
         if truncation is None:
-            return found
-        return replace(truncation, skip_special_tokens=skip_special_tokens).apply(server, found)
+            return encoded
+        return replace(truncation, skip_special_tokens=skip_special_tokens).apply(server, encoded)
 
     size = sum(map(len, prompts)) if texts else 0
     if suffix:
@@ -274,7 +274,8 @@ def check_queue(server: Server, *, prompts: int, choices: int, field: str = "pro
     if (prompts - 1) * choices >= limit:
         raise ApiError(
             f"{prompts} prompts, each with n = {choices}, are more than this server takes: at most "
-            f"{config.max_num_seqs} sequences run (--max-num-seqs) and {config.max_num_queued_reqs} wait (--max-num-queued-reqs)",
+            f"{config.max_num_seqs} sequences run (--max-num-seqs) and {config.max_num_queued_reqs} wait "
+            "(--max-num-queued-reqs)",
             param=field,
             code="invalid_value",
         )

@@ -53,7 +53,7 @@ async def _run_one(
     (prompt,), (params,) = job.prompts, job.params
     most = params.max_tokens or 1
     limit = min(budget.tokens, most)
-    said: list[int] = []
+    written_ids: list[int] = []
     text = ""
     if limit:
         reader = form.reader()
@@ -61,9 +61,9 @@ async def _run_one(
         async with aclosing(run_job(engine, replace(job, params=[first]))) as parts:
             async for part in parts:
                 (choice,) = part.output.outputs
-                said += choice.token_ids
+                written_ids += choice.token_ids
                 text += choice.text
-                if choice.finish_reason == "length" and len(said) < most:
+                if choice.finish_reason == "length" and len(written_ids) < most:
                     choice.finish_reason = None
                 reader.read(choice)
                 yield part
@@ -74,19 +74,21 @@ async def _run_one(
         reasons = form.begins_with_reasoning
     if reasons:
         text += budget.end
-        end_ids = budget.end_ids[: most - len(said)]
-        said += end_ids
+        end_ids = budget.end_ids[: most - len(written_ids)]
+        written_ids += end_ids
         end = CompletionOutput(index=0, text=budget.end, token_ids=end_ids)
-        if len(said) == most:
+        if len(written_ids) == most:
             end.finish_reason = "length"
-        yield JobOutput(0, RequestOutput(job.id, None, [], [end], finished=len(said) == most))
-    if len(said) < most:
-        second = params.clone(**_share(params, before=len(said), tokens=most - len(said)), prompt_logprobs=None)
+        yield JobOutput(0, RequestOutput(job.id, None, [], [end], finished=len(written_ids) == most))
+    if len(written_ids) < most:
+        second = params.clone(
+            **_share(params, before=len(written_ids), tokens=most - len(written_ids)), prompt_logprobs=None
+        )
         rest = replace(
             job,
-            prompts=[EncodedPrompt(prompt.token_ids + said)],
+            prompts=[EncodedPrompt(prompt.token_ids + written_ids)],
             params=[second],
-            written=len(said),
+            written=len(written_ids),
             reading=None if job.reading is None else job.reading.after(text),
         )
         async with aclosing(run_job(engine, rest)) as parts:
@@ -107,12 +109,12 @@ async def collect_within(
             (choice,) = part.output.outputs
             tally.add_tokens(choice)
             whole = whole or part.output
-            said = answers.setdefault(choice.index, choice)
-            if said is choice:
+            answer = answers.setdefault(choice.index, choice)
+            if answer is choice:
                 continue
-            said.text += choice.text
-            said.token_ids += choice.token_ids
-            said.finish_reason, said.stop_reason = choice.finish_reason, choice.stop_reason
+            answer.text += choice.text
+            answer.token_ids += choice.token_ids
+            answer.finish_reason, answer.stop_reason = choice.finish_reason, choice.stop_reason
     assert whole is not None
     whole.outputs = [answers[index] for index in sorted(answers)]
     return whole

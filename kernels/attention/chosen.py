@@ -127,8 +127,8 @@ def _some_at_a_time(compute: Callable[..., jax.Array], *arrays: jax.Array) -> ja
     more = -tokens % side_by_side
     padded = (jnp.pad(x, ((0, more), *[(0, 0)] * (x.ndim - 1)), mode="edge") for x in arrays)
     blocks = tuple(x.reshape(-1, side_by_side, *x.shape[1:]) for x in padded)
-    found = jax.lax.map(lambda block: compute(*block), blocks)
-    return found.reshape(-1, *found.shape[2:])[:tokens]
+    results = jax.lax.map(lambda block: compute(*block), blocks)
+    return results.reshape(-1, *results.shape[2:])[:tokens]
 
 
 def _stored(pages: KVPages, page: jax.Array, offset: jax.Array) -> jax.Array:

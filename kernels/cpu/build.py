@@ -128,11 +128,11 @@ class _Compiler:
     def digest(self) -> str:
         """A digest of the compiler and the sources, whichever instruction sets they are compiled for."""
         version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
-        found = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, ZIG_ARM, BY_ISA)).encode())
+        state = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, ZIG_ARM, BY_ISA)).encode())
         for folder in (SOURCES, SOURCES / "by_isa", SOURCES / "units", FFI_HEADERS):
             for path in sorted(path for path in folder.iterdir() if path.is_file()):
-                found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
-        return found.hexdigest()
+                state.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
+        return state.hexdigest()
 
     def native_sets(self, extensions: Mapping[str, tuple[str, ...]]) -> set[str]:
         """The instruction sets that this machine uses; all, where what is compiled does not run here."""
@@ -171,10 +171,10 @@ class _Contents:
         """Whether a file is of the same sources and holds as much."""
         if not library.exists():
             return False
-        found = re.search(self.digest.encode() + rb" (portable|local) with ([a-z0-9 ]+)", library.read_bytes())
-        if found is None or (self.portable and found[1] != b"portable"):
+        label = re.search(self.digest.encode() + rb" (portable|local) with ([a-z0-9 ]+)", library.read_bytes())
+        if label is None or (self.portable and label[1] != b"portable"):
             return False
-        return self.sets <= set(found[2].decode().partition(" without ")[0].split())
+        return self.sets <= set(label[2].decode().partition(" without ")[0].split())
 
 
 def build(
@@ -375,10 +375,10 @@ def _find_compiler(extensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]
         if not command or shutil.which(command[0]) is None:
             raise BuildError(f"there is no C++ compiler {chosen}, as CXX names it")
         return command
-    found = [_Compiler(command=(name,), flags=()) for name in COMPILERS if _works(name)]
-    if not found:
+    usable = [_Compiler(command=(name,), flags=()) for name in COMPILERS if _works(name)]
+    if not usable:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)} or $CXX); to get one: {_install_command()}")
-    return max(found, key=lambda compiler: sum(map(compiler.accepts, extensions.values()))).command
+    return max(usable, key=lambda compiler: sum(map(compiler.accepts, extensions.values()))).command
 
 
 def _works(name: str) -> bool:

@@ -74,8 +74,8 @@ def attach(name: str, devices: int) -> None:
     except OSError as error:
         raise NotShared(f"{FOLDER}: {error.strerror}") from error
     try:
-        found = os.fstat(file)
-        if found.st_uid != os.getuid() or found.st_size != size or not _native().llmjax_shared_open(file, *shape):
+        status = os.fstat(file)
+        if status.st_uid != os.getuid() or status.st_size != size or not _native().llmjax_shared_open(file, *shape):
             raise NotShared("it is not what was made for these devices")
     finally:
         os.close(file)

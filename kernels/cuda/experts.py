@@ -194,10 +194,10 @@ def _with_fragments(
         chunks = stacks[0].weight.format.num_chunks
         plan = plan.tuned(key, chunks).changed(how.choices.get(key.kernel, {}), chunks)
         matrices = [stack.weight for stack in stacks]
-        found = fragments.products(x, matrices, expert[:, 0], plan, interpret=how.interpret)
+        sums = fragments.products(x, matrices, expert[:, 0], plan, interpret=how.interpret)
         return [
             out if bias is None else (out.reshape(blocks, how.rows, -1) + bias[expert]).reshape(out.shape)
-            for out, bias in zip(found, (stack.bias for stack in stacks), strict=True)
+            for out, bias in zip(sums, (stack.bias for stack in stacks), strict=True)
         ]
 
     inner = gated(activation, *run(x[choice // top], [weights.gate, weights.up])).astype(x.dtype)
@@ -243,15 +243,15 @@ def _product(
     biases = [x if stack.bias is None else stack.bias.astype(jnp.float32) for stack in stacks]
     words = [stack.weight.words if isinstance(stack.weight, QTensor) else stack.weight for stack in stacks]
     kernel = _Kernel(factor, size_out, tuple(stack.bias is not None for stack in stacks), fused)
-    found = launch(
+    results = launch(
         kernel,
         out,
         [factor.prepared(x), work.programs, rows, levels, *words, *biases],
         Launch((-(-size_out // plan.outputs), plan.splits, blocks), plan.warps, plan.stages, how.interpret),
     )
     if fused:
-        return [found[0][0]]
-    sums = [each.sum(0) if plan.splits > 1 else each[0] for each in found]
+        return [results[0][0]]
+    sums = [each.sum(0) if plan.splits > 1 else each[0] for each in results]
     return sums if activation is None else [gated(activation, *sums).astype(x.dtype)]
 
 

@@ -121,7 +121,7 @@ def products(
         arguments.append(_sums_of_runs(x, kernel.run * HALF_CHUNK))
     if matrix is not None:
         arguments.append(matrix)
-    found = []
+    results = []
     for stack in stacks:
         out = launch(
             "fragments",
@@ -133,8 +133,8 @@ def products(
             interpret=interpret,
         )
         sums = out.reshape(plan.splits, len(x), -1)[:, :, : stack.size_out]
-        found.append(sums.sum(0) if plan.splits > 1 else sums[0])
-    return found
+        results.append(sums.sum(0) if plan.splits > 1 else sums[0])
+    return results
 
 
 def subtracted(form: RowFormat) -> int:
@@ -252,18 +252,18 @@ class _Kernel:
             here = jnp.minimum(first + index * self.parts, self.num_steps)  # after the row there are zeros
             start = column_tile * (self.num_steps + 1) + here  # of the steps of all column tiles
             x_at, sums_at = start * (STEP * 256) + 8 * lane, start * (runs * 16) + 4 * c
-            found = [threads.constant(0.0)] * self.num_sums
+            totals = [threads.constant(0.0)] * self.num_sums
             for number, s in itertools.product(range(STEP), range(2)):
                 low, high = (self._pair(codes[number], s, odd) for odd in (0, 1))
                 for i in range(column_tiles):
                     inputs = threads.load(x, x_at, (i * (self.num_steps + 1) * STEP + number) * 256)
-                    found[2 * i : 2 * i + 2] = threads.multiply(found[2 * i : 2 * i + 2], low, high, inputs, s)
+                    totals[2 * i : 2 * i + 2] = threads.multiply(totals[2 * i : 2 * i + 2], low, high, inputs, s)
                 run, behind = divmod(2 * number + s + 1, self.run)
                 if behind:
                     continue
                 gain, shift = lines[run - 1]
-                sums = [total + gain * each for total, each in zip(sums, found, strict=True)]
-                found = [threads.constant(0.0)] * self.num_sums
+                sums = [total + gain * each for total, each in zip(sums, totals, strict=True)]
+                totals = [threads.constant(0.0)] * self.num_sums
                 for i in range(column_tiles if self.shifts else 0):
                     further = (i * (self.num_steps + 1) * runs + run - 1) * 16
                     inputs = threads.load(sums_of_x, sums_at, further)

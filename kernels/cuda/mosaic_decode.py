@@ -309,14 +309,14 @@ class _Attend:
             queries: factors of each tile, from `_queries`.
         """
         threads = self.threads
-        found: list[jax.Array] = []
+        products: list[jax.Array] = []
         depths = [pair for i in range(0, len(k), 4) for pair in self.numbers.keys(k[i : i + 4])]
         for tile in queries:
             sums: Sequence[jax.Array] = [threads.constant(0.0)] * 2
             for i, (low, high) in enumerate(depths):
                 sums = threads.multiply(sums, low, high, tile[i // 2], i % 2, self.dtype)
-            found += sums
-        return found
+            products += sums
+        return products
 
     def _value_products(
         self, sums: list[jax.Array], v: list[jax.Array], weights: list[jax.Array], masks: list[jax.Array]
@@ -329,7 +329,7 @@ class _Attend:
             weights: f32 quads, four keys, of each column.
             masks: from `_masks`.
         """
-        threads, found = self.threads, list(sums)
+        threads, totals = self.threads, list(sums)
         # Transposed, weights have keys i and i + 4 of a thread's eight side by side.
         factors = [
             threads.transposed(threads.pairs(weights[i], weights[i + 1], self.dtype)) for i in range(0, self.columns, 2)
@@ -339,8 +339,8 @@ class _Attend:
             at = number * self.columns + 2 * tile
             for s in (0, 1):
                 low, high = words[2 * s : 2 * s + 2]
-                found[at : at + 2] = threads.multiply(found[at : at + 2], low, high, factor, s, self.dtype)
-        return found
+                totals[at : at + 2] = threads.multiply(totals[at : at + 2], low, high, factor, s, self.dtype)
+        return totals
 
     def _masks(self, keys: _Keys, key: jax.Array) -> list[jax.Array]:
         """Masks for words of two values, those of each of four keys and of the key four further: floats that nobody

@@ -162,8 +162,8 @@ class Merge:
 
             def step(index: jax.Array, quads: Any) -> Any:
                 number = index * (AT_ONCE * WARPS) + (thread >> 5)
-                found = [share_of(number + i * WARPS) for i in range(AT_ONCE)]
-                return Share.together(threads, [Share(*quads), *found]).quads
+                parts = [share_of(number + i * WARPS) for i in range(AT_ONCE)]
+                return Share.together(threads, [Share(*quads), *parts]).quads
 
             zeros, masked = (threads.constant(value) for value in (0.0, MASKED))
             nothing = Share.of(threads, masked, zeros, zeros, zeros)

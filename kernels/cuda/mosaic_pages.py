@@ -107,11 +107,11 @@ class Codes:
 
     def _floats(self, words: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The seven low bits as mantissas, and by the highest -128 or -256."""
-        found = []
+        halves = []
         for shifted in (words, words >> np.uint32(8)):
             low, high = shifted & np.uint32(0x7F007F) | np.uint32(0x43004300), shifted & np.uint32(0x800080)
-            found.append(self.threads.add(low, high | np.uint32(0xC300C300)))
-        even, odd = found
+            halves.append(self.threads.add(low, high | np.uint32(0xC300C300)))
+        even, odd = halves
         return even, odd
 
 

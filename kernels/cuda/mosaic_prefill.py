@@ -102,13 +102,13 @@ def prefill(
     )
     out = call(tiles, pages.data, batch.page_table.reshape(-1), work.reshape(-1))
 
-    found = out.reshape(kv_heads, programs * own, width, head_dim)[:, :, :group]
+    result = out.reshape(kv_heads, programs * own, width, head_dim)[:, :, :group]
     number = jnp.arange(tokens, dtype=jnp.int32)
     row = jnp.searchsorted(batch.query_start, number, side="right", method="compare_all") - 1
     row = jnp.minimum(row, len(count) - 1)
     each = (count + own - 1) // own
     place = (jnp.cumsum(each) - each)[row] * own + number - start[row]
-    return found[:, jnp.minimum(place, programs * own - 1)].swapaxes(0, 1).reshape(q.shape)
+    return result[:, jnp.minimum(place, programs * own - 1)].swapaxes(0, 1).reshape(q.shape)
 
 
 @dataclass(frozen=True)
@@ -268,9 +268,9 @@ class _Kernel:
         def _() -> None:
             for first, column in itertools.product(range(0, KEYS, ROWS), range(0, self.head_dim, COLUMNS)):
                 part = values.at[pl.ds(first, ROWS), pl.ds(column, COLUMNS)]
-                found = part[...] if self.interpret else mosaic.load(part, (), layout=mosaic.Layout.WGMMA)
+                values_there = part[...] if self.interpret else mosaic.load(part, (), layout=mosaic.Layout.WGMMA)
                 number = self._iota((ROWS, COLUMNS), 0) + first
-                part[...] = jnp.where(number < count, found, jnp.zeros_like(found))
+                part[...] = jnp.where(number < count, values_there, jnp.zeros_like(values_there))
             mosaic.commit_smem()
 
     def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:

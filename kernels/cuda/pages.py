@@ -116,7 +116,7 @@ class PageReader:
         size = np.int32(self.layout.page_size)
         page = load(refs.first_page, (np.int32(0),)) + load(refs.table, (row, jax.lax.div(key, size)), inside)
         offset = jax.lax.rem(key, size)
-        found = []
+        elements = []
         for part in range(self.layout.parts):
             codes = []
             for column in self.columns():
@@ -127,15 +127,15 @@ class PageReader:
                 scale = self._token_scales(refs, page, part, head, offset, inside)
             elif self.calibrated:
                 scale = load(refs.calibration, (np.int32(part), jnp.zeros(1, jnp.int32)))
-            found.append(Elements(tuple(codes), self._gain(scale)))
-        return found[0], found[-1]
+            elements.append(Elements(tuple(codes), self._gain(scale)))
+        return elements[0], elements[-1]
 
     def zeros(self, refs: PageRefs) -> tuple[jax.Array | None, jax.Array | None]:
         """Zero points of keys and of values, f32; None: they have none."""
         if not self.calibrated:
             return None, None
-        found = [load(refs.calibration, (np.int32(part), np.int32(1))) for part in range(self.layout.parts)]
-        return found[0], found[-1]
+        zero_points = [load(refs.calibration, (np.int32(part), np.int32(1))) for part in range(self.layout.parts)]
+        return zero_points[0], zero_points[-1]
 
     def _token_scales(
         self, refs: PageRefs, page: jax.Array, part: int, head: jax.Array, offset: jax.Array, inside: jax.Array

@@ -104,14 +104,14 @@ def code_words(place: Place, word: Any, codes: Codes) -> list[jax.Array]:
     Args:
         word: number of a word of the widest plane; an int, or an i32 in a loop.
     """
-    found, low = [], 0
+    planes, low = [], 0
     for width in PLANES[codes.bits]:
         words = place.read(place.chunk * codes.bits + (low + (word & (width - 1))))
         if width < PLANES[codes.bits][0]:  # its words hold the codes of several words of the widest plane
             words = words >> jnp.uint32(word & ~(width - 1))
-        found.append(words)
+        planes.append(words)
         low += width
-    return found
+    return planes
 
 
 def code_floats(words: list[jax.Array], piece: int, byte: int, codes: Codes, levels: Any) -> jax.Array:

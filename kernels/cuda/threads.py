@@ -421,8 +421,8 @@ def launch(
     single = not isinstance(out, tuple)
     call = _Call(name, kernel, (out,) if single else out, grid, shared, in_place is not None)
     given = arguments if in_place is None else [in_place, *arguments]
-    found = (_simulated if interpret else _launched)(given, call=call)
-    return found[0] if single else found
+    results = (_simulated if interpret else _launched)(given, call=call)
+    return results[0] if single else results
 
 
 @dataclass(frozen=True)
@@ -515,8 +515,8 @@ def _layout() -> Any:
 def _laid_out(quads: jax.Array) -> jax.Array:
     from jax.experimental.pallas import mosaic_gpu
 
-    found: jax.Array = mosaic_gpu.layout_cast(quads, _layout())
-    return found
+    laid_out: jax.Array = mosaic_gpu.layout_cast(quads, _layout())
+    return laid_out
 
 
 def _inline(emit: Callable[..., Any], arguments: Sequence[Any], dtypes: Any) -> Any:

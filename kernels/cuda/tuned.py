@@ -81,8 +81,8 @@ class Table:
             TableError: the entry names something that the kernel does not have.
         """
         choice = self.choices.get(key, {})
-        known = {field.name for field in fields(division)}  # type: ignore[arg-type]
-        if unknown := sorted(set(choice) - known):
+        names = {field.name for field in fields(division)}  # type: ignore[arg-type]
+        if unknown := sorted(set(choice) - names):
             raise TableError(f"{self.path}: {key.kernel} has no {', '.join(unknown)}")
         return replace(division, **choice)  # type: ignore[type-var]
 

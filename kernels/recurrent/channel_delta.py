@@ -69,8 +69,8 @@ def step(
 ) -> tuple[jax.Array, jax.Array]:
     """One token of each of R rows, as the rule is written; arguments as for `channel_delta`, R for T."""
     state = state * jnp.exp(decay)[..., None]
-    known = jnp.einsum("rhk,rhkv->rhv", k, state, precision="highest")
-    delta = (v - known) * beta[..., None]
+    stored = jnp.einsum("rhk,rhkv->rhv", k, state, precision="highest")
+    delta = (v - stored) * beta[..., None]
     state = state + k[..., None] * delta[..., None, :]
     return jnp.einsum("rhk,rhkv->rhv", q, state, precision="highest"), state
 

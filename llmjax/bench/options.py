@@ -87,17 +87,17 @@ class LoadReportOptions(ReportOptions):
     @property
     def objectives(self) -> dict[str, float]:
         """Milliseconds by latency."""
-        found = {}
+        limits = {}
         for objective in self.goodput:
             name, _, limit = objective.partition(":")
             try:
-                found[name] = float(limit)
+                limits[name] = float(limit)
             except ValueError:
-                found[name] = math.nan
-            if name not in OBJECTIVES or not found[name] >= 0:
+                limits[name] = math.nan
+            if name not in OBJECTIVES or not limits[name] >= 0:
                 wanted = ", ".join(f"{name}:MS" for name in OBJECTIVES)
                 raise ConfigError(f"--goodput must be {wanted}, with milliseconds, not {objective!r}")
-        return found
+        return limits
 
 
 @dataclass(frozen=True, kw_only=True)

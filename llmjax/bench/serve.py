@@ -139,13 +139,13 @@ class LoadOptions:
     @property
     def fields(self) -> dict[str, Any]:
         """Request fields that flags stand for."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if self.chat_template_kwargs:
-            found["chat_template_kwargs"] = self.chat_template_kwargs
+            values["chat_template_kwargs"] = self.chat_template_kwargs
         if self.logprobs is not None:
             named = {"openai": "logprobs", "openai-responses": "top_logprobs"}.get(self.backend)
-            found |= {named: self.logprobs} if named else {"logprobs": True, "top_logprobs": self.logprobs}
-        return found
+            values |= {named: self.logprobs} if named else {"logprobs": True, "top_logprobs": self.logprobs}
+        return values
 
     def rates(self, count: int) -> np.ndarray | None:
         """Requests a second at each of ``count`` requests, if they rise."""

@@ -116,12 +116,12 @@ def figures(rows: Sequence[Row], options: PlotOptions) -> list[Figure]:
         ConfigError: no run has a variable, the conditions leave none, or y is not a number.
     """
     check_known(rows, options.variables)
-    kept = [row for row in rows if all(condition.holds(row) for condition in options.conditions)]
-    if not kept:
+    counted = [row for row in rows if all(condition.holds(row) for condition in options.conditions)]
+    if not counted:
         raise ConfigError("--filter-by leaves no result")
     for bins in options.bins:
-        kept = [bins.applied(row) for row in kept]
-    return [_figure(group, found, options) for group, found in grouped(kept, options.fig_by).items()]
+        counted = [bins.applied(row) for row in counted]
+    return [_figure(group, found, options) for group, found in grouped(counted, options.fig_by).items()]
 
 
 def _figure(group: Group, rows: Sequence[Row], options: PlotOptions) -> Figure:

@@ -34,12 +34,12 @@ def read_rows(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for path in sorted(folder.rglob("summary.json")):
         try:
-            found = json.loads(read_text(path))
+            content = json.loads(read_text(path))
         except ValueError as error:
             raise ConfigError(f"{path}: is not JSON ({error})") from None
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
             raise ConfigError(f"{path}: expected a list of objects, one a run")
-        rows += [{key: float(v) if v in INFINITE else v for key, v in row.items()} for row in found]
+        rows += [{key: float(v) if v in INFINITE else v for key, v in row.items()} for row in content]
     if not rows:
         raise ConfigError(f"{folder}: no results of a sweep (summary.json) are in it")
     return rows
@@ -144,10 +144,10 @@ class Bins:
 
 def grouped(rows: Sequence[Row], names: Sequence[str]) -> dict[Group, list[Row]]:
     """Runs by what these variables are in them, in the order in which they come."""
-    found: dict[Group, list[Row]] = {}
+    groups: dict[Group, list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple((name, _text(value_of(row, name))) for name in names), []).append(row)
-    return found
+        groups.setdefault(tuple((name, _text(value_of(row, name))) for name in names), []).append(row)
+    return groups
 
 
 def label(group: Group, *, between: str = ", ") -> str:

@@ -110,21 +110,21 @@ class Sweep:
 
     def run(self) -> int:
         """All of it; the exit status."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        results: dict[str, list[dict[str, Any]]] = {}
         for server in self.servers:
             benches = [bench for bench in self.benches if self._linked(server, bench)]
             waiting = [bench for bench in benches if not self._path(server, bench, "summary").exists()]
             try:
                 with self._server(server) if waiting else contextlib.nullcontext():
                     for bench in benches:
-                        found[name_of(server, bench)] = self._combination(server, bench)
+                        results[name_of(server, bench)] = self._combination(server, bench)
             except LLMJaxError as error:
                 self._note(error, self.folder / f"{path_name(server.name or 'default')}.failure.json")
         if self.options.dry_run:
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_table(self.folder / "summary.csv", [row for rows in found.values() for row in rows])
-        Console().print(_table(found))
+        write_table(self.folder / "summary.csv", [row for rows in results.values() for row in rows])
+        Console().print(_table(results))
         self._console.print(f"results: {self.folder}")
         return int(self.failures > 0)
 

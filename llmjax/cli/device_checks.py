@@ -301,11 +301,11 @@ def _donates(devices: Devices) -> str:
 
 
 def _memory(devices: Devices) -> str:
-    found = devices[0].memory_stats() or {}
-    missing = [name for name in ("bytes_limit", "bytes_in_use") if name not in found]
+    stats = devices[0].memory_stats() or {}
+    missing = [name for name in ("bytes_limit", "bytes_in_use") if name not in stats]
     if missing:
         raise Wrong(f"memory_stats() says nothing of {' and '.join(missing)}")
-    return f"{found['bytes_limit'] / 2**30:.1f} GiB, {found['bytes_in_use'] / 2**30:.1f} GiB in use"
+    return f"{stats['bytes_limit'] / 2**30:.1f} GiB, {stats['bytes_in_use'] / 2**30:.1f} GiB in use"
 
 
 def _step_memory(devices: Devices) -> str:
@@ -485,17 +485,17 @@ def run_checks(command: Sequence[str], *, seconds: float = SECONDS) -> Iterator[
 
 def _lines(stream: IO[str] | None) -> queue.SimpleQueue[str | None]:
     """The lines of a stream as they come, then None."""
-    found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
         assert stream is not None
         with stream:
             for line in stream:
-                found.put(line.rstrip())
-        found.put(None)
+                lines.put(line.rstrip())
+        lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    return found
+    return lines
 
 
 def _next(lines: queue.SimpleQueue[str | None], seconds: float) -> str | None:
@@ -512,13 +512,13 @@ def _end(child: subprocess.Popen[str], errors: queue.SimpleQueue[str | None], se
         status = child.wait(timeout=1)
     except subprocess.TimeoutExpired:
         return f"no answer within {seconds:g} s"
-    said = []
+    lines = []
     while (line := _next(errors, 1)) is not None:
-        said += [line.strip()] if line.strip() else []
+        lines += [line.strip()] if line.strip() else []
     name = f"status {status}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-status).name
-    return f"its process ended ({name}){': ' + said[-1][:500] if said else ''}"
+    return f"its process ended ({name}){': ' + lines[-1][:500] if lines else ''}"
 
 
 if __name__ == "__main__":

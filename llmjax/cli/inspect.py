@@ -157,23 +157,23 @@ def _sizes(model: ModelConfig) -> Facts:
         ShortConvolution,
     )
 
-    found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
+    facts: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
         if isinstance(layer.beside, Mamba2):
-            found |= {"recurrent heads": layer.beside.heads}
+            facts |= {"recurrent heads": layer.beside.heads}
         if isinstance(mixer := layer.mixer, GatedDelta):
-            found |= {"recurrent heads": mixer.value_heads}
+            facts |= {"recurrent heads": mixer.value_heads}
         elif isinstance(mixer, ChannelDelta | Mamba2 | LightningAttention):
-            found |= {"recurrent heads": mixer.heads}
+            facts |= {"recurrent heads": mixer.heads}
         elif isinstance(mixer, Mamba):
-            found |= {"recurrent channels": mixer.inner}
+            facts |= {"recurrent channels": mixer.inner}
         elif not isinstance(mixer, ShortConvolution):
-            found["heads"] = mixer.heads
+            facts["heads"] = mixer.heads
         if isinstance(mixer, Attention):
-            found |= {"KV heads": mixer.kv_heads, "head size": mixer.head_dim}
+            facts |= {"KV heads": mixer.kv_heads, "head size": mixer.head_dim}
         if isinstance(experts := layer.feed_forward, Experts):
-            found |= {"experts": experts.count, "experts a token": experts.per_token}
-    return found
+            facts |= {"experts": experts.count, "experts a token": experts.per_token}
+    return facts
 
 
 def _windows(model: ModelConfig) -> list[Facts]:

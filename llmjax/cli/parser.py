@@ -348,14 +348,14 @@ class _Store(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         winners, before = getattr(namespace, WINNERS, {}), getattr(namespace, self.dest, values)
-        kept, lost = values, values
+        winner_values, lost = values, values
         if option_string in self._winning:
             winners, lost = {**winners, self.dest: option_string}, before
         elif self.dest in winners:
-            kept, lost = before, values
-        setattr(namespace, self.dest, kept)
+            winner_values, lost = before, values
+        setattr(namespace, self.dest, winner_values)
         setattr(namespace, WINNERS, winners)
-        if lost != kept:
+        if lost != winner_values:
             note = f"{winners[self.dest]}: {lost} is not read"
             setattr(namespace, NOTES, [*getattr(namespace, NOTES, []), note])
 

@@ -216,10 +216,10 @@ def configs_of(arguments: Mapping[str, Any]) -> Configs:
 
 def _option(name: str, value: Any) -> Any:
     """An argument of Ray's."""
-    found, (expected, fits) = _yaml(value), RAY_OPTIONS[name]
-    if not fits(found):
+    option, (expected, fits) = _yaml(value), RAY_OPTIONS[name]
+    if not fits(option):
         raise ConfigError(f"{name} must be {expected}, not {value!r}")
-    return found
+    return option
 
 
 def _is_number(value: Any, kind: Any, *, least: int) -> bool:

@@ -37,8 +37,8 @@ def on_whole_rows(
         return jnp.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1)))
 
     whole = lax.all_to_all(filled(logits), axis, split_axis=0, concat_axis=1, tiled=True)[:, :vocab_size]
-    found = run(whole, jax.tree.map(lambda x: own_part(filled(x), "vocab"), arguments))
-    gathered: Found = jax.tree.map(lambda x: lax.all_gather(x, axis, tiled=True)[:rows], found)
+    result = run(whole, jax.tree.map(lambda x: own_part(filled(x), "vocab"), arguments))
+    gathered: Found = jax.tree.map(lambda x: lax.all_gather(x, axis, tiled=True)[:rows], result)
     return gathered
 
 

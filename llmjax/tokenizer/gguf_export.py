@@ -175,9 +175,9 @@ def _merges_as_scores(
 ) -> Iterable[dict[str, Any]]:
     """SentencePiece's own BPE: of two neighbors those that make the piece of the highest score merge first."""
     rank = {merge.replace(" ", "", 1): i for i, merge in reversed(list(enumerate(merges)))}
-    known = [(i, text, _piece_type(text)) for text, i in vocab.items()]
+    pieces = [(i, text, _piece_type(text)) for text, i in vocab.items()]
     unknown = [(i, text, PieceType.UNKNOWN) for text, i in vocab.items() if text == "<unk>"]
-    vocabulary = _vocabulary([*known, *added, *unknown], vocab_size, path)
+    vocabulary = _vocabulary([*pieces, *added, *unknown], vocab_size, path)
     scores = np.array([-rank.get(token, len(merges)) for token in vocabulary["tokens"]], np.float32)
     for prefix in (False, True):
         yield {"model": "llama", "pre": "default", **vocabulary, "scores": scores, "add_space_prefix": prefix}

@@ -89,7 +89,7 @@ class ApiModel(BaseModel):
         fields = cls.model_fields
         if not isinstance(data, dict) or (data.keys() <= fields.keys() and None not in data.values()):
             return data
-        known = {
+        names = {
             name: value
             for name, value in data.items()
             if name in fields and (value is not None or fields[name].is_required())
@@ -99,8 +99,8 @@ class ApiModel(BaseModel):
             if cls.model_config.get("extra") == "forbid":
                 info.context.names += [cut(name) for name in islice(unknown, MAX_IGNORED - len(info.context.names))]
         elif (name := next(unknown, None)) is not None:
-            known[cut(name)] = data[name]
-        return known
+            names[cut(name)] = data[name]
+        return names
 
 
 MAX_METADATA = 16  # entries, of keys of at most 64 and values of at most 512 characters, as OpenAI has it

@@ -38,12 +38,12 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
         ApiError: a field is not what it must be, or several demand something.
         InvalidRequest: likewise.
     """
-    found = {
+    forms = {
         "response_format": _response_format(body.response_format),
         "structured_outputs": _structured(body.structured_outputs),
         **{field: _guided(body, field) for field in GUIDED},
     }
-    given = [(field, form) for field, form in found.items() if form is not None]
+    given = [(field, form) for field, form in forms.items() if form is not None]
     if len(given) > 1:
         raise ApiError(
             f"`{given[1][0]}` cannot be combined with `{given[0][0]}`", param=given[1][0], code="invalid_value"
@@ -68,8 +68,8 @@ def _structured(value: Any, path: str = "structured_outputs") -> StructuredOutpu
     if value is None:
         return None
     outer = path == "structured_outputs"  # what may stand in place of a form is one form
-    known = (*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT)
-    fields = _object(value, path, known=known if outer else tuple(name for name in known if name != "instead"))
+    names = (*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT)
+    fields = _object(value, path, known=names if outer else tuple(name for name in names if name != "instead"))
     for name in ("disable_any_whitespace", "disable_additional_properties", "json_object", "lenient"):
         if not isinstance(fields.get(name), bool | None):
             raise ApiError(f"`{path}.{name}` must be a boolean", param=f"{path}.{name}", code="invalid_type")

@@ -281,8 +281,13 @@ def _listed(item: Item) -> Item:
             content = [_listed_part(one, "reasoning_text") for one in _parts(item.get("content") or [])]
             summary = [_listed_part(one, "summary_text") for one in _parts(item.get("summary") or [])]
             seal = item.get("encrypted_content")
-            known = isinstance(seal, str) and unsealed(seal) is not None
-            return {**common, "summary": summary, "content": content, **({"encrypted_content": seal} if known else {})}
+            readable = isinstance(seal, str) and unsealed(seal) is not None
+            return {
+                **common,
+                "summary": summary,
+                "content": content,
+                **({"encrypted_content": seal} if readable else {}),
+            }
 
 
 def _kept(item: Item, *names: str) -> Item:

@@ -159,12 +159,12 @@ class ChatAnswer:
     def prompt(self) -> dict[str, Any]:
         """What a request wants to know of its own prompt."""
         (prompt,) = self.turn.job.prompts
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = prompt.token_ids
+            fields["prompt_token_ids"] = prompt.token_ids
         if self.body.return_prompt_text:
-            found["prompt_text"] = whole_characters(prompt.text or "")
-        return found
+            fields["prompt_text"] = whole_characters(prompt.text or "")
+        return fields
 
     def choice(self, choice: CompletionOutput) -> dict[str, Any]:
         """A continuation as the response has it; its reasoning is counted."""

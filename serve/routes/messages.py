@@ -148,8 +148,8 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if "input_schema" not in tool:
         raise ApiError(f"`{path}.input_schema` is required", param=f"{path}.input_schema")
     function = {"parameters": tool["input_schema"]}
-    kept = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": {**kept, **function}}
+    fields = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": {**fields, **function}}
 
 
 def _tool_choice(choice: Mapping[str, Any] | None) -> Any:

@@ -216,7 +216,7 @@ async def _inputs(
     if isinstance(body, InputBody):
         return body.inputs, "input"
     server.check_model(body.model)
-    keep, found, ignored = body.truncate_prompt_tokens, [], record_of(request).ignored
+    keep, texts, ignored = body.truncate_prompt_tokens, [], record_of(request).ignored
     cut = None if keep is None else Truncation(server.engine.info.max_model_len if keep == -1 else keep, "right", False)
     tools, named = await read_tools(body), len(ignored)
     for name, chat in body.chats().items():
@@ -224,8 +224,8 @@ async def _inputs(
         with other_names({"messages": name}):
             ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
             prompt = await chat_prompt(server, chat, tools=tools, truncation=cut)
-        found.append(prompt.token_ids)
-    return found, "messages"
+        texts.append(prompt.token_ids)
+    return texts, "messages"
 
 
 async def _vectors(
@@ -352,12 +352,12 @@ async def _tokens(
     """
     size = min(params.dimensions or _pooler(server).size, _pooler(server).size)
     _check_numbers(size * len(inputs), field)
-    found: list[PooledTokens] = []
+    rows: list[PooledTokens] = []
 
     def take(some: Sequence[str | list[int] | TextPair]) -> None:
         for one in some:
             prompt: Any = {"prompt_token_ids": one} if isinstance(one, list) else one
-            found.append(server.engine.pooled_tokens(prompt, params, add_special_tokens=not plain))
+            rows.append(server.engine.pooled_tokens(prompt, params, add_special_tokens=not plain))
 
     try:
         at = 0
@@ -373,9 +373,9 @@ async def _tokens(
     except InvalidRequest as error:
         error.field = field if error.field == "prompt" else error.field
         raise
-    if found[0].of_tokens:
-        _check_numbers(size * sum(len(tokens.token_ids) for tokens in found), field)
-    return found
+    if rows[0].of_tokens:
+        _check_numbers(size * sum(len(tokens.token_ids) for tokens in rows), field)
+    return rows
 
 
 def _num_chars(one: str | list[int] | TextPair) -> float:

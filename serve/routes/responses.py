@@ -271,10 +271,10 @@ def _flat(tool: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     inner = _inner(tool)
     if not isinstance(tool.get("name"), str) or inner is None:
         raise ApiError(f"`{path}` must have a name and a list of tools with names", param=path, code="invalid_type")
-    found = [_tool(one, f"{path}.tools.{i}") for i, one in enumerate(inner)]
-    for one in found:
+    tools = [_tool(one, f"{path}.tools.{i}") for i, one in enumerate(inner)]
+    for one in tools:
         one["function"]["name"] = flat_name(tool["name"], one["function"]["name"])
-    return found
+    return tools
 
 
 def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -286,14 +286,14 @@ def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 def _custom(body: ResponsesRequest) -> dict[str, InputForm | None]:
     """Custom tools by what the model calls them."""
-    found: dict[str, InputForm | None] = {}
+    forms: dict[str, InputForm | None] = {}
     for i, tool in enumerate(body.tools or []):
         inner = _inner(tool)
         for j, one in enumerate([tool] if inner is None else inner):
             if one.get("type") == "custom" and isinstance(name := one.get("name"), str):
                 path = f"tools.{i}" if inner is None else f"tools.{i}.tools.{j}"
-                found[name if inner is None else flat_name(tool["name"], name)] = input_form(one, path)
-    return found
+                forms[name if inner is None else flat_name(tool["name"], name)] = input_form(one, path)
+    return forms
 
 
 def _unheeded(body: InputRequest) -> list[str]:
@@ -320,8 +320,8 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
             param=f"{path}.type",
             code="unsupported_parameter",
         )
-    kept = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
 def _response_format(body: InputRequest) -> dict[str, Any] | None:
@@ -483,8 +483,8 @@ class Writing:
         names = TokenNames(self.server.engine.tokenizer, as_ids=False)
         top = self.body.top_logprobs or 0
         named = self.body.logprob_token_ids
-        found = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top, named=named)
-        entries: list[dict[str, Any]] = found["content"]
+        logprobs = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top, named=named)
+        entries: list[dict[str, Any]] = logprobs["content"]
         ended_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
         return entries[:-1] if ended_by_token and not self.body.include_stop_str_in_output else entries
 

@@ -38,8 +38,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def error(case: Case, *, interpret: object = None) -> float:
-    """Error of the kernel, relative to the norm of the reference; rows of one token are left out, as in `attend`. What no
-    token has stored is NaN, which the kernel must not read."""
+    """Error of the kernel, relative to the norm of the reference; rows of one token are left out, as in `attend`. What
+    no token has stored is NaN, which the kernel must not read."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
     pages = reference.write_kv(pages, data.k, data.v, data.batch.places(case.page_size))
