@@ -123,8 +123,8 @@ def ask_database(pins: Iterable[Pin]) -> tuple[set[Hole], set[Pin]]:
             command = ["uv", "tool", "run", "--quiet", "pip-audit", "--format", "json", "--progress-spinner", "off"]
             command += ["--no-deps", "--disable-pip", "--requirement", str(file)]
             done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
-        found, answered = read_answer(done.stdout)
-        holes |= found
+        found_holes, answered = read_answer(done.stdout)
+        holes |= found_holes
         unknown |= asked - answered
     return holes, unknown
 

@@ -114,11 +114,11 @@ def compare(model: str, text: str, arguments: argparse.Namespace) -> None:
             assert llm.tokenizer is not None
             ids, bos = text_tokens(llm.tokenizer, text)
             prompts = cut_prompts(ids, bos=bos, count=arguments.prompts, length=arguments.prompt_tokens)
-            found = continuations(llm, prompts, arguments.new_tokens)
-            reference_tokens = reference_tokens or found
+            tokens = continuations(llm, prompts, arguments.new_tokens)
+            reference_tokens = reference_tokens or tokens
             agreement = Agreement(
                 next_token=same_next_tokens(llm, prompts, reference_tokens),
-                prefix=tuple(map(common_prefix, reference_tokens, found)),
+                prefix=tuple(map(common_prefix, reference_tokens, tokens)),
                 length=arguments.new_tokens,
             )
         finally:

@@ -164,13 +164,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     ):
         for name, path in _files(arguments, Path(folder)):
             try:
-                found = pool.apply(load, (path,))
+                loading = pool.apply(load, (path,))
             except CheckpointError as error:
                 raise SystemExit(str(error)) from None
-            size = found.file_bytes / 1e9
+            size = loading.file_bytes / 1e9
             print(
-                f"| {name} | {size:.2f} | {found.seconds:.2f} | {size / found.seconds:.2f} "
-                f"| {found.kept_bytes / 1e9:.2f} | {found.extra_bytes / 1e9:.2f} |",
+                f"| {name} | {size:.2f} | {loading.seconds:.2f} | {size / loading.seconds:.2f} "
+                f"| {loading.kept_bytes / 1e9:.2f} | {loading.extra_bytes / 1e9:.2f} |",
                 flush=True,
             )
         if arguments.engine:

@@ -93,8 +93,8 @@ class Problem:
 
     def values(self, field: str, choice: Choice) -> tuple[int, ...]:
         """Values of a field to try; none where the chosen lowering does not have the field."""
-        own = self.lowerings[{**self.start, **choice}.get("mosaic", 0)]
-        return own.get(field, self.fields.get(field, ()))
+        choices = self.lowerings[{**self.start, **choice}.get("mosaic", 0)]
+        return choices.get(field, self.fields.get(field, ()))
 
     def shortened(self, most: int) -> Problem:
         """The same, with at most ``most`` values of each field."""
@@ -398,11 +398,11 @@ def main(argv: Sequence[str]) -> int:
         for problem in PROBLEMS[kind](sizes, options.small):
             if options.missing and problem.key in entries:
                 continue
-            found = best(problem.shortened(sizes.values), timed(problem, sizes, console))
-            text = f"{found.seconds_at_start * 1e6:,.1f} µs, {found.seconds * 1e6:,.1f} with {dict(found.choice)}"
+            choice = best(problem.shortened(sizes.values), timed(problem, sizes, console))
+            text = f"{choice.seconds_at_start * 1e6:,.1f} µs, {choice.seconds * 1e6:,.1f} with {dict(choice.choice)}"
             console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
-            if found.seconds < float("inf"):
-                entries[problem.key] = entry(problem.key, found)
+            if choice.seconds < float("inf"):
+                entries[problem.key] = entry(problem.key, choice)
                 write(path, device.device_kind, list(entries.values()))
     console.print(f"{path}: {len(entries)} entries")
     return 0

@@ -225,15 +225,15 @@ def _binding(place: Place, given: Mapping[str, Any], cores: frozenset[int], topo
         )
     if share.is_whole:
         return {}
-    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if given.get("threads"):
-        own["threads"] = len(share.part(range(given["threads"])))
+        settings["threads"] = len(share.part(range(given["threads"])))
     if not cores:  # the launcher has divided them
-        return own | ({"numa": list(share.part(numa))} if numa else {})
+        return settings | ({"numa": list(share.part(numa))} if numa else {})
     binding = binding_of(share, cpu_list=cpu_list, numa=numa, allowed=cores, topology=topology)
     if binding.cores is not None:
-        own["cpu_list"] = format_cpu_list(binding.cores)
-    return own | ({"numa": list(binding.nodes)} if binding.nodes else {})
+        settings["cpu_list"] = format_cpu_list(binding.cores)
+    return settings | ({"numa": list(binding.nodes)} if binding.nodes else {})
 
 
 def _place(launcher: Launcher, environment: Mapping[str, str]) -> Place:

@@ -63,8 +63,8 @@ class Platform:
     @property
     def own_devices(self) -> tuple[jax.Device, ...]:
         """The mesh's devices that belong to this process."""
-        own = tuple(device for device in self.mesh if device.process_index == self.device.process_index)
-        return own or (self.device,)
+        devices = tuple(device for device in self.mesh if device.process_index == self.device.process_index)
+        return devices or (self.device,)
 
     @property
     def sharding(self) -> Sharding | None:
@@ -125,8 +125,8 @@ class Platform:
         """Bytes that may still be taken of each accelerator if all in all that share of its memory may be used."""
         # On an NVIDIA GPU the limit is that of JAX's pool, which is the share already (`_size_pool`).
         share = 1.0 if self.is_cuda else utilization
-        found = (_memory_stats(device) for device in self.own_devices)
-        return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in found)
+        all_stats = (_memory_stats(device) for device in self.own_devices)
+        return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in all_stats)
 
 
 def _memory_stats(device: jax.Device) -> dict[str, int]:

@@ -143,8 +143,8 @@ class RequestRecord:
 
 def new_id(headers: Mapping[str, Any]) -> str:
     """The client's X-Request-Id if it is harmless, else a fresh one."""
-    given = headers.get("x-request-id", "")
-    return given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = headers.get("x-request-id", "")
+    return client_id if SAFE_ID.fullmatch(client_id) else uuid.uuid4().hex
 
 
 def engine_id(id: str, owner: str) -> str:

@@ -74,8 +74,8 @@ class ConversationTurn:
             answer: the message, whatever the server calls its role.
         """
         answer = {name: value for name, value in answer.items() if value is not None} | {"role": "assistant"}
-        own = [message.model_dump_json(exclude_none=True).encode() for message in self._own]
-        self._store.add(self._conversation, [*own, orjson.dumps(answer)])
+        lines = [message.model_dump_json(exclude_none=True).encode() for message in self._own]
+        self._store.add(self._conversation, [*lines, orjson.dumps(answer)])
 
     def end(self) -> None:
         """The request has been answered, or never will be."""

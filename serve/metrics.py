@@ -335,8 +335,8 @@ class EngineMetrics(Collector):
         for name, histogram in self._engines[0].histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", histogram.help, labels=LABELS)
             for labels, numbers in self._labelled():
-                found = numbers.histograms[name]
-                family.add_metric(labels, found.buckets(), found.sum)
+                counts = numbers.histograms[name]
+                family.add_metric(labels, counts.buckets(), counts.sum)
             yield family
 
     def _offloading(self) -> Iterator[Metric]:

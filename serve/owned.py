@@ -97,10 +97,10 @@ class OwnedStore(Generic[T]):
         Raises:
             ApiError: 404, there is none.
         """
-        if (found := self.find(owner, id)) is None:
+        if (thing := self.find(owner, id)) is None:
             message = f"there is no {self._noun} {cut(id)!r}, or it is no longer kept"
             raise ApiError(message, status=404, param=field, code="not_found")
-        return found
+        return thing
 
     def delete(self, owner: str, id: str) -> None:
         """Forgets a thing; raises ``ApiError`` like `get`."""

@@ -35,8 +35,8 @@ async def run_within(
     """Deltas of the continuations of a prompt, each in engine requests of its own."""
     (params,) = job.params
     seeds = [None if params.seed is None else params.seed + i for i in range(params.n)]
-    own = [replace(job, params=[params.clone(n=1, seed=seed)]) for seed in seeds]
-    async with aclosing(merged([_run_one(engine, one, form, budget) for one in own])) as parts:
+    jobs = [replace(job, params=[params.clone(n=1, seed=seed)]) for seed in seeds]
+    async with aclosing(merged([_run_one(engine, one, form, budget) for one in jobs])) as parts:
         async for index, part in parts:
             part.output.outputs[0].index = index
             yield part

@@ -47,7 +47,7 @@ def best_keys(
     columns = batch.page_table.shape[1]
     per_block = min(max(1, KEYS // pages.page_size), columns)
     block, most = per_block * pages.page_size, -(-columns // per_block)
-    kept = min(count, columns * pages.page_size)
+    num_kept = min(count, columns * pages.page_size)
     row, position = _places(batch, len(q))
 
     def best(q: jax.Array, weights: jax.Array, row: jax.Array, position: jax.Array) -> jax.Array:
@@ -62,15 +62,15 @@ def best_keys(
             score = jnp.where(place <= position[:, None], score, -jnp.inf)
             scores = jnp.concatenate((scores, score), 1)
             places = jnp.concatenate((places, jnp.broadcast_to(place, score.shape)), 1)
-            scores, at = jax.lax.top_k(scores, kept)
+            scores, at = jax.lax.top_k(scores, num_kept)
             return scores, jnp.take_along_axis(places, at, axis=1)
 
-        nothing = jnp.full((len(q), kept), -jnp.inf), jnp.full((len(q), kept), -1, jnp.int32)
+        nothing = jnp.full((len(q), num_kept), -jnp.inf), jnp.full((len(q), num_kept), -1, jnp.int32)
         scores, places = for_loop(0, position.max() // block + 1, key_block, nothing, most=most)
         return jnp.where(scores > -jnp.inf, places, -1)
 
     found = _some_at_a_time(best, q, weights.astype(jnp.float32), row, position)
-    return jnp.pad(found, ((0, 0), (0, count - kept)), constant_values=-1), pages
+    return jnp.pad(found, ((0, 0), (0, count - num_kept)), constant_values=-1), pages
 
 
 def attend_chosen(

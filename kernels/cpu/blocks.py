@@ -1,4 +1,4 @@
-"""The halves of a decoder layer in C++ (``src/blocks.cc``)."""
+"""The sublayers of a decoder layer in C++ (``src/blocks.cc``)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def mlp(
     activation: str,
     residual: bool = True,
 ) -> jax.Array:
-    """The feed-forward half of a layer; the activation is computed in f32.
+    """The feed-forward sublayer of a layer; the activation is computed in f32.
 
     Args:
         x: f32 [T, D].

@@ -424,13 +424,13 @@ def main() -> None:
         f"{_output_for('TARGET')} in this folder",
     )
     parser.add_argument("--optional", action="store_true", help="without a compiler say what that costs, and go on")
-    given = parser.parse_args()
-    output = given.output or (LIBRARY if given.target is None else _output_for(given.target))
-    what = {"target": given.target, "sanitize": given.sanitize, "every_isa": given.every_isa}
+    options = parser.parse_args()
+    output = options.output or (LIBRARY if options.target is None else _output_for(options.target))
+    what = {"target": options.target, "sanitize": options.sanitize, "every_isa": options.every_isa}
     try:
-        built = build(output, **what, progress=Progress(given.target))
+        built = build(output, **what, progress=Progress(options.target))
     except BuildError as error:
-        if not given.optional:
+        if not options.optional:
             sys.exit(f"C++ kernels: {error}")
         output.unlink(missing_ok=True)  # an older one would be taken for one of these sources
         print(f"C++ kernels: left out, so that everything runs several times slower on the CPU: {error}", flush=True)

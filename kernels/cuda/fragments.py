@@ -315,13 +315,13 @@ class _Kernel:
         if codes.levels:  # E2M1
             sign, rest = _shifted(words[0], 12 - at, 0x8000), _shifted(words[0], 6 - at, 0x1C0)
             return self.threads.scale(sign | rest, 126)
-        found: Any = _both((127 + codes.bits) << MANTISSA)
+        pair: Any = _both((127 + codes.bits) << MANTISSA)
         low = MANTISSA - codes.bits
         for word, width in zip(words, PLANES[codes.bits], strict=True):
-            found = _shifted(word, low - at, ((1 << width) - 1) << low) | found
+            pair = _shifted(word, low - at, ((1 << width) - 1) << low) | pair
             low += width
         much = subtracted(self.form)
-        return self.threads.add(found, -float(much)) if much else found
+        return self.threads.add(pair, -float(much)) if much else pair
 
     def _write(
         self, place: Sequence[jax.Array], refs: Any, sums: list[jax.Array], *, thread: Any, tile: Any, part: Any

@@ -68,12 +68,12 @@ def prefill(
     kv_heads = pages.data.shape[2]
     group = heads // kv_heads
     width = power_of_2(group)  # of a token in a tile
-    own = ROWS * WARPGROUPS // width  # tokens of a tile
-    blocks = Blocks.of(count, size=own, most=tokens)
+    tile_tokens = ROWS * WARPGROUPS // width  # tokens of a tile
+    blocks = Blocks.of(count, size=tile_tokens, most=tokens)
     programs = len(blocks.group)
 
     start, before = batch.query_start[:-1], batch.kv_len - count
-    token = start[blocks.group][:, None] + blocks.first[:, None] + jnp.arange(own)  # [programs, own]
+    token = start[blocks.group][:, None] + blocks.first[:, None] + jnp.arange(tile_tokens)  # [programs, own]
     tiles = q.reshape(tokens, kv_heads, group, head_dim).at[token].get(mode="fill", fill_value=0)
     tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, 0), (0, width - group), (0, 0)))
     tiles = tiles.transpose(2, 0, 1, 3, 4).reshape(kv_heads, programs, WARPGROUPS, ROWS, head_dim)
@@ -81,7 +81,7 @@ def prefill(
     # Row of the page table, position of the first query, first block of keys, how many blocks, how many of them all
     # queries see whole, how many keys the row has, the layer's first page.
     position = before[blocks.group] + blocks.first
-    last = jnp.minimum(position + own, batch.kv_len[blocks.group])
+    last = jnp.minimum(position + tile_tokens, batch.kv_len[blocks.group])
     first_block = rules.first_key(position) // KEYS
     stop = jnp.where(blocks.first < count[blocks.group], -(-last // KEYS), first_block)
     whole = jnp.zeros_like(stop) if rules.window is not None else jnp.minimum((position + 1) // KEYS, stop)
@@ -102,13 +102,13 @@ def prefill(
     )
     out = call(tiles, pages.data, batch.page_table.reshape(-1), work.reshape(-1))
 
-    result = out.reshape(kv_heads, programs * own, width, head_dim)[:, :, :group]
+    result = out.reshape(kv_heads, programs * tile_tokens, width, head_dim)[:, :, :group]
     number = jnp.arange(tokens, dtype=jnp.int32)
     row = jnp.searchsorted(batch.query_start, number, side="right", method="compare_all") - 1
     row = jnp.minimum(row, len(count) - 1)
-    each = (count + own - 1) // own
-    place = (jnp.cumsum(each) - each)[row] * own + number - start[row]
-    return result[:, jnp.minimum(place, programs * own - 1)].swapaxes(0, 1).reshape(q.shape)
+    each = (count + tile_tokens - 1) // tile_tokens
+    place = (jnp.cumsum(each) - each)[row] * tile_tokens + number - start[row]
+    return result[:, jnp.minimum(place, programs * tile_tokens - 1)].swapaxes(0, 1).reshape(q.shape)
 
 
 @dataclass(frozen=True)

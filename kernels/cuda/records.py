@@ -139,14 +139,14 @@ def code_floats(words: list[jax.Array], piece: int, byte: int, codes: Codes, lev
 def _code_bits(words: list[jax.Array], piece: int, byte: int, bits: int, *, at: int) -> jax.Array:
     """The codes of a column with their lowest bits at bit ``at``, u32 [C, N]."""
     widest = PLANES[bits][0]
-    found, low = None, 0
+    code, low = None, 0
     for plane, width in zip(words, PLANES[bits], strict=True):
         shift = at + low - (8 * byte + piece * widest)  # piece * (widest / width) pieces of this plane
         moved = (plane << shift if shift >= 0 else plane >> -shift) & np.uint32(((1 << width) - 1) << (at + low))
-        found = moved if found is None else found | moved
+        code = moved if code is None else code | moved
         low += width
-    assert found is not None
-    return found
+    assert code is not None
+    return code
 
 
 def _float8(bits: jax.Array, kind: str) -> jax.Array:

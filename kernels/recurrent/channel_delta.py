@@ -60,8 +60,8 @@ def by_scan(
     page_size: int,
 ) -> tuple[jax.Array, jax.Array]:
     """`channel_delta` in plain XLA operations."""
-    given = (q, k, v, decay, beta)
-    return scan(Rule(step, chunk), given, states, batch, read=v.shape[1:], page_size=page_size)
+    inputs = (q, k, v, decay, beta)
+    return scan(Rule(step, chunk), inputs, states, batch, read=v.shape[1:], page_size=page_size)
 
 
 def step(

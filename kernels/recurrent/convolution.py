@@ -55,8 +55,8 @@ def by_shifts(
     def back(count: int, at: jax.Array) -> jax.Array:
         """The inputs ``count`` tokens before those at ``at``."""
         missing = count - offset[at]  # tokens before the row's first
-        own, earlier = x[jnp.maximum(at - count, 0)], before[row[at], jnp.clip(width - 1 - missing, 0, width - 2)]
-        return jnp.where((missing > 0)[:, None], earlier, own)
+        in_step, earlier = x[jnp.maximum(at - count, 0)], before[row[at], jnp.clip(width - 1 - missing, 0, width - 2)]
+        return jnp.where((missing > 0)[:, None], earlier, in_step)
 
     y = sum(back(width - 1 - j, index) * weight[:, j] for j in range(width))
     position = starts[row] + offset

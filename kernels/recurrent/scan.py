@@ -82,9 +82,11 @@ def _longer(
         size = places.piece(row, position, longest=longest)
         index = batch.query_start[row] + done + jnp.arange(longest)
         real = jnp.arange(longest) < size
-        own = (jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x[jnp.minimum(index, len(x) - 1)], 0) for x in tokens)
+        inputs = (
+            jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x[jnp.minimum(index, len(x) - 1)], 0) for x in tokens
+        )
         before = jnp.where(position == 0, 0, read_entries(states, places.entry(row, position - 1)[None])[0])
-        output, after = rule.chunk(*own, before)
+        output, after = rule.chunk(*inputs, before)
         out = out.at[jnp.where(real, index, len(out))].set(output, mode="drop")
         states = write_entries(states, places.entry(row, position + size - 1)[None], after[None])
         over = done + size >= places.counts[row]

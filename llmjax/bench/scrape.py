@@ -30,10 +30,10 @@ async def work_of_server(client: OpenAIClient) -> EngineWork | None:
 
 def parse_work(page: str) -> EngineWork | None:
     """The counters on a page in Prometheus' text format; None: they are not there, or it is not such a page."""
-    found = _sums(page, COUNTERS)
-    if found is None:
+    sums = _sums(page, COUNTERS)
+    if sums is None:
         return None
-    steps, host_seconds, compilations = found
+    steps, host_seconds, compilations = sums
     return EngineWork(steps=int(steps), host_seconds=host_seconds, compilations=int(compilations))
 
 

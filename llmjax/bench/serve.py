@@ -411,12 +411,12 @@ def _sampling_fields(values: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_effect(values: argparse.Namespace) -> None:
-    own = {"model", "served_model_name", "seed"}  # the name to ask for, and the seed of prompts and arrivals
+    client_flags = {"model", "served_model_name", "seed"}  # the name to ask for, and the seed of prompts and arrivals
     for name in ("tokenizer", "skip_tokenizer_init"):
         if hasattr(values, name):
             delattr(values, name)
             print(f"llmjax: note: --{name.replace('_', '-')}: the server counts tokens", file=sys.stderr)
-    idle = [name for name in settings_of(EngineConfig) if hasattr(values, name) and name not in own]
+    idle = [name for name in settings_of(EngineConfig) if hasattr(values, name) and name not in client_flags]
     if values.config is not None or idle:
         flag = "--" + idle[0].replace("_", "-") if idle else "--config"
         raise ConfigError(f"{flag} has no effect on the server that is measured: leave it out, or let one be started")

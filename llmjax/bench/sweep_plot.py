@@ -143,16 +143,16 @@ def points(rows: Sequence[Row], *, x: str, y: str) -> list[Point]:
     Raises:
         ConfigError: y is not a number.
     """
-    found: dict[Any, list[float]] = {}
+    ys_by_x: dict[Any, list[float]] = {}
     for row in rows:
         at, value = value_of(row, x), number_of(row, y)
         if at is not None and value is not None:
-            found.setdefault(at if isinstance(at, int | float | str) else str(at), []).append(value)
-    if all(isinstance(at, int | float) for at in found):
-        found = dict(sorted(found.items()))
+            ys_by_x.setdefault(at if isinstance(at, int | float | str) else str(at), []).append(value)
+    if all(isinstance(at, int | float) for at in ys_by_x):
+        ys_by_x = dict(sorted(ys_by_x.items()))
     else:
-        found = {str(at): values for at, values in found.items()}
-    return [Point(at, fmean(values), min(values), max(values)) for at, values in found.items()]
+        ys_by_x = {str(at): values for at, values in ys_by_x.items()}
+    return [Point(at, fmean(values), min(values), max(values)) for at, values in ys_by_x.items()]
 
 
 def command_line() -> Parser:

@@ -73,8 +73,8 @@ def frontier(found: Sequence[Speed]) -> list[Speed]:
 
 
 def _devices(row: Row, name: str | None) -> float:
-    given = _first(row, name) if name is not None else None
-    return math.prod(_first(row, *names) or 1 for names in SIZES) if given is None else given
+    count = _first(row, name) if name is not None else None
+    return math.prod(_first(row, *names) or 1 for names in SIZES) if count is None else count
 
 
 def _first(row: Row, *names: str) -> float | None:

@@ -70,8 +70,8 @@ def check_known(rows: Sequence[Row], names: Sequence[str]) -> None:
     """
     for name in names:
         if all(value_of(row, name) is None for row in rows):
-            known = ", ".join(sorted({key for row in rows for key in row}))
-            raise ConfigError(f"no result has {name!r}; they have: {known}")
+            available = ", ".join(sorted({key for row in rows for key in row}))
+            raise ConfigError(f"no result has {name!r}; they have: {available}")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Condition:
         Raises:
             ConfigError: the text is not a condition.
         """
-        found = CONDITION.fullmatch(text)
-        condition = None if found is None else cls(found[1], found[2], found[3].strip("'\""))
+        match = CONDITION.fullmatch(text)
+        condition = None if match is None else cls(match[1], match[2], match[3].strip("'\""))
         if condition is None or (condition.sign in ORDERS and _number(condition.wanted) is None):
             raise ConfigError(f"--filter-by must be NAME==VALUE, !=, <=, >=, < or > NUMBER, not {text!r}")
         return condition

@@ -270,12 +270,12 @@ def address_of(command: Sequence[str]) -> str:
 
 def value_of(command: Sequence[str], *flags: str) -> str | None:
     """What follows one of the flags, the last one that is there."""
-    found = None
+    last = None
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") in flags:
-            found = value if equals else following
-    return found
+            last = value if equals else following
+    return last
 
 
 def is_ours(command: Sequence[str]) -> bool:
@@ -306,6 +306,6 @@ def _table(named: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     for column in ("", *SHOWN.values()):
         table.add_column(column, justify="right" if column else "left")
     for name, rows in named.items():
-        found = ([row[key] for row in rows if row.get(key) is not None] for key in SHOWN)
-        table.add_row(name, *(f"{sum(values) / len(values):.2f}" if values else "–" for values in found))
+        columns = ([row[key] for row in rows if row.get(key) is not None] for key in SHOWN)
+        table.add_row(name, *(f"{sum(values) / len(values):.2f}" if values else "–" for values in columns))
     return table

@@ -253,10 +253,10 @@ def _folder(name: str, path: Path) -> Finding:
 
 def _environment(variables: Mapping[str, str]) -> Finding:
     """What is set of that which JAX, XLA and drivers read, without what may be a secret."""
-    found = [
+    set_here = [
         f"{name}={value}" for name, value in sorted(variables.items()) if READ.match(name) and not SECRET.search(name)
     ]
-    return Finding("environment", " ".join(found) or "no variables of JAX, XLA or drivers are set")
+    return Finding("environment", " ".join(set_here) or "no variables of JAX, XLA or drivers are set")
 
 
 def _version(package: str) -> str:

@@ -46,9 +46,9 @@ def argmax_of_parts(logits: jax.Array, *, vocab_size: int) -> jax.Array:
     """``argmax`` of logits of which this device has some columns, i32 [R]; arguments as for `on_whole_rows`."""
     width = logits.shape[1]
     first = own_number("vocab") * width
-    own = jnp.where(first + jnp.arange(width) < vocab_size, logits, -jnp.inf)
-    best = argmax(own)
-    values = jnp.take_along_axis(own, best[:, None], axis=1)[:, 0]
+    valid = jnp.where(first + jnp.arange(width) < vocab_size, logits, -jnp.inf)
+    best = argmax(valid)
+    values = jnp.take_along_axis(valid, best[:, None], axis=1)[:, 0]
     values, tokens = lax.all_gather((values, best + first), mesh_axis("vocab"))  # [devices, R]
     winner = argmax(values.T)  # the first of equals has the lowest ids
     return jnp.take_along_axis(tokens, winner[None], axis=0)[0]

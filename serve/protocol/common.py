@@ -379,11 +379,11 @@ def sampling_params(
     if body.logprob_token_ids is not None:
         _check_named(body, logprobs)
         logprobs = 0  # the sampled token's, and those that are named
-    given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
+    same_named = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
-        given["logit_bias"] = _token_keys(body.logit_bias)
+        same_named["logit_bias"] = _token_keys(body.logit_bias)
     if body.best_of is not None:
-        given["n"] = body.continuations
+        same_named["n"] = body.continuations
         logprobs = logprobs or 0  # the best are chosen by them
     fixed = {
         "max_tokens": max_tokens,
@@ -391,7 +391,7 @@ def sampling_params(
         "detokenize": detokenize,
         "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     }
-    return SamplingParams(**{**defaults, **given, **fixed, **changes})
+    return SamplingParams(**{**defaults, **same_named, **fixed, **changes})
 
 
 def check_beam_search(body: GenerationRequest) -> None:

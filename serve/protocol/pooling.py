@@ -207,15 +207,15 @@ class ScoreRequest(PairsBody):
     def sides(self) -> tuple[str, str]:
         """The names of the two sides."""
         names = {name for pair in SIDES for name in pair}
-        given = [name for name in names if getattr(self, name) is not None]
+        names_given = [name for name in names if getattr(self, name) is not None]
         for pair in SIDES:
-            if sorted(pair) == sorted(given):
+            if sorted(pair) == sorted(names_given):
                 return pair
-        missing = [name for pair in SIDES if {*pair} > {*given} for name in pair if name not in given]
+        missing = [name for pair in SIDES if {*pair} > {*names_given} for name in pair if name not in names_given]
         wanted = ", or ".join(f"`{first}` and `{second}`" for first, second in SIDES)
         raise ApiError(
-            f"the texts to compare are {wanted}; the request has {', '.join(sorted(given)) or 'none of them'}",
-            param=missing[0] if missing else min(given),
+            f"the texts to compare are {wanted}; the request has {', '.join(sorted(names_given)) or 'none of them'}",
+            param=missing[0] if missing else min(names_given),
             code="missing_required_parameter" if missing else "invalid_value",
         )
 

@@ -134,8 +134,8 @@ class ResponsesRequest(InputRequest):
             "reasoning.summary": reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
             "text.verbosity": text is not None and text.verbosity in ("low", "high"),
         }
-        given = [name for name in super().without_effect() if name != "store"]
-        return [*given, *(name for name, wanted in asked.items() if wanted)]
+        names = [name for name in super().without_effect() if name != "store"]
+        return [*names, *(name for name, wanted in asked.items() if wanted)]
 
     @property
     def stored(self) -> bool:

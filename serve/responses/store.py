@@ -84,8 +84,8 @@ def find_items(stored: Iterable[StoredResponse], ids: Collection[str]) -> dict[s
         if len(items) == len(ids):
             break
         if response.answer is not None:
-            known = {item["id"]: item for item in response.context()}
-            items = {id: item for id in ids if (item := known.get(id)) is not None} | items
+            items_by_id = {item["id"]: item for item in response.context()}
+            items = {id: item for id in ids if (item := items_by_id.get(id)) is not None} | items
     return items
 
 

@@ -193,7 +193,7 @@ class ChatAnswer:
         """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
         first, last = True, None
         readers = [self.turn.form.reader() for _ in range(self.body.choices)]
-        said = Joined()
+        joined_text = Joined()
         async with aclosing(self.turn.outputs()) as outputs:
             async for output in outputs:
                 if first:
@@ -205,10 +205,10 @@ class ChatAnswer:
                 last = output
                 for choice in output.outputs:
                     self.turn.tally.add_tokens(choice)
-                    for chunk in self._deltas(choice, readers[choice.index], said):
+                    for chunk in self._deltas(choice, readers[choice.index], joined_text):
                         yield chunk
         if self.conversation is not None:
-            self.conversation.record(said.message())
+            self.conversation.record(joined_text.message())
         if self.body.include_usage:
             end = {**self.envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()}
             if self.server.config.enable_per_request_metrics and last is not None:

@@ -228,15 +228,15 @@ class MessageAnswer:
     def _usage(self) -> dict[str, Any]:
         usage = self.turn.tally.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        found = {
+        usage_fields = {
             "input_tokens": usage["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
         if (details := usage.get("completion_tokens_details")) is not None:
-            found["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
-        return found
+            usage_fields["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
+        return usage_fields
 
 
 MESSAGE_ROUTES = [

@@ -301,7 +301,7 @@ async def _made(
     check_priority(server.engine, body.priority or 0)
     own_name = body.request_id or record_of(request).id
     salt, priority = cache_salt_of(request, body.cache_salt), body.priority or 0
-    found: dict[int, PoolingRequestOutput] = {}
+    outputs_by_index: dict[int, PoolingRequestOutput] = {}
 
     async def work(waiting: Iterator[tuple[int, PooledTokens]]) -> None:
         for index, tokens in waiting:
@@ -309,7 +309,7 @@ async def _made(
             stream = server.engine.encode(tokens, params, name, priority=priority, cache_salt=salt)
             async with aclosing(stream) as outputs:
                 async for output in outputs:
-                    found[index] = output
+                    outputs_by_index[index] = output
             await asyncio.sleep(0)
 
     async def all_of_it() -> None:
@@ -326,7 +326,7 @@ async def _made(
 
     record = record_of(request)
     await guarded(request.receive, all_of_it(), timeout=server.config.request_timeout)
-    made = [found[index] for index in range(len(inputs))]
+    made = [outputs_by_index[index] for index in range(len(inputs))]
     record.prompt_tokens = sum(len(output.prompt_token_ids) for output in made)
     if any(output.error is not None for output in made):
         raise ApiError("the request was aborted", status=503, code="aborted", headers={"Retry-After": "1"})
