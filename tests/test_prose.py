@@ -34,12 +34,8 @@ UNREAD = (
     "llmjax/settings.py",
     "llmjax/weights",
     "models",
-    "tests/checkpoint",
-    "tests/constraints",
     "tests/engine",
     "tests/models",
-    "tests/quantization",
-    "tests/weights",
 )
 
 # "the text is no number"; but "there is no number", "is no longer" and "is no faster" are English.
