@@ -133,7 +133,7 @@ class Conversations(OwnedStore[Conversation]):
         id = body.conversation_id or f"conv_{uuid.uuid4().hex}"
         conversation = self.find(owner, id) or Conversation(id=id, owner=owner)
         if conversation.running:
-            message = f"another request is continuing the conversation {cut(id)!r}"
+            message = f"the conversation {cut(id)!r} is being continued by another request"
             raise ApiError(message, status=409, param=name, code="conflict")
         if (
             len(conversation.messages) + len(body.messages) > MAX_MESSAGES
