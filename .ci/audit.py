@@ -67,11 +67,11 @@ class Advisory:
 def read_advisories(path: Path = ADVISORIES) -> tuple[date, list[Advisory]]:
     """The list, and the day to which it is whole."""
     content = tomllib.loads(path.read_text(encoding="utf-8"))
-    found = [
+    advisories = [
         Advisory(row["package"], row["id"], tuple(map(SpecifierSet, row["affected"])), row.get("what", ""))
         for row in content["advisory"]
     ]
-    return content["date"], found
+    return content["date"], advisories
 
 
 def listed(pins: Iterable[Pin], advisories: Iterable[Advisory]) -> set[Hole]:
@@ -123,8 +123,8 @@ def ask_database(pins: Iterable[Pin]) -> tuple[set[Hole], set[Pin]]:
             command = ["uv", "tool", "run", "--quiet", "pip-audit", "--format", "json", "--progress-spinner", "off"]
             command += ["--no-deps", "--disable-pip", "--requirement", str(file)]
             done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
-        found, answered = read_answer(done.stdout)
-        holes |= found
+        found_holes, answered = read_answer(done.stdout)
+        holes |= found_holes
         unknown |= asked - answered
     return holes, unknown
 
@@ -159,9 +159,9 @@ def main() -> int:
         print("PyPI's database of vulnerabilities has no answer for them")
     holes |= listed(every, advisories)
     for name, some in pins.items():
-        found = sorted(hole for hole in holes if hole.pin in some)
-        print(f"{name} versions: {len(some)}, with known vulnerabilities: {len({hole.pin for hole in found})}")
-        for hole in found:
+        own_holes = sorted(hole for hole in holes if hole.pin in some)
+        print(f"{name} versions: {len(some)}, with known vulnerabilities: {len({hole.pin for hole in own_holes})}")
+        for hole in own_holes:
             print(f"  {hole.pin.name} {hole.pin.version}: {hole.id}{hole.what and f' ({hole.what})'}")
     return int(bool(holes))
 

@@ -48,24 +48,24 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.boundary", allow_abbrev=False)
     parser.add_argument("--streams", type=int, default=64, help="requests under way at once (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each (default: 2)")
-    own, rest = parser.parse_known_args(argv)
+    options_here, rest = parser.parse_known_args(argv)
     for name in ("streams", "rounds"):
-        if getattr(own, name) < 1:
-            raise ConfigError(f"--{name} must be at least 1, not {getattr(own, name)}")
-    plan = plan_of(rest, streams=own.streams)
+        if getattr(options_here, name) < 1:
+            raise ConfigError(f"--{name} must be at least 1, not {getattr(options_here, name)}")
+    plan = plan_of(rest, streams=options_here.streams)
     output_json = plan.report.output_json
     check_writable(output_json)
     plan = dataclasses.replace(plan, report=dataclasses.replace(plan.report, output_json=None))
     runs = []
-    for number in range(1, own.rounds + 1):
+    for number in range(1, options_here.rounds + 1):
         for place in PLACES:
             here = dataclasses.replace(plan, engine=plan.engine.replace(engine_process=place))
             runs.append(Run(round=number, place=place, result=asyncio.run(serve.run(here))))
     machine, date = this_machine(), datetime.now(UTC).date().isoformat()
-    Console(width=160).print(table_of(runs, title=f"{own.streams} streams; {machine}; {date}"))
+    Console(width=160).print(table_of(runs, title=f"{options_here.streams} streams; {machine}; {date}"))
     if output_json is not None:
-        found = [{"round": run.round, "engine": run.place, **run.result.as_json()} for run in runs]
-        write_json(Path(output_json), {"date": date, "machine": dataclasses.asdict(machine), "runs": found})
+        results = [{"round": run.round, "engine": run.place, **run.result.as_json()} for run in runs]
+        write_json(Path(output_json), {"date": date, "machine": dataclasses.asdict(machine), "runs": results})
     return int(any(run.result.failed for run in runs))
 
 

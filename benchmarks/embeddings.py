@@ -83,7 +83,7 @@ def texts_of(count: int, *, seed: int) -> list[str]:
 
 def measure(engines: Sequence[Engine], count: int, rounds: int) -> tuple[dict[str, Taken], float]:
     """The fastest round of each engine, wall and cpu apart, and the least cosine of two engines' vectors."""
-    found: dict[str, list[Taken]] = {engine.name: [] for engine in engines}
+    times: dict[str, list[Taken]] = {engine.name: [] for engine in engines}
     cosine = 1.0
     for number in range(rounds + 1):  # the first one warms up
         texts = texts_of(count, seed=number)
@@ -92,10 +92,10 @@ def measure(engines: Sequence[Engine], count: int, rounds: int) -> tuple[dict[st
         for name, one in taken.items():
             cosine = min(cosine, float((one.vectors * taken[OURS].vectors).sum(1).min()))
             if number:
-                found[name].append(one)
+                times[name].append(one)
     best = {
         name: Taken(min(one.wall for one in all_), min(one.cpu for one in all_), all_[0].vectors)
-        for name, all_ in found.items()
+        for name, all_ in times.items()
     }
     return best, cosine
 

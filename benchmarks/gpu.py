@@ -135,8 +135,8 @@ def attentions(sizes: Sizes) -> Iterator[Figure]:
             def step(state: Any, k: jax.Array, batch: RaggedBatch) -> Any:
                 q, layers = state
                 rules = {"scale": head_dim**-0.5, "window": None, "softcap": None}
-                found = [ATTENTION(q, k, k, pages, batch, None, **rules) for pages in layers]
-                return tied(q, [out for out, _ in found]), [pages for _, pages in found]
+                outputs = [ATTENTION(q, k, k, pages, batch, None, **rules) for pages in layers]
+                return tied(q, [out for out, _ in outputs]), [pages for _, pages in outputs]
 
             picked = ATTENTION.explain(
                 jax.devices()[0].platform, q, k, k, layers[0], batch, None, scale=1.0, window=None, softcap=None

@@ -167,7 +167,7 @@ def of_transformers(interpreter: str, shape_name: str, sizes: Sizes) -> list[Fig
     if done.returncode:
         raise LLMJaxError(f"--compare: {interpreter} ended with {done.returncode}; what it printed is above")
     numbers = shape.active_numbers
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return [
         Figure(
             f"{shape_name}: {entry['name']}",
@@ -176,5 +176,5 @@ def of_transformers(interpreter: str, shape_name: str, sizes: Sizes) -> list[Fig
             Work(2 * numbers, 2 * numbers * entry["tokens"]),
             entry["tokens"],
         )
-        for entry in found
+        for entry in records
     ]

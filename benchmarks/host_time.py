@@ -167,10 +167,10 @@ def measure(config: EngineConfig, point: Point, options: HostTimeOptions) -> Fig
     try:
         engine.runner.warm_up()
         steps = config.decode_steps or 1
-        found = [_run(engine, point, number, steps, options) for number in range(options.runs)]
+        figures = [_run(engine, point, number, steps, options) for number in range(options.runs)]
     finally:
         engine.close()
-    best = min(found, key=lambda figure: figure.per_step)
+    best = min(figures, key=lambda figure: figure.per_step)
     log.print(f"{point} by {best.steps:.1f}: {best.per_step * 1e3:.3f} ms a step", style="dim", highlight=False)
     return best
 

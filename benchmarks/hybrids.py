@@ -202,16 +202,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=4, help="of the attention model (default: 4)")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each model (default: 5)")
     parser.add_argument("--only", default="", help="some of the models, by name, beside attention (default: all)")
-    given = parser.parse_args(arguments)
-    if min(given.tokens, given.layers, given.rounds) < 1 or given.hidden < 128 or given.hidden % 128:
+    options = parser.parse_args(arguments)
+    if min(options.tokens, options.layers, options.rounds) < 1 or options.hidden < 128 or options.hidden % 128:
         raise ConfigError("--tokens, --layers and --rounds must be at least 1, --hidden a multiple of 128")
-    shapes = configs(given.hidden, given.layers)
-    names = [name for name in given.only.split(",") if name] or list(shapes)
+    shapes = configs(options.hidden, options.layers)
+    names = [name for name in options.only.split(",") if name] or list(shapes)
     unknown = [name for name in names if name not in shapes]
     if unknown:
         raise ConfigError(f"--only: {unknown[0]!r} is none of {', '.join(shapes)}")
     chosen = {name: shape for name, shape in shapes.items() if name in (ATTENTION, *names)}
-    print(table(measure(chosen, tokens=given.tokens, rounds=given.rounds)))
+    print(table(measure(chosen, tokens=options.tokens, rounds=options.rounds)))
 
 
 if __name__ == "__main__":

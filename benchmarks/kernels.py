@@ -178,11 +178,11 @@ def attention_run(shape: AttentionShape, attend: Callable[..., Any]) -> Callable
     q, k, pages, batch = attention_input(shape)
 
     def run_layers(q: jax.Array, k: jax.Array, pages: list[KVPages], batch: RaggedBatch) -> Any:
-        kept = []
+        outputs = []
         for layer in pages:
             q, layer = attend(q, k, k, layer, batch, scale=shape.head_dim**-0.5)
-            kept.append(layer)
-        return q, kept
+            outputs.append(layer)
+        return q, outputs
 
     run = jax.jit(run_layers, donate_argnums=2)
     held = [pages]
@@ -213,11 +213,11 @@ def attention_rows(native: Library | None, isas: Sequence[str], repeat: int, onl
             ways[f"C++ {isa}"] = Way(with_isa(isa, attention_run(shape, cpu_attention.attend)), isa, "bf16")
         layout = KVLayout.of(jnp.dtype(shape.cache), page_size=PAGE_SIZE)
         page = layout.page_bytes(num_kv_heads=shape.kv_heads, head_dim=shape.head_dim)
-        kept = (shape.requests * (shape.length - shape.common) + shape.common) * page // PAGE_SIZE
+        bytes_held = (shape.requests * (shape.length - shape.common) + shape.common) * page // PAGE_SIZE
         seen = shape.requests * (shape.new * shape.length - shape.new * (shape.new - 1) // 2)
         flops = 4 * seen * shape.heads * shape.head_dim
         operation = f"attention {shape.name}"
-        yield from in_turns(operation, ways, repeat, layers=LAYERS, bytes_read=kept, flops=flops)
+        yield from in_turns(operation, ways, repeat, layers=LAYERS, bytes_read=bytes_held, flops=flops)
 
 
 def product_run(

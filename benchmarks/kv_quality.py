@@ -107,18 +107,18 @@ def compare(model: str, text: str, arguments: argparse.Namespace) -> None:
     """Prints the table of one model."""
     length = arguments.prompt_tokens + arguments.new_tokens + 2  # BOS, and the token that scoring ends with
     settings = engine_settings(arguments.settings)
-    said: Tokens = []
+    reference_tokens: Tokens = []
     for kind in (arguments.reference, *arguments.types):
         llm = _engine(model, kind, length=length, settings=settings)
         try:
             assert llm.tokenizer is not None
             ids, bos = text_tokens(llm.tokenizer, text)
             prompts = cut_prompts(ids, bos=bos, count=arguments.prompts, length=arguments.prompt_tokens)
-            found = continuations(llm, prompts, arguments.new_tokens)
-            said = said or found
+            tokens = continuations(llm, prompts, arguments.new_tokens)
+            reference_tokens = reference_tokens or tokens
             agreement = Agreement(
-                next_token=same_next_tokens(llm, prompts, said),
-                prefix=tuple(map(common_prefix, said, found)),
+                next_token=same_next_tokens(llm, prompts, reference_tokens),
+                prefix=tuple(map(common_prefix, reference_tokens, tokens)),
                 length=arguments.new_tokens,
             )
         finally:

@@ -65,16 +65,16 @@ class LinkModel:
 
     def words(self, devices: int) -> list[str]:
         """Lines of text about what this many devices would bring."""
-        said = [
+        lines = [
             f"with {devices} devices that read {self.bytes_per_second / 1e9:.1f} GB/s each, and sums of "
             f"{self.sum_seconds * 1e6:.0f} µs, one stream would have"
         ]
         for size in SIZES:
             one, several = (self.tokens_per_second(size, count) for count in (1, devices))
-            said.append(
+            lines.append(
                 f"  {size.name} ({size.bytes / 1e9:.1f} GB): {several:.1f} tokens/s, {several / one:.1f} × one device's"
             )
-        return said
+        return lines
 
 
 def num_sums(layers: int) -> int:
@@ -96,12 +96,12 @@ def read_bytes_per_second(threads: int) -> float:
     """What plain loops over memory read, one a thread; the fastest of five times."""
     parts = [np.ones(READ_BYTES // threads // 8, np.int64) for _ in range(threads)]
     with ThreadPoolExecutor(threads) as pool:
-        found = []
+        rates = []
         for _ in range(5):
             started = time.perf_counter()
             list(pool.map(np.sum, parts))
-            found.append(time.perf_counter() - started)
-    return sum(part.nbytes for part in parts) / min(found)
+            rates.append(time.perf_counter() - started)
+    return sum(part.nbytes for part in parts) / min(rates)
 
 
 def tell_seconds(rows: int) -> float:

@@ -59,10 +59,10 @@ def load(path: Path) -> Loading:
     before = _memory("VmRSS")
     started = time.perf_counter()
     tensors = _tensors(path)
-    kept = [_put(tensor, device) for tensor in tensors.values()]
-    jax.block_until_ready(kept)
+    arrays = [_put(tensor, device) for tensor in tensors.values()]
+    jax.block_until_ready(arrays)
     seconds = time.perf_counter() - started
-    kept_bytes = sum(weight.nbytes for weight in kept)
+    kept_bytes = sum(weight.nbytes for weight in arrays)
     return Loading(
         seconds=seconds,
         file_bytes=sum(tensor.nbytes for tensor in tensors.values()),
@@ -92,9 +92,9 @@ def start(path: Path) -> Resident:
     loaded = _memory("VmRSS")
     llm.warm_up()
     kv_bytes = llm.info.kv_bytes
-    found = Resident(kv_bytes, imported, loaded, _memory("VmRSS"), _memory("VmHWM"))
+    resident = Resident(kv_bytes, imported, loaded, _memory("VmRSS"), _memory("VmHWM"))
     llm.close()
-    return found
+    return resident
 
 
 def _tensors(path: Path) -> Mapping[str, StoredTensor]:
@@ -164,13 +164,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     ):
         for name, path in _files(arguments, Path(folder)):
             try:
-                found = pool.apply(load, (path,))
+                loading = pool.apply(load, (path,))
             except CheckpointError as error:
                 raise SystemExit(str(error)) from None
-            size = found.file_bytes / 1e9
+            size = loading.file_bytes / 1e9
             print(
-                f"| {name} | {size:.2f} | {found.seconds:.2f} | {size / found.seconds:.2f} "
-                f"| {found.kept_bytes / 1e9:.2f} | {found.extra_bytes / 1e9:.2f} |",
+                f"| {name} | {size:.2f} | {loading.seconds:.2f} | {size / loading.seconds:.2f} "
+                f"| {loading.kept_bytes / 1e9:.2f} | {loading.extra_bytes / 1e9:.2f} |",
                 flush=True,
             )
         if arguments.engine:

@@ -396,12 +396,12 @@ class Load:
         chat = {"messages": [{"role": "user", "content": question}], "max_tokens": self._tokens}
         usage = {"stream_options": {"include_usage": True}}
         if kind.path == RESPONSES:
-            own: dict[str, Any] = {"input": question, "max_output_tokens": self._tokens}
+            fields: dict[str, Any] = {"input": question, "max_output_tokens": self._tokens}
         elif kind.path == TEXT:
-            own = {"prompt": question, "max_tokens": self._tokens, **usage}
+            fields = {"prompt": question, "max_tokens": self._tokens, **usage}
         else:
-            own = chat | (usage if kind.path == CHAT else {})
-        return {"model": self._model, **own, "seed": self._random.randrange(2**31), "stream": True, **kind.fields}
+            fields = chat | (usage if kind.path == CHAT else {})
+        return {"model": self._model, **fields, "seed": self._random.randrange(2**31), "stream": True, **kind.fields}
 
 
 def main(argv: list[str]) -> int:

@@ -101,8 +101,11 @@ def main(argv: Sequence[str]) -> int:
                 pull(number)
                 seconds[name].append(time.perf_counter() - started)
         print(f"{pages} pages of {options.page_kib} KiB; {this_machine()}")
-        for name, found in seconds.items():
-            print(f"{name}: {pages * page_bytes / median(found[1:]) / 1e9:.2f} GB/s, {1e3 * median(found[1:]):.1f} ms")
+        for name, durations in seconds.items():
+            print(
+                f"{name}: {pages * page_bytes / median(durations[1:]) / 1e9:.2f} GB/s, "
+                f"{1e3 * median(durations[1:]):.1f} ms"
+            )
         print(f"a name that nobody gives, over TCP: {ended(lambda: by_tcp(rounds))}")
         # Last, and in a process of its own: what waits for it cannot be ended.
         asked = context.Process(target=ask_jax, args=(address, pages, page_bytes, rounds), daemon=True)
@@ -122,8 +125,8 @@ def tcp_of(port: int, page_bytes: int) -> Callable[[int], None]:
     taker = PageTaker([peer], identity=IDENTITY, secret=SECRET, formats=[form_of(page_bytes)])
 
     def pull(number: int) -> None:
-        kept: list[KeptPage] = [page for _, page in taker.take(f"{number}", peer=peer)]
-        jax.block_until_ready(jax.device_put(np.stack([page.content[0] for page in kept])))
+        pages: list[KeptPage] = [page for _, page in taker.take(f"{number}", peer=peer)]
+        jax.block_until_ready(jax.device_put(np.stack([page.content[0] for page in pages])))
 
     return pull
 

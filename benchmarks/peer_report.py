@@ -58,14 +58,14 @@ class Figure:
 
 def figures_of(standings: Sequence[Standing], points: Sequence[Point], setup: Setup) -> list[Figure]:
     """All that was measured, by point and then by engine."""
-    found = []
+    figures = []
     for point in points:
         for standing in standings:
             times = standing.times.get(point, Times())
             seconds = times.seconds(point, setup.new_tokens)
             if seconds is None:
                 continue  # the table says so
-            found.append(
+            figures.append(
                 Figure(
                     point=point,
                     engine=standing.contender.name,
@@ -75,7 +75,7 @@ def figures_of(standings: Sequence[Standing], points: Sequence[Point], setup: Se
                     weight_bytes_per_second=setup.weight_bytes / seconds if point.kind == "decode" else None,
                 )
             )
-    return found
+    return figures
 
 
 def best_peer(figures: Sequence[Figure], point: Point) -> Figure | None:

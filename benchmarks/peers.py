@@ -66,17 +66,17 @@ class PeerOptions:
         Raises:
             ConfigError: a peer is unknown, named twice or has no interpreter.
         """
-        found = {OURS: sys.executable}
+        paths = {OURS: sys.executable}
         for item in self.peer:
             name, equals, python = item.partition("=")
             if not equals or not python:
                 raise ConfigError(f"--peer must be NAME=PYTHON, not {item!r}")
             if name not in ADAPTERS:
                 raise ConfigError(f"--peer: unknown engine {name!r}{nearest(name, ADAPTERS)} ({', '.join(ADAPTERS)})")
-            if name in found:
+            if name in paths:
                 raise ConfigError(f"--peer: {name} is named twice" if name != OURS else "--peer: llmjax always runs")
-            found[name] = python
-        return found
+            paths[name] = python
+        return paths
 
 
 def main(argv: list[str]) -> int:

@@ -66,12 +66,12 @@ def _point(name: str) -> Point:
         match = re.fullmatch(pattern, name, re.ASCII)
         if match is None:
             continue
-        found = {key: int(value) for key, value in match.groupdict().items() if value is not None}
+        numbers = {key: int(value) for key, value in match.groupdict().items() if value is not None}
         if kind == "decode":
-            found.setdefault("prompt", DECODE_PROMPT)
-        if 0 in found.values():
+            numbers.setdefault("prompt", DECODE_PROMPT)
+        if 0 in numbers.values():
             break
-        return Point(kind, **found)
+        return Point(kind, **numbers)
     raise ConfigError(
         f"--points: {name!r} is none of decodeN, decodeNxLENGTH, prefillLENGTH, ttftNxLENGTH (from 1 up) and load"
     )

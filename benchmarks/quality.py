@@ -95,13 +95,13 @@ def engine_settings(pairs: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: one has no value, an unknown name or a value of another type.
     """
-    known, found = settings_of(EngineConfig), {}
+    known, values = settings_of(EngineConfig), {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or name not in known:
             raise ConfigError(f"{pair!r} is not a SETTING=VALUE of the engine{nearest(name, known)}")
-        found[name] = parse_text(known[name], value, source=name)
-    return found
+        values[name] = parse_text(known[name], value, source=name)
+    return values
 
 
 def row_settings(row: str) -> dict[str, Any]:
@@ -112,14 +112,14 @@ def row_settings(row: str) -> dict[str, Any]:
     """
     scheme, *pairs = row.split(",")
     forced = [pair.partition("=")[2] for pair in pairs if pair.startswith(f"{ISA}=")]
-    found = engine_settings([pair for pair in pairs if not pair.startswith(f"{ISA}=")])
+    settings = engine_settings([pair for pair in pairs if not pair.startswith(f"{ISA}=")])
     for isa in forced:
         native = library()
         usable = () if native is None else native.usable
         if isa not in usable:
             raise ConfigError(f"{ISA}={isa}: not available; there is: {', '.join(usable)}")
-        found[ISA] = isa
-    return {"activations": "float", "quantization": scheme, **found}
+        settings[ISA] = isa
+    return {"activations": "float", "quantization": scheme, **settings}
 
 
 def score(model: str, settings: Mapping[str, Any], text: str, windowing: Windowing) -> Score:

@@ -119,8 +119,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--like", type=Path, required=True, help="a GGUF file, whose tokenizer the new one gets")
     parser.add_argument("--shape", choices=SHAPES, default="1.5b", help="sizes of the model")
     parser.add_argument("--type", choices=TYPES, default="q4_k", help="of all matrices")
-    given = parser.parse_args(arguments)
-    write_random_gguf(given.output, SHAPES[given.shape], type_name=given.type, like=given.like)
+    options = parser.parse_args(arguments)
+    write_random_gguf(options.output, SHAPES[options.shape], type_name=options.type, like=options.like)
 
 
 if __name__ == "__main__":

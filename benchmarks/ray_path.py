@@ -61,16 +61,16 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(tempfile.gettempdir()) / "llmjax-ray-path"
     write_random_model(folder, SHAPES["least"], max_position_embeddings=512)
     with alone(folder) as plain, on_ray(folder) as ray:
-        found: dict[str, list[tuple[float, float]]] = {plain: [], ray: []}
+        rates: dict[str, list[tuple[float, float]]] = {plain: [], ray: []}
         for number in range(options.rounds + 1):
-            for url, figures in found.items():
+            for url, figures in rates.items():
                 figure = asyncio.run(measured(url, options.streams, options.requests, options.new_tokens))
                 if number:  # the first round is for what comes up only once
                     figures.append(figure)
     print(f"{options.streams} streams; {this_machine()}")
     best = {}
     for name, url in (("by itself", plain), ("on Ray", ray)):
-        first, token = (min(figures) for figures in zip(*found[url], strict=True))
+        first, token = (min(figures) for figures in zip(*rates[url], strict=True))
         best[url] = token
         print(f"{name}: first token after {first:.2f} ms, {token:.3f} ms a token")
     added = best[ray] - best[plain]

@@ -167,15 +167,15 @@ def measure(llm: LLM, options: ScalingOptions) -> list[Sweep]:
 
     def sweep(title: str, x_label: str, measures: Mapping[int, tuple[int, Callable[[], float]]], decode: bool) -> Sweep:
         """``measures``: by x, the tokens that are computed, and what measures the seconds."""
-        found: dict[int, list[float]] = {x: [] for x in measures}
+        rates: dict[int, list[float]] = {x: [] for x in measures}
         for number in range(options.runs + decode):  # the first one warms up
             for x, (_, measure) in measures.items():
                 seconds = measure()
                 if number >= decode:
-                    found[x].append(seconds)
+                    rates[x].append(seconds)
                     log.print(f"{x_label} {x}: {seconds * 1e3:.2f} ms", style="dim", highlight=False)
         measurements = [
-            Measurement(x, min(seconds), statistics.median(seconds), measures[x][0]) for x, seconds in found.items()
+            Measurement(x, min(seconds), statistics.median(seconds), measures[x][0]) for x, seconds in rates.items()
         ]
         return Sweep(title, x_label, measurements, decode)
 

@@ -127,8 +127,8 @@ def main(argv: list[str]) -> int:
         console.print(*many_devices_words(tensor, options, threads=config.threads), sep="\n", highlight=False)
     if options.output_json is not None:
         parts = {"data_parallel": data, "tensor_parallel": tensor}
-        found = {part: [dataclasses.asdict(figure) for figure in figures] for part, figures in parts.items()}
-        write_json(Path(options.output_json), {"date": date, "machine": dataclasses.asdict(machine), **found})
+        results = {part: [dataclasses.asdict(figure) for figure in figures] for part, figures in parts.items()}
+        write_json(Path(options.output_json), {"date": date, "machine": dataclasses.asdict(machine), **results})
     return 0
 
 
@@ -247,11 +247,11 @@ async def _delays(engine: AsyncLLM, prompt: list[int], options: DeviceOptions) -
     params = SamplingParams(
         temperature=0.0, max_tokens=options.new_tokens, ignore_eos=True, output_kind=RequestOutputKind.DELTA
     )
-    found = []
+    delays = []
     async for output in engine.generate(prompt, params, "delays"):
         if output.metrics is not None and output.metrics.last_token_time is not None:
-            found.append(1e3 * (time.monotonic() - output.metrics.last_token_time))
-    return found
+            delays.append(1e3 * (time.monotonic() - output.metrics.last_token_time))
+    return delays
 
 
 def table_of(title: str, figures: Sequence[Figure]) -> Table:

@@ -105,10 +105,10 @@ def main(argv: list[str]) -> int:
     values = parser.parse(argv)
     options = options_of(SharedPromptOptions, values)
     check_writable(options.output_json)
-    found: dict[str, list[Figure]] = {}
+    figures: dict[str, list[Figure]] = {}
     native = library()
     if "attention" in options.parts and native is not None:
-        found["attention, a layer"] = attention(native, options)
+        figures["attention, a layer"] = attention(native, options)
     if "step" in options.parts:
         llm = LLM.from_config(
             configs_of(values).engine.replace(
@@ -118,10 +118,10 @@ def main(argv: list[str]) -> int:
             )
         )
         try:
-            found["a whole step"] = [steps(llm, options)]
+            figures["a whole step"] = [steps(llm, options)]
         finally:
             llm.close()
-    report(found, options)
+    report(figures, options)
     return 0
 
 
@@ -151,11 +151,11 @@ def _layers(shape: AttentionShape) -> Callable[[], object]:
     q, k, pages, batch = attention_input(shape)
 
     def all_layers(q: jax.Array, pages: list[Any]) -> Any:
-        kept = []
+        outputs = []
         for layer in pages:
             q, layer = cpu_attention.attend(q, k, k, layer, batch, scale=shape.head_dim**-0.5)
-            kept.append(layer)
-        return q, kept
+            outputs.append(layer)
+        return q, outputs
 
     run, held = jax.jit(all_layers, donate_argnums=1), [pages]
 

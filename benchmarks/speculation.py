@@ -58,17 +58,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=300)
     options = parser.parse_args()
-    found: dict[tuple[str, int], Runs] = {}
+    runs_of: dict[tuple[str, int], Runs] = {}
     engines = {drafts: make(options.model, drafts, options.draft_model) for drafts in (0, *options.drafts)}
     for round_ in range(options.rounds + 1):
         for task, text in TASKS.items():
             for drafts, llm in engines.items():
-                runs = found.setdefault((task, drafts), Runs())
+                runs = runs_of.setdefault((task, drafts), Runs())
                 measure(llm, text, options.tokens, runs if round_ else Runs())  # the first one warms up
     print("| task | drafts | tok/s | to plain | CPU s for 1,000 tokens | to plain | accepted |")
     print("|---|---|---|---|---|---|---|")
-    for (task, drafts), runs in found.items():
-        plain = found[task, 0]
+    for (task, drafts), runs in runs_of.items():
+        plain = runs_of[task, 0]
         rate, cpu = statistics.median(runs.rates), statistics.median(runs.cpu)
         faster = rate / statistics.median(plain.rates)
         less = statistics.median(plain.cpu) / cpu

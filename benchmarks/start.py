@@ -189,14 +189,14 @@ class Stream:
 
     def rates(self, go_on: Callable[[], bool]) -> list[float]:
         """Tokens a second in each window of time, as long as it is to go on."""
-        found, count, began = [], 0, time.perf_counter()
-        while go_on() or not found:
+        speeds, count, began = [], 0, time.perf_counter()
+        while go_on() or not speeds:
             count += self.step()
             if (now := time.perf_counter()) - began >= WINDOW:
-                found.append(count / (now - began))
+                speeds.append(count / (now - began))
                 self.used.append(self._picked or self.used[-1])  # none was picked while it waited
                 count, began, self._picked = 0, now, set()
-        return found
+        return speeds
 
 
 def start(model: str, settings: dict[str, Any], started: float) -> Start:

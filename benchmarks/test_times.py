@@ -56,14 +56,14 @@ def read(path: Path) -> Run:
     """
     try:
         cases = list(ET.parse(path).iter("testcase"))
-        found = [(case.attrib["classname"], case.attrib["name"], float(case.attrib["time"])) for case in cases]
+        times = [(case.attrib["classname"], case.attrib["name"], float(case.attrib["time"])) for case in cases]
     except (ET.ParseError, KeyError) as error:
         raise ValueError(f"{path} is not a JUnit file: {error}") from error
-    if not found:
+    if not times:
         raise ValueError(f"{path} holds no tests")
     tests: dict[str, Test] = {}
     files: dict[str, Test] = {}
-    for file, name, seconds in found:
+    for file, name, seconds in times:
         for table, key in ((tests, f"{file}::{name}"), (files, file)):
             before = table.get(key, Test(key, 0.0, 0))
             table[key] = Test(key, before.seconds + seconds, before.tests + 1)

@@ -93,8 +93,8 @@ class Problem:
 
     def values(self, field: str, choice: Choice) -> tuple[int, ...]:
         """Values of a field to try; none where the chosen lowering does not have the field."""
-        own = self.lowerings[{**self.start, **choice}.get("mosaic", 0)]
-        return own.get(field, self.fields.get(field, ()))
+        choices = self.lowerings[{**self.start, **choice}.get("mosaic", 0)]
+        return choices.get(field, self.fields.get(field, ()))
 
     def shortened(self, most: int) -> Problem:
         """The same, with at most ``most`` values of each field."""
@@ -177,7 +177,7 @@ def best(problem: Problem, seconds: Callable[[Sequence[Choice]], list[float]]) -
 
 def timed(problem: Problem, sizes: Sizes, console: Console) -> Callable[[Sequence[Choice]], list[float]]:
     """Measures choices, each once: compiled side by side, and run one after the other."""
-    known: dict[tuple[tuple[str, int], ...], float] = {}
+    measured: dict[tuple[tuple[str, int], ...], float] = {}
 
     def name_of(choice: Choice) -> tuple[tuple[str, int], ...]:
         return tuple(sorted({**problem.start, **choice}.items()))
@@ -193,13 +193,13 @@ def timed(problem: Problem, sizes: Sizes, console: Console) -> Callable[[Sequenc
             return None
 
     def seconds(choices: Sequence[Choice]) -> list[float]:
-        new = {name_of(choice): choice for choice in choices if name_of(choice) not in known}
+        new = {name_of(choice): choice for choice in choices if name_of(choice) not in measured}
         with ThreadPoolExecutor() as threads:
             calls = list(threads.map(ready, new.values()))
         for name, call in zip(new, calls, strict=True):
             taken = fastest(call, sizes.calls) if call else float("inf")
-            known[name] = taken / (problem.layers * sizes.times)
-        return [known[name_of(choice)] for choice in choices]
+            measured[name] = taken / (problem.layers * sizes.times)
+        return [measured[name_of(choice)] for choice in choices]
 
     return seconds
 
@@ -398,11 +398,11 @@ def main(argv: Sequence[str]) -> int:
         for problem in PROBLEMS[kind](sizes, options.small):
             if options.missing and problem.key in entries:
                 continue
-            found = best(problem.shortened(sizes.values), timed(problem, sizes, console))
-            text = f"{found.seconds_at_start * 1e6:,.1f} µs, {found.seconds * 1e6:,.1f} with {dict(found.choice)}"
+            choice = best(problem.shortened(sizes.values), timed(problem, sizes, console))
+            text = f"{choice.seconds_at_start * 1e6:,.1f} µs, {choice.seconds * 1e6:,.1f} with {dict(choice.choice)}"
             console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
-            if found.seconds < float("inf"):
-                entries[problem.key] = entry(problem.key, found)
+            if choice.seconds < float("inf"):
+                entries[problem.key] = entry(problem.key, choice)
                 write(path, device.device_kind, list(entries.values()))
     console.print(f"{path}: {len(entries)} entries")
     return 0

@@ -42,7 +42,7 @@ def gated(activation: str, gate: jax.Array, up: jax.Array) -> jax.Array:
     Args:
         activation: a key of ACTIVATIONS, NORMAL_CDF, or CLAMPED_SWIGLU: ``g sigmoid(1.702 g) (u + 1)``, where g is the
             gate up to 7, and u is ``up`` between -7 and 7 (formula: Hugging Face's ``GptOssExperts``).
-        gate, up: of one shape.
+        gate, up: arrays of one shape.
     """
     if activation == NORMAL_CDF:
         return 0.5 * (1 + jax.lax.erf(gate * 0.5**0.5)) * up

@@ -1,4 +1,4 @@
-"""Weights as kernels take them that compute more than one product: halves of a decoder layer, and experts."""
+"""Weights as kernels take them that compute more than one product: sublayers of a decoder layer, and experts."""
 
 from __future__ import annotations
 

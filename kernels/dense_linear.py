@@ -39,7 +39,7 @@ def linear_by_xla(
 def linear_by_cublas(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, used: jax.Array | None = None
 ) -> jax.Array:
-    """``linear_by_xla`` whose sums, in f32, are stored in x's type, as cuBLAS does: XLA's conversion behind a product
+    """``linear_by_xla`` whose sums, in f32, are stored in x's type, as cuBLAS does: XLA's conversion after a product
     of many rows is a kernel of its own, which reads and writes them once more."""
     out = jax.lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=x.dtype)
     return out.astype(jnp.float32)

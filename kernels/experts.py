@@ -50,9 +50,9 @@ def experts_by_blocks(
     def add(i: jax.Array, out: jax.Array) -> jax.Array:
         expert, rows, used = blocks.at(i)
         tokens = rows // choices
-        own = _one(weights, expert)
-        lower, upper = (linear(wide[tokens], p.weight, p.bias) for p in (own.gate, own.up))
-        made = linear(gated(activation, lower, upper), own.down.weight, own.down.bias)
+        expert_weights = _one(weights, expert)
+        lower, upper = (linear(wide[tokens], p.weight, p.bias) for p in (expert_weights.gate, expert_weights.up))
+        made = linear(gated(activation, lower, upper), expert_weights.down.weight, expert_weights.down.bias)
         return out.at[tokens].add(jnp.where(used[:, None], made * flat_shares[rows, None], 0))
 
     wide = x.astype(jnp.float32)
@@ -91,7 +91,7 @@ class _Blocks:
 
 
 def _blocks(chosen: jax.Array, shares: jax.Array, num_experts: int) -> _Blocks:
-    # What has no share is sorted behind the last expert.
+    # What has no share is sorted after the last expert.
     keys = jnp.where(shares == 0, num_experts, chosen).reshape(-1)
     counts = jnp.bincount(keys, length=num_experts)
     # Twice the mean, so that most experts fill one block, and an even choice wastes at most half of it.

@@ -2,7 +2,7 @@
 
 XLA runs a loop as long as its condition holds. Compilers of other devices may want to know the number of iterations
 before the data are there. For them a loop goes as often as it could ever have to, and each iteration is a conditional:
-those behind the end change nothing, and read nothing.
+those after the end change nothing, and read nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def bounded_loops(wanted: bool) -> AbstractContextManager[Any]:
 def while_loop(
     goes_on: Callable[[Carry], jax.Array], body: Callable[[Carry], Carry], start: Carry, *, most: int
 ) -> Carry:
-    """As ``jax.lax.while_loop``.
+    """Like ``jax.lax.while_loop``.
 
     Args:
         most: iterations, whatever the data; where loops are bounded, those that are not needed cost a test each.
@@ -52,7 +52,7 @@ def for_loop(
     *,
     most: int,
 ) -> Carry:
-    """As ``jax.lax.fori_loop`` from ``first`` to ``end``; ``most`` as in `while_loop`."""
+    """Like ``jax.lax.fori_loop`` from ``first`` to ``end``; ``most`` as in `while_loop`."""
     if not _bounded.value:
         carry: Carry = jax.lax.fori_loop(first, end, body, start)
         return carry

@@ -27,7 +27,7 @@ class QTensor:
         words: u32 [..., tiles, words of a record, tile]. Rows are dealt out in tiles whose words lie side by side: a
             vector of words holds the same columns of consecutive rows. The last tile is filled up with rows of zeros.
         columns: i32 [in], of a stack [..., in], the logical column of each stored one; None: the same.
-        format: of a row.
+        format: how a row is stored.
         size_out: rows.
         dtype: float type that products take dequantized weights in.
         activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns;
@@ -105,10 +105,10 @@ def decode(records: jax.Array, form: RowFormat) -> jax.Array:
 
 def group_scales(records: jax.Array, form: RowFormat) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
     """Scale, zero point and minimum of each group, f32 [..., groups]; None: not in the record."""
-    found = {name: _read_field(records, entry) for name, entry in form.fields.items()}
+    numbers = {name: _read_field(records, entry) for name, entry in form.fields.items()}
 
     def whole(name: str) -> jax.Array | None:
-        value, above = found.get(name), found.get(f"super_{name}")
+        value, above = numbers.get(name), numbers.get(f"super_{name}")
         if value is None or above is None:
             return value
         by_super = _in_groups(value, form.super_size // form.group_size) * above[..., None]
@@ -116,7 +116,7 @@ def group_scales(records: jax.Array, form: RowFormat) -> tuple[jax.Array, jax.Ar
 
     scale = whole("scales")
     assert scale is not None
-    return scale, found.get("zeros"), whole("minima")
+    return scale, numbers.get("zeros"), whole("minima")
 
 
 def _in_groups(values: jax.Array, size: int) -> jax.Array:
@@ -147,14 +147,14 @@ def _numbers(records: jax.Array, form: RowFormat) -> jax.Array:
 
 def _levels(codes: jax.Array, levels: tuple[float, ...]) -> jax.Array:
     """A table of up to 16 entries as a tree of selections: gathers are slow wherever vectors are short."""
-    found = [jnp.float32(level) for level in levels]
+    values = [jnp.float32(level) for level in levels]
     bit = 0
-    while len(found) > 1:
+    while len(values) > 1:
         odd = (codes >> bit & 1).astype(bool)
-        found.append(found[-1])  # the last of an odd number meets itself
-        found = [jnp.where(odd, found[i + 1], found[i]) for i in range(0, len(found) - 1, 2)]
+        values.append(values[-1])  # the last of an odd number meets itself
+        values = [jnp.where(odd, values[i + 1], values[i]) for i in range(0, len(values) - 1, 2)]
         bit += 1
-    return found[0]
+    return values[0]
 
 
 def _read_field(records: jax.Array, entry: Field) -> jax.Array:

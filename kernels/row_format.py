@@ -26,7 +26,7 @@ CHUNK = 32  # columns whose codes fill whole words
 PLANES: Mapping[int, tuple[int, ...]] = MappingProxyType(
     {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
 )
-"""Widths of the planes that codes of so many bits are split into, low bits first."""
+"""Widths of the planes that codes are split into, by their number of bits; low bits first."""
 
 NUMBER_BITS: Mapping[str, int] = MappingProxyType(
     {"f32": 32, "f16": 16, "bf16": 16, "i16": 16, "u8": 8, "i8": 8, "e4m3": 8, "e8m0": 8}
@@ -41,7 +41,7 @@ class Codes:
     """What the codes of a matrix stand for.
 
     Attributes:
-        bits: of a code, a key of PLANES.
+        bits: bits of a code, a key of PLANES.
         kind: ``uint``; ``int`` (two's complement, 8 bits); ``e4m3`` or ``e5m2`` (8-bit floats).
         levels: the number that each code stands for, of up to 4 bits; empty: the code itself.
     """
@@ -111,7 +111,7 @@ class RowFormat:
 
     @cached_property
     def fields(self) -> Mapping[str, Field]:
-        """Runs of numbers behind the codes, by name."""
+        """Runs of numbers after the codes, by name."""
         counts = [("scales", self.scale, self.num_groups)]
         if isinstance(self.zero, str):
             counts.append(("zeros", self.zero, self.num_groups))

@@ -63,7 +63,7 @@ class Sharding:
     in_memory: bool = False
 
     def spec(self, axes: Axes) -> PartitionSpec:
-        """As JAX has it."""
+        """The same axes as JAX's ``PartitionSpec``."""
         return PartitionSpec(*(None if name is None else getattr(self.rules, name) for name in axes.names))
 
     def placed(self, axes: Axes) -> NamedSharding:
@@ -140,8 +140,8 @@ def all_sum(partial: Tree, name: str) -> Tree:
     place = [field.name for field in fields(ShardingRules)].index(name)
     leaves, tree = jax.tree.flatten(partial)
     (leaf,) = leaves
-    found: Tree = jax.tree.unflatten(tree, [shared_sum(leaf, own_number(name), place=place)])
-    return found
+    sums: Tree = jax.tree.unflatten(tree, [shared_sum(leaf, own_number(name), place=place)])
+    return sums
 
 
 def own_number(name: str) -> jax.Array | int:

@@ -14,7 +14,7 @@ from llmjax.kernels.registry import Implementation, Operation
 
 
 def zeros(shape: Sequence[int], dtype: jax.typing.DTypeLike) -> jax.Array:
-    """As ``jnp.zeros``; on a CPU an entry takes memory, and time, when it is first written."""
+    """Like ``jnp.zeros``; on a CPU memory is taken, and cleared, only when it is first written."""
     out: jax.Array = ZEROS(like=jax.ShapeDtypeStruct(tuple(shape), dtype))
     return out
 

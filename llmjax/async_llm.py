@@ -479,8 +479,8 @@ class AsyncLLM(LoadedLLM):
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets a last output with finish reason "abort"."""
-        if (known := self._frontend.id_of(request_id)) is not None:
-            self.client.abort(known)
+        if (number := self._frontend.id_of(request_id)) is not None:
+            self.client.abort(number)
 
     async def shutdown(self, *, drain_timeout: float = 0.0) -> None:
         """Stops: no new requests, running ones get ``drain_timeout`` seconds to finish, the rest are aborted. Programs

@@ -87,17 +87,17 @@ def quantize(
         TokenizerError: its tokenizer cannot be read, or cannot be written as GGUF.
     """
     given = {"scheme": scheme, **settings}
-    known = {
+    settings_known = {
         SaveSettings: settings_of(SaveSettings),
         CalibrationSettings: settings_of(CalibrationSettings),
         EngineConfig: ENGINE_SETTINGS,
     }
     for name in given:
-        if not any(name in names for names in known.values()):
-            hint = nearest(name, [name for names in known.values() for name in names])
+        if not any(name in names for names in settings_known.values()):
+            hint = nearest(name, [name for names in settings_known.values() for name in names])
             raise ConfigError(f"quantize(): {name} is not a setting{hint}")
     saved, calibration, engine = (
-        {name: value for name, value in given.items() if name in names} for names in known.values()
+        {name: value for name, value in given.items() if name in names} for names in settings_known.values()
     )
     job = _Job.of(
         target,

@@ -121,8 +121,8 @@ def binding_of(
         if not cores:
             raise ConfigError(f"this process may use no core of NUMA {_names(sorted(nodes))}")
     beside = [rank for rank, theirs in enumerate(nodes_of) if theirs == nodes]
-    own = replace(share, rank=beside.index(share.rank), count=len(beside))
-    return Binding(frozenset(own.part(topology.in_order(cores))), tuple(sorted(nodes)), len(beside))
+    local_share = replace(share, rank=beside.index(share.rank), count=len(beside))
+    return Binding(frozenset(local_share.part(topology.in_order(cores))), tuple(sorted(nodes)), len(beside))
 
 
 def bind_process(config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, topology: Topology = MACHINE) -> Binding:
@@ -225,8 +225,8 @@ def format_cpu_list(cores: frozenset[int]) -> str:
 
 
 def _names(nodes: Iterable[int]) -> str:
-    found = sorted(set(nodes))
-    return f"node{'s' if len(found) > 1 else ''} {', '.join(map(str, found))}"
+    numbers = sorted(set(nodes))
+    return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _allowed() -> frozenset[int]:
@@ -248,8 +248,8 @@ def _reachable() -> frozenset[int]:
 def half_of_cores() -> list[int]:
     """Half of what this process may use at once, at least one: the last ones of those that it may run on."""
     usable = usable_cores()
-    own = sorted(_allowed()) if sys.platform == "linux" else range(usable)
-    return list(own)[-max(1, usable // 2) :]
+    cores = sorted(_allowed()) if sys.platform == "linux" else range(usable)
+    return list(cores)[-max(1, usable // 2) :]
 
 
 def unbound_cores() -> frozenset[int]:

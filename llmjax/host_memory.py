@@ -31,8 +31,8 @@ def free_memory(proc: Path = PROC, *, nodes: Sequence[int] = (), system: Path = 
         nodes: NUMA nodes whose memory it is; (): all.
         system: what Linux shows of them.
     """
-    found = _sizes(proc / "meminfo").get("MemAvailable")
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if found is None else found
+    available = _sizes(proc / "meminfo").get("MemAvailable")
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if available is None else available
     free = min([free, *_left_to_groups(proc)])
     of_nodes = [_sizes(system / f"node{node}" / "meminfo") for node in nodes]
     if not of_nodes or not all(of_nodes):

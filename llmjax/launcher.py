@@ -114,10 +114,10 @@ def launched(**given: Any) -> dict[str, Any]:
     Raises:
         ConfigError: as ``launched_settings``.
     """
-    found, line = launched_settings(given)
+    settings, line = launched_settings(given)
     if line is not None:
         logger.info("%s", line)
-    return {**given, **found}
+    return {**given, **settings}
 
 
 def launched_settings(
@@ -144,25 +144,25 @@ def launched_settings(
     if place is None or place.size == 1:
         return {}, None
     _check(place, given)
-    found: dict[str, Any] = {"nnodes": place.size, "node_rank": place.rank}
+    settings: dict[str, Any] = {"nnodes": place.size, "node_rank": place.rank}
     if given.get("multi_process"):
-        found["multi_process"] = False  # they are there already
+        settings["multi_process"] = False  # they are there already
     if "master_addr" not in given and not place.is_one_machine:
         if place.address is None:
             raise ConfigError(
                 f"{place.launcher.name} has started {place.size} ranks, {place.share.count} of them here, and does not "
                 "say where rank 0 is: name its machine (master_addr)"
             )
-        found["master_addr"] = place.address
+        settings["master_addr"] = place.address
     devices = _devices(place, given, environment)
     if devices is not None:
-        found["device_ids"] = ",".join(map(str, devices))
+        settings["device_ids"] = ",".join(map(str, devices))
     if given.get("tensor_parallel_size") is None and not _is_staged(given):
-        found["tensor_parallel_size"] = place.size * (1 if devices is None else len(devices))
-    found |= _binding(place, given, unbound_cores() if cores is None else cores, topology)
-    address = found.get("master_addr", given.get("master_addr"))
+        settings["tensor_parallel_size"] = place.size * (1 if devices is None else len(devices))
+    settings |= _binding(place, given, unbound_cores() if cores is None else cores, topology)
+    address = settings.get("master_addr", given.get("master_addr"))
     where = "on this machine" if address is None else f"at {address}"
-    return found, f"{place.launcher.name} has started this as rank {place.rank} of {place.size}; rank 0 is {where}"
+    return settings, f"{place.launcher.name} has started this as rank {place.rank} of {place.size}; rank 0 is {where}"
 
 
 def _check(place: Place, given: Mapping[str, Any]) -> None:
@@ -225,15 +225,15 @@ def _binding(place: Place, given: Mapping[str, Any], cores: frozenset[int], topo
         )
     if share.is_whole:
         return {}
-    own: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if given.get("threads"):
-        own["threads"] = len(share.part(range(given["threads"])))
+        settings["threads"] = len(share.part(range(given["threads"])))
     if not cores:  # the launcher has divided them
-        return own | ({"numa": list(share.part(numa))} if numa else {})
-    found = binding_of(share, cpu_list=cpu_list, numa=numa, allowed=cores, topology=topology)
-    if found.cores is not None:
-        own["cpu_list"] = format_cpu_list(found.cores)
-    return own | ({"numa": list(found.nodes)} if found.nodes else {})
+        return settings | ({"numa": list(share.part(numa))} if numa else {})
+    binding = binding_of(share, cpu_list=cpu_list, numa=numa, allowed=cores, topology=topology)
+    if binding.cores is not None:
+        settings["cpu_list"] = format_cpu_list(binding.cores)
+    return settings | ({"numa": list(binding.nodes)} if binding.nodes else {})
 
 
 def _place(launcher: Launcher, environment: Mapping[str, str]) -> Place:
@@ -276,10 +276,10 @@ def first_host(nodes: str) -> str:
 
 def _tasks_by_node(text: str) -> list[int]:
     """Numbers in Slurm's notation: ``2(x3),1`` is 2, 2, 2, 1."""
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,6})(?:\(x(\d{1,6})\))?", part, re.ASCII)
         if match is None:
             raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE of srun must be numbers such as 2(x3),1, not {text!r}")
-        found += [int(match[1])] * int(match[2] or 1)
-    return found
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts

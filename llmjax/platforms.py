@@ -63,8 +63,8 @@ class Platform:
     @property
     def own_devices(self) -> tuple[jax.Device, ...]:
         """The mesh's devices that belong to this process."""
-        own = tuple(device for device in self.mesh if device.process_index == self.device.process_index)
-        return own or (self.device,)
+        devices = tuple(device for device in self.mesh if device.process_index == self.device.process_index)
+        return devices or (self.device,)
 
     @property
     def sharding(self) -> Sharding | None:
@@ -125,8 +125,8 @@ class Platform:
         """Bytes that may still be taken of each accelerator if all in all that share of its memory may be used."""
         # On an NVIDIA GPU the limit is that of JAX's pool, which is the share already (`_size_pool`).
         share = 1.0 if self.is_cuda else utilization
-        found = (_memory_stats(device) for device in self.own_devices)
-        return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in found)
+        all_stats = (_memory_stats(device) for device in self.own_devices)
+        return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in all_stats)
 
 
 def _memory_stats(device: jax.Device) -> dict[str, int]:
@@ -216,10 +216,10 @@ def devices_of(platform: str) -> list[jax.Device]:
         ConfigError: there are none.
     """
     try:
-        found: list[jax.Device] = jax.devices() if platform == "auto" else jax.devices(_registered(platform))
+        devices: list[jax.Device] = jax.devices() if platform == "auto" else jax.devices(_registered(platform))
     except (RuntimeError, AssertionError) as error:  # the latter where JAX_PLATFORMS names what finds no device
         raise ConfigError(_not_there(platform, str(error))) from error
-    return found
+    return devices
 
 
 def _registered(name: str) -> str:
@@ -262,19 +262,19 @@ def _not_there(name: str, error: str) -> str:
         there = "none"
     wanted = os.environ.get("JAX_PLATFORMS", "")
     named = set(wanted.split(",")) & {*CUDA_NAMES}
-    said = f"device {name!r} is not available (there is: {there})"
+    message = f"device {name!r} is not available (there is: {there})"
     why = error.splitlines()[0] if error else f"JAX finds no device of JAX_PLATFORMS={wanted}"
     if name not in CUDA_NAMES and not (name == "auto" and named):
-        return f"{said}: {why}; docs/plugins.md says how plug-ins are found"
+        return f"{message}: {why}; docs/plugins.md says how plug-ins are found"
     if cuda_plugin() is None:
         advice = "pip install 'jax[cuda13]' (drivers older than 580: jax[cuda12])"
-        return f"{said}: JAX has no plug-in for NVIDIA GPUs; {advice}"
+        return f"{message}: JAX has no plug-in for NVIDIA GPUs; {advice}"
     if wanted and not named:
-        return f"{said}: JAX_PLATFORMS={wanted} leaves it out"
+        return f"{message}: JAX_PLATFORMS={wanted} leaves it out"
     driver = nvidia_cards()
     if driver is None:
-        return f"{said}: {cuda_plugin()} finds no driver, and nvidia-smi does not run; see docs/cuda.md"
-    return f"{said}, though nvidia-smi lists {driver}: {why}"
+        return f"{message}: {cuda_plugin()} finds no driver, and nvidia-smi does not run; see docs/cuda.md"
+    return f"{message}, though nvidia-smi lists {driver}: {why}"
 
 
 def nvidia_cards() -> str | None:

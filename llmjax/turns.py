@@ -168,8 +168,8 @@ class _FairQueue:
 
     def push(self, piece: _Piece) -> bool:
         """Adds work, if there is room."""
-        own = len(self._of_client.get(piece.client, ()))
-        if own >= self._each or sum(map(len, self._of_client.values())) >= self._most:
+        num_waiting = len(self._of_client.get(piece.client, ()))
+        if num_waiting >= self._each or sum(map(len, self._of_client.values())) >= self._most:
             return False
         self._of_client.setdefault(piece.client, deque()).append(piece)
         return True

@@ -99,7 +99,7 @@ class OriginCheck:
 def _unknown_origin(origin: str | None) -> ApiError:
     whose = "another site" if origin is None else f"the origin {origin[:100]!r}"
     return ApiError(
-        f"requests of pages of {whose} are refused; --allowed-origins names origins whose pages may use this server",
+        f"requests from pages of {whose} are refused; --allowed-origins names origins whose pages may use it",
         status=403,
         code="unknown_origin",
     )
@@ -178,8 +178,8 @@ def check_operator(request: Request, config: ServerConfig) -> None:
 
 def is_admin(request: Request) -> bool:
     """Whether a request has an ``--admin-key``."""
-    found: bool = request.scope["state"].get(ADMIN, False)
-    return found
+    admin: bool = request.scope["state"].get(ADMIN, False)
+    return admin
 
 
 def _wrong_key() -> ApiError:

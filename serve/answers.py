@@ -149,22 +149,22 @@ class AnswerReader:
         """The fields of OpenAI's message, from a whole output."""
         if self._parser is None:
             return {"content": choice.text}
-        found = Message.of(self.read(choice))
-        fields: dict[str, Any] = {"content": found.content or (None if found.calls or found.reasoning else "")}
-        if found.reasoning:
-            fields |= {"reasoning": found.reasoning, "reasoning_content": found.reasoning}
-        if found.calls:
+        message = Message.of(self.read(choice))
+        fields: dict[str, Any] = {"content": message.content or (None if message.calls or message.reasoning else "")}
+        if message.reasoning:
+            fields |= {"reasoning": message.reasoning, "reasoning_content": message.reasoning}
+        if message.calls:
             fields["tool_calls"] = [
                 whole_call(kind, id=call.id, name=call.name, written=input_of(text) if kind == "custom" else text)
-                for call in found.calls
+                for call in message.calls
                 for kind, text in [(self._kind(call.name), call.arguments)]
             ]
         return fields
 
     def deltas(self, choice: CompletionOutput) -> list[dict[str, Any]]:
         """The deltas of chunks, from what is new in an output."""
-        found = [delta for event in self.read(choice) for delta in self._deltas(event)]
-        return found if choice.finish_reason is None else [*found, *self._rest()]
+        changes = [delta for event in self.read(choice) for delta in self._deltas(event)]
+        return changes if choice.finish_reason is None else [*changes, *self._rest()]
 
     def _deltas(self, event: Event) -> list[dict[str, Any]]:
         match event:
@@ -185,9 +185,9 @@ class AnswerReader:
 
     def _rest(self) -> list[dict[str, Any]]:
         """What is left of a custom tool's input, whose call has ended."""
-        found = [] if self._input is None else self._written(self._input.finish())
+        rest = [] if self._input is None else self._written(self._input.finish())
         self._input = None
-        return found
+        return rest
 
     def _written(self, text: str) -> list[dict[str, Any]]:
         kind = "function" if self._input is None else "custom"

@@ -39,8 +39,8 @@ async def read_json(request: Request) -> dict[str, Any]:
         ClientDisconnected: the client went away while sending.
     """
     if READ in request.scope:
-        found: dict[str, Any] = request.scope.pop(READ)
-        return found
+        body: dict[str, Any] = request.scope.pop(READ)
+        return body
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)

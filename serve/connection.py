@@ -126,7 +126,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self._watch_sending()
                 return
             client = self.client[0] if self.client else "a client"
-            log.info("%s: it has not taken what it was sent within %g s", client, seconds)
+            log.info("%s: the client did not read what it was sent within %g s", client, seconds)
             self.transport.abort()  # closing would wait for it
 
         self._unread = self.loop.call_later(seconds, check)

@@ -77,7 +77,7 @@ class _Zlib:
                 if self._name == "gzip":  # another member may follow
                     self._stream = None
                 elif data:
-                    raise _damaged(self._name, "something follows its end")
+                    raise _damaged(self._name, "data follows its end")
 
     def finish(self) -> None:
         if self._stream is not None and not self._stream.eof:

@@ -60,11 +60,11 @@ class Server:
         A server that was started on a folder and given no other name may be called by that folder too.
         """
         config = self.engine.config
-        known = {self.engine.info.model_name, *(config.served_names or (config.model,))}
-        if name and not config.any_name and name not in known:
+        names = {self.engine.info.model_name, *(config.served_names or (config.model,))}
+        if name and not config.any_name and name not in names:
             raise ApiError(
                 f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}` "
-                "(--served-model-name NAME '*' of the server takes any name)",
+                "(a server with --served-model-name NAME '*' takes any name)",
                 status=404,
                 param="model",
                 code="model_not_found",
@@ -143,8 +143,8 @@ class RequestRecord:
 
 def new_id(headers: Mapping[str, Any]) -> str:
     """The client's X-Request-Id if it is harmless, else a fresh one."""
-    given = headers.get("x-request-id", "")
-    return given if SAFE_ID.fullmatch(given) else uuid.uuid4().hex
+    client_id = headers.get("x-request-id", "")
+    return client_id if SAFE_ID.fullmatch(client_id) else uuid.uuid4().hex
 
 
 def engine_id(id: str, owner: str) -> str:

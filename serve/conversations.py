@@ -74,8 +74,8 @@ class ConversationTurn:
             answer: the message, whatever the server calls its role.
         """
         answer = {name: value for name, value in answer.items() if value is not None} | {"role": "assistant"}
-        own = [message.model_dump_json(exclude_none=True).encode() for message in self._own]
-        self._store.add(self._conversation, [*own, orjson.dumps(answer)])
+        lines = [message.model_dump_json(exclude_none=True).encode() for message in self._own]
+        self._store.add(self._conversation, [*lines, orjson.dumps(answer)])
 
     def end(self) -> None:
         """The request has been answered, or never will be."""
@@ -126,21 +126,24 @@ class Conversations(OwnedStore[Conversation]):
         }
         if clash := next((one for one, given in clashes.items() if given), None):
             raise ApiError(
-                f"`{clash}` cannot be combined with `{name}`: one answer, and a whole one, is kept",
+                f"`{clash}` cannot be combined with `{name}`: a conversation keeps one whole answer",
                 param=clash,
                 code="invalid_value",
             )
         id = body.conversation_id or f"conv_{uuid.uuid4().hex}"
-        found = self.find(owner, id) or Conversation(id=id, owner=owner)
-        if found.running:
-            message = f"the conversation {cut(id)!r} is being gone on with by another request"
+        conversation = self.find(owner, id) or Conversation(id=id, owner=owner)
+        if conversation.running:
+            message = f"the conversation {cut(id)!r} is being continued by another request"
             raise ApiError(message, status=409, param=name, code="conflict")
-        if len(found.messages) + len(body.messages) > MAX_MESSAGES or found.size > self._most_request_bytes:
+        if (
+            len(conversation.messages) + len(body.messages) > MAX_MESSAGES
+            or conversation.size > self._most_request_bytes
+        ):
             message = f"the conversation {cut(id)!r} has become too long; begin another"
             raise ApiError(message, param=name, code="invalid_value")
-        found.running = True
-        self.put(found)
-        return ConversationTurn(self, found, body.messages)
+        conversation.running = True
+        self.put(conversation)
+        return ConversationTurn(self, conversation, body.messages)
 
     def add(self, conversation: Conversation, messages: list[bytes]) -> None:
         """Adds messages, unless the conversation has been forgotten meanwhile."""
@@ -179,13 +182,13 @@ class Joined:
 
     def message(self) -> dict[str, Any]:
         """All of them as one."""
-        found: dict[str, Any] = {name: "".join(parts) for name, parts in self._texts.items()}
+        fields: dict[str, Any] = {name: "".join(parts) for name, parts in self._texts.items()}
         if self._calls:
-            found["tool_calls"] = [
+            fields["tool_calls"] = [
                 whole_call(call["type"], id=call["id"], name=call[call["type"]]["name"], written="".join(arguments))
                 for call, arguments in zip(self._calls, self._arguments, strict=True)
             ]
-        return {"content": "", **found}
+        return {"content": "", **fields}
 
 
 class UntilAnswered:

@@ -43,7 +43,7 @@ def from_chat(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
     Raises:
         ApiError: a custom tool is not one.
     """
-    found: dict[str, InputForm | None] = {}
+    forms: dict[str, InputForm | None] = {}
     functions = []
     for i, tool in enumerate(tools):
         if tool.get("type") != "custom":
@@ -52,8 +52,8 @@ def from_chat(tools: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]],
         path = f"tools.{i}.custom"
         flat = _flat(tool.get("custom"), path)
         functions.append(as_function(flat, path))
-        found[flat["name"]] = input_form(flat, path)
-    return functions, found
+        forms[flat["name"]] = input_form(flat, path)
+    return functions, forms
 
 
 def chosen(tools: Sequence[Mapping[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], Any]:
@@ -92,8 +92,8 @@ def as_function(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     Raises:
         ApiError: it is not one.
     """
-    found = tool.get("format")
-    form: Mapping[str, Any] = {"type": "text"} if found is None else found
+    demanded = tool.get("format")
+    form: Mapping[str, Any] = {"type": "text"} if demanded is None else demanded
     argument: dict[str, Any] = {"type": "string"}
     function: dict[str, Any] = {"name": tool.get("name")}
     described = [tool["description"]] if isinstance(tool.get("description"), str) else []
@@ -177,8 +177,8 @@ class InputReader:
         if self._opened < len(_OPENING) and not self._open():
             if not self._raw:
                 return ""
-            found, self._waiting = self._seen + self._waiting, ""
-            return found
+            whole, self._waiting = self._seen + self._waiting, ""
+            return whole
         return self._text()
 
     def finish(self) -> str:

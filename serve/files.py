@@ -78,7 +78,7 @@ class FileStore:
         self._charged: list[Records[Any]] = []
         self._files = {file.id: file for file in self._records.load()}
         for file in [file for file in self._files.values() if not self.path(file).exists()]:
-            log.warning("files_dir: the content of %s is gone; it is forgotten", file.id)
+            log.warning("files_dir: the content of %s is gone, so its record is dropped", file.id)
             self.delete(file)
 
     @property
@@ -109,7 +109,7 @@ class FileStore:
         size = path.stat().st_size
         if size > (room := self.room(owner)):
             raise ApiError(
-                f"the file has {size} bytes; of {self.most_bytes} are {max(room, 0)} left: delete files",
+                f"the file has {size} bytes, but only {max(room, 0)} of {self.most_bytes} are left: delete some files",
                 status=413,
                 param="file",
                 code="no_room",

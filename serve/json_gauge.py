@@ -137,5 +137,5 @@ class JsonGauge:
 
 
 def _key(before: bytes, chunk: bytes, colon: int) -> bytes | None:
-    found = KEY_AT_END.search((before + chunk[max(0, colon - TAIL) : colon])[-TAIL:])
-    return found[1] if found else None
+    match = KEY_AT_END.search((before + chunk[max(0, colon - TAIL) : colon])[-TAIL:])
+    return match[1] if match else None

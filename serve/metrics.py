@@ -96,14 +96,14 @@ GAUGES = {
 COUNTERS = {
     "prefix_cache_queries": "Prompt tokens looked up in the prefix cache.",
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
-    "num_preemptions": "Requests put back to the queue for want of KV pages.",
+    "num_preemptions": "Requests put back to the queue because KV pages ran out.",
     "prompt_tokens": "Prompt tokens computed.",
     "prompt_tokens_cached": "Prompt tokens of finished requests that came from the prefix cache.",
     "generation_tokens": "Tokens generated.",
 }
 
 DRAFT_COUNTERS = {
-    "spec_decode_num_drafts": "Guesses at next tokens, of one token or several.",
+    "spec_decode_num_drafts": "Drafts, of one token or several.",
     "spec_decode_num_draft_tokens": "Draft tokens that steps have verified.",
     "spec_decode_num_accepted_tokens": "Draft tokens that were right.",
 }
@@ -115,7 +115,7 @@ EXTERNAL_COUNTERS = {
 
 # What vLLM says of every model, those of texts too.
 MEDIA_COUNTERS = {
-    "mm_cache_queries": "Images and sounds looked up; models of texts have none.",
+    "mm_cache_queries": "Images and sounds looked up; text models have none.",
     "mm_cache_hits": "Of those, found.",
 }
 
@@ -154,7 +154,7 @@ def _histograms(max_model_len: int) -> dict[str, Histogram]:
         "request_decode_time_seconds": Histogram("First to last token.", REQUEST_LATENCY),
         "request_prompt_tokens": Histogram("Prompt tokens per request.", tokens),
         "request_generation_tokens": Histogram("Generated tokens per request.", tokens),
-        "request_max_num_generation_tokens": Histogram("Most tokens a continuation could have got.", tokens),
+        "request_max_num_generation_tokens": Histogram("Most tokens that a continuation was allowed.", tokens),
         "request_params_max_tokens": Histogram("max_tokens per request.", tokens),
         "request_params_n": Histogram("n per request.", CHOICES),
         "request_num_preemptions": Histogram("Preemptions per request.", PREEMPTIONS),
@@ -270,7 +270,7 @@ class EngineMetrics(Collector):
             yield self._gauge(f"vllm:{name}", help, values)
         waiting = GaugeMetricFamily(
             "vllm:num_requests_waiting_by_reason",
-            "Waiting requests: for capacity, or deferred by something that will pass: a pause.",
+            "Waiting requests: for capacity, or deferred by a pause.",
             labels=(*LABELS, "reason"),
         )
         for (labels, numbers), held_back in zip(self._labelled(), deferred, strict=True):
@@ -284,7 +284,7 @@ class EngineMetrics(Collector):
         if self._drafts:
             per_pos = CounterMetricFamily(
                 "vllm:spec_decode_num_accepted_tokens_per_pos",
-                "Draft tokens that were right, by their place in the guess.",
+                "Draft tokens that were right, by their position in the draft.",
                 labels=(*LABELS, "position"),
             )
             for labels, numbers in self._labelled():
@@ -320,7 +320,7 @@ class EngineMetrics(Collector):
         yield sources
         rejections = CounterMetricFamily(
             "vllm:admission_rejections",
-            "Requests refused with 503, by the limit they met; no engine has seen them, so all are the first one's.",
+            "Requests refused with 503, by the limit they met; no engine has seen them, so all count for the first.",
             labels=(*LABELS, "reason"),
         )
         for reason, count in dict(self._rejected).items():
@@ -335,8 +335,8 @@ class EngineMetrics(Collector):
         for name, histogram in self._engines[0].histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", histogram.help, labels=LABELS)
             for labels, numbers in self._labelled():
-                found = numbers.histograms[name]
-                family.add_metric(labels, found.buckets(), found.sum)
+                counts = numbers.histograms[name]
+                family.add_metric(labels, counts.buckets(), counts.sum)
             yield family
 
     def _offloading(self) -> Iterator[Metric]:

@@ -64,23 +64,23 @@ class OwnedStore(Generic[T]):
     def put(self, thing: T) -> None:
         """Keeps a thing as the newest of its owner's, unless it is too large."""
         if self._most:
-            kept = self._kept.setdefault(thing.owner, OrderedDict())
-            kept[thing.id] = thing
-            kept.move_to_end(thing.id)
+            things = self._kept.setdefault(thing.owner, OrderedDict())
+            things[thing.id] = thing
+            things.move_to_end(thing.id)
             thing.expires = self._clock() + self._lifetime
             self.trim(thing.owner)
 
     def trim(self, owner: str) -> None:
         """Lets go of what is too old or too much."""
         self._drop_expired()
-        kept = self._kept.get(owner, OrderedDict())
-        count, size = len(kept), sum(thing.size for thing in kept.values())
-        for thing in [thing for thing in kept.values() if not thing.running]:
+        things = self._kept.get(owner, OrderedDict())
+        count, size = len(things), sum(thing.size for thing in things.values())
+        for thing in [thing for thing in things.values() if not thing.running]:
             if count <= self._most and size <= self._most_bytes:
                 break
             count, size = count - 1, size - thing.size
-            del kept[thing.id]
-        if not kept:
+            del things[thing.id]
+        if not things:
             self._kept.pop(owner, None)
 
     def find(self, owner: str, id: str) -> T | None:
@@ -97,10 +97,10 @@ class OwnedStore(Generic[T]):
         Raises:
             ApiError: 404, there is none.
         """
-        if (found := self.find(owner, id)) is None:
-            message = f"there is no {self._noun} {cut(id)!r}, or it is not kept any more"
+        if (thing := self.find(owner, id)) is None:
+            message = f"there is no {self._noun} {cut(id)!r}, or it is no longer kept"
             raise ApiError(message, status=404, param=field, code="not_found")
-        return found
+        return thing
 
     def delete(self, owner: str, id: str) -> None:
         """Forgets a thing; raises ``ApiError`` like `get`."""
@@ -113,8 +113,8 @@ class OwnedStore(Generic[T]):
 
     def _drop_expired(self) -> None:
         now = self._clock()
-        for owner, kept in list(self._kept.items()):
-            for thing in [thing for thing in kept.values() if thing.expires <= now and not thing.running]:
-                del kept[thing.id]
-            if not kept:
+        for owner, things in list(self._kept.items()):
+            for thing in [thing for thing in things.values() if thing.expires <= now and not thing.running]:
+                del things[thing.id]
+            if not things:
                 del self._kept[owner]

@@ -251,12 +251,12 @@ async def completion_prompts(
                 field="prompt",
                 literal=literal,
             )
-        found = EncodedPrompt(prompt)
+        encoded = EncodedPrompt(prompt)
         if echo and tokenizer is not None:
-            found = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
+            encoded = EncodedPrompt(prompt, tokenizer.decode(prompt, skip_special_tokens=skip_special_tokens))
         if truncation is None:
-            return found
-        return replace(truncation, skip_special_tokens=skip_special_tokens).apply(server, found)
+            return encoded
+        return replace(truncation, skip_special_tokens=skip_special_tokens).apply(server, encoded)
 
     size = sum(map(len, prompts)) if texts else 0
     if suffix:
@@ -273,8 +273,9 @@ def check_queue(server: Server, *, prompts: int, choices: int, field: str = "pro
     limit = config.max_num_seqs + config.max_num_queued_reqs
     if (prompts - 1) * choices >= limit:
         raise ApiError(
-            f"{prompts} prompts, each with n = {choices}, are more than this server takes: of sequences at most "
-            f"{config.max_num_seqs} run (--max-num-seqs) and {config.max_num_queued_reqs} wait (--max-num-queued-reqs)",
+            f"{prompts} prompts, each with n = {choices}, are more than this server takes: at most "
+            f"{config.max_num_seqs} sequences run (--max-num-seqs) and {config.max_num_queued_reqs} wait "
+            "(--max-num-queued-reqs)",
             param=field,
             code="invalid_value",
         )
@@ -302,7 +303,7 @@ def output_budget(
 
     Args:
         asked: the request's max_tokens.
-        default: for requests that do not say; None: the rest of the context. Cut to what fits.
+        default: used where the request names none; None: the rest of the context. Lowered to what fits.
         field: the prompt's name in the request, for errors.
         asked_field: the name under which the request asked.
 
@@ -326,8 +327,8 @@ def output_budget(
         if server.config.cut_max_tokens:
             return limit - length
         raise ApiError(
-            f"{asked_field} is {asked}; after the prompt's {length} tokens {limit - length} fit the context of {limit} "
-            "(--cut-max-tokens of the server has them taken)",
+            f"{asked_field} is {asked}; after the prompt's {length} tokens only {limit - length} fit the context of "
+            f"{limit} (a server with --cut-max-tokens generates as many as fit)",
             param=asked_field,
             code="context_length_exceeded",
         )

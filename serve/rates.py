@@ -137,10 +137,10 @@ def _too_much(name: str, allowance: Allowance, seconds: float, allowances: _Allo
 
 
 def _headers(allowances: _Allowances) -> dict[str, str]:
-    found = {}
+    headers = {}
     for name, allowance in allowances.named():
         unit = name.capitalize()
-        found[f"X-RateLimit-Limit-{unit}"] = str(allowance.a_minute)
-        found[f"X-RateLimit-Remaining-{unit}"] = str(max(0, int(allowance.left)))
-        found[f"X-RateLimit-Reset-{unit}"] = f"{allowance.seconds_until(allowance.a_minute):.3f}s"
-    return found
+        headers[f"X-RateLimit-Limit-{unit}"] = str(allowance.a_minute)
+        headers[f"X-RateLimit-Remaining-{unit}"] = str(max(0, int(allowance.left)))
+        headers[f"X-RateLimit-Reset-{unit}"] = f"{allowance.seconds_until(allowance.a_minute):.3f}s"
+    return headers

@@ -80,17 +80,17 @@ class Records(Generic[T]):
     def _read(self, path: Path) -> Iterator[T]:
         try:
             data = path.read_bytes()
-            found = self._type.validate_json(data)
-            if path != self._path(found.id):
-                raise ValueError(f"it is that of {found.id[:100]!r}")
+            record = self._type.validate_json(data)
+            if path != self._path(record.id):
+                raise ValueError(f"it is that of {record.id[:100]!r}")
         except (OSError, ValueError) as error:
             aside = path.with_name(path.name + SET_ASIDE)
             log.warning("%s is not a record that this version reads (%s); it is now %s", path, _why(error), aside.name)
             with suppress(OSError):  # of a folder that can only be read
                 path.replace(aside)
             return
-        self._note(found, len(data))
-        yield found
+        self._note(record, len(data))
+        yield record
 
     def save(self, thing: T) -> None:
         """Writes a record in one piece: a reader finds the old one or the new one.

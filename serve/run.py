@@ -65,7 +65,7 @@ def _end_with_rank_0() -> None:
     Kubernetes, say), and has requests to finish."""
 
     def leave(number: int, frame: object) -> None:
-        logger.warning("SIGTERM: this rank ends when rank 0 does; another one ends it at once")
+        logger.warning("SIGTERM: this rank ends when rank 0 does; a second SIGTERM ends it at once")
         signal.signal(number, signal.SIG_DFL)
 
     signal.signal(signal.SIGTERM, leave)

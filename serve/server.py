@@ -123,6 +123,6 @@ class DrainingServer(uvicorn.Server):
                     await self.stop_engine()
                     await self._gate.wait_empty(timeout=self._last_words)
         except TimeoutError:
-            log.warning("the engine does not answer and is left behind")
+            log.warning("the engine does not answer; the server ends without it")
         finally:
             self.should_exit = True

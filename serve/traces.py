@@ -111,7 +111,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
     if times is not None:
         arrival, scheduled = times.arrival_time, times.first_scheduled_time
         first, last = times.first_token_time, times.last_token_time
-    found = {
+    attributes = {
         "gen_ai.request.id": record.id,
         **{f"gen_ai.request.{name}": value for name, value in record.asked.items()},
         "gen_ai.usage.prompt_tokens": record.prompt_tokens,
@@ -124,7 +124,7 @@ def _attributes(record: RequestRecord) -> Iterator[tuple[str, Any]]:
         "gen_ai.latency.time_in_model_inference": _between(scheduled, last),
         "http.response.status_code": record.status or None,
     }
-    return ((name, value) for name, value in found.items() if value is not None)
+    return ((name, value) for name, value in attributes.items() if value is not None)
 
 
 def _between(start: float | None, end: float | None) -> float | None:

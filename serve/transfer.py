@@ -30,7 +30,7 @@ def transfer_of(engine: Engine, body: GenerationRequest, *, id: str, prompts: in
     if prompts > 1 or body.continuations > 1 or body.use_beam_search:
         raise ApiError(f"`{FIELD}` is for one prompt and one answer", param=FIELD)
     if transfer.give is not None and body.stream:
-        raise ApiError(f"`{FIELD}`: do_remote_decode is answered whole, not as a stream", param=FIELD)
+        raise ApiError(f"`{FIELD}`: do_remote_decode cannot be streamed", param=FIELD)
     return transfer
 
 

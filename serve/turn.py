@@ -349,7 +349,7 @@ def answer_format(
     parsers = parsers_for(server.formats.parsers(template), forced=forced_tools(body.tool_choice, tools) is not None)
     if tools and not server.config.enable_auto_tool_choice:
         raise ApiError(
-            "`tools`: this server lets no model decide on calls (--no-enable-auto-tool-choice)",
+            "`tools`: this server does not let the model choose tools (--no-enable-auto-tool-choice)",
             param="tools",
             code="unsupported_parameter",
         )

@@ -163,13 +163,13 @@ on_mosaic_cards = pytest.mark.parametrize(
 
 
 def dumped(program: str, name: str) -> list[str]:
-    """What a program prints behind each ``CASE ``, with the PTX of Mosaic's kernels and what ptxas says of it.
+    """What a program prints after each ``CASE ``, with the PTX of Mosaic's kernels and what ptxas says of it.
 
     In a process of its own: what Mosaic calls to assemble keeps the first card that it was called for.
 
     Args:
         program: its text; the card's name is its argument.
-        name: of `MOSAIC_CARDS`.
+        name: one of `MOSAIC_CARDS`.
     """
     environment = {**os.environ, "MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_PTXAS": "1"}
     command = [sys.executable, "-c", program, name]

@@ -59,7 +59,7 @@ def standing(frame: FrameType | None) -> str:
     """Where everything is.
 
     Args:
-        frame: of the thread that asks.
+        frame: frame of the thread that asks.
     """
     shown = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}

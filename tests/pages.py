@@ -36,7 +36,7 @@ PAGES: Mapping[Path, Callable[[], str]] = {
 
 
 def outdated(pages: Mapping[Path, Callable[[], str]] = PAGES) -> list[Path]:
-    """Those that are not what would be written."""
+    """The pages that differ from what would be written."""
     return [path for path, page in pages.items() if path.read_text(encoding="utf-8") != page()]
 
 

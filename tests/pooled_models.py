@@ -19,7 +19,7 @@ def write_with_tokenizer(name: str, folder: Path, *, ends: bool) -> Path:
     """A copy of a golden model with a tokenizer.
 
     Args:
-        ends: [CLS] stands before a text, [SEP] behind each; else texts are as they are.
+        ends: [CLS] stands before a text, [SEP] after each; else texts are as they are.
     """
     copy = folder / name
     shutil.copytree(POOLED / name, copy)
@@ -46,7 +46,7 @@ RERANKER = {
 
 def split_prompt(tokens: np.ndarray) -> tuple[str, str, str]:
     """A template that makes a golden prompt of two texts, and these: an instruction stands second, and words between
-    the texts and behind them."""
+    the texts and after them."""
     query, document = words(tokens[2:6]), words(tokens[7:-2])
     template = (
         f"{words(tokens[:1])} {{% for m in messages if m.role == 'system' %}}{{{{ m.content }}}}"

@@ -46,8 +46,8 @@ def registered(folder: Path, library: Path, *, name: str = "gcu", devices: int =
 
     Args:
         folder: for the file that says how its client is opened.
-        name: that it is registered under.
-        devices: that it has.
+        name: the name that it is registered under.
+        devices: how many devices it has.
     """
     options = folder / f"{name}.json"
     options.write_text(json.dumps({"library_path": str(library), "create_options": {"cpu_device_count": devices}}))

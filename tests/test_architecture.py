@@ -238,7 +238,7 @@ def test_what_nobody_imports_may_concern_all(path: str) -> None:
 
 
 def test_pages_are_planned_without_what_moves_them() -> None:
-    """The KV cache knows what lies below the device, and who is told of its pages, by interfaces alone."""
+    """The KV cache knows the tiers below the device, and whatever hears of its pages, by interfaces alone."""
     apart = ("tiers", "ranks", "programs", "clients", "front", "device", "loading")
     forbidden = ("jax", *(f"llmjax.engine.{folder}" for folder in apart))
     for module in ("kv_cache", "layer_states", "listener", "page_pool", "prefix", "tier"):

@@ -207,7 +207,7 @@ def test_threads_of_a_core_and_cores_of_a_node_stay_together(tmp_path: Path) -> 
 
 
 def bindings(count: int, machine: Topology, **settings: Any) -> list[tuple[str, tuple[int, ...]]]:
-    """Cores and nodes of each of so many processes."""
+    """Cores and nodes of each of several processes."""
     options = {"cpu_list": None, "numa": (), "allowed": frozenset(range(8)), "topology": machine, **settings}
     found = [binding_of(MachineShare(rank=rank, count=count), **options) for rank in range(count)]
     return [(format_cpu_list(one.cores or frozenset()), one.nodes) for one in found]

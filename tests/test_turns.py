@@ -96,7 +96,7 @@ def test_what_takes_long_makes_room(gates: Any) -> None:
 
 
 def test_what_has_no_place_begins_again_when_there_is_one(gates: Any) -> None:
-    """Of each client in its order, and of all in turn; beyond the bounds it is refused."""
+    """Work that was postponed begins in each client's order, clients in turn; beyond the bounds it is refused."""
     work = gates(short=1, long=1, postponed=3, postponed_each=2)
     futures = {"a0": work.submit("a", "a0", long=True)}
     work.wait_begun("a0")

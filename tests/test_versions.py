@@ -22,7 +22,7 @@ OF_JAX = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-p
 
 
 def requirements() -> list[Requirement]:
-    """Of the package and of all its extras."""
+    """Requirements of the package and of all its extras."""
     project = PYPROJECT["project"]
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     return [Requirement(line) for group in groups for line in group]

@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self._orders:
             seconds, done = self._orders.pop(0)
             self._ahead += seconds
-            self.call_soon(self.call_soon, done.set)  # behind the timers
+            self.call_soon(self.call_soon, done.set)  # after the timers
             return True
         if self._jumps and timeout is not None:
             self._ahead += timeout
@@ -58,7 +58,7 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
         self._when_idle = idle
 
     def select(self, timeout: float | None = None) -> Any:
-        """As asyncio calls it: with 0 while there is something to do."""
+        """Selects without waiting: asyncio passes 0 while there is something to do."""
         if timeout is not None and timeout <= 0:
             return super().select(timeout)
         if (events := super().select(0)) or self._when_idle(timeout):
@@ -67,6 +67,6 @@ class _Selector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, with a clock that jumps over every wait."""
+    """Like ``asyncio.run``, with a clock that jumps over every wait."""
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(jumps=True)) as runner:
         return runner.run(main)

@@ -17,7 +17,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 async def until_async(condition: Callable[[], object]) -> None:
-    """As `until`, while the event loop runs on."""
+    """Like `until`, while the event loop runs on."""
     while not condition():
         await asyncio.sleep(0.005)
 

@@ -66,5 +66,5 @@ ADAPTERS = {
 def adapter(name: str) -> type[Engine]:
     """The adapter's class; the module is imported now."""
     module, _, attribute = ADAPTERS[name].partition(":")
-    found: type[Engine] = getattr(importlib.import_module(module), attribute)
-    return found
+    engine: type[Engine] = getattr(importlib.import_module(module), attribute)
+    return engine

@@ -43,8 +43,8 @@ def attend(
             have no v: the value is the first ``value_dim`` elements of the key.
         pages: the layer's pages, rewritten in place when donated.
         window: how many keys a query sees, its own included; None: all before it.
-        causal: False: a query sees the keys behind it too, as many as before it, so a row's tokens must all be in the
-            step, or none behind those that are.
+        causal: False: a query sees the keys after it too, as many as before it, so a row's tokens must all be in the
+            step, or none that follow those that are.
         softcap: ``softcap * tanh(logits / softcap)`` before the mask.
         sinks: f32 [H], an extra logit of each head's softmax.
         slopes: f32 [H], what a logit loses a token that the key lies before the query, after softcap (ALiBi, Press et

@@ -47,7 +47,7 @@ def best_keys(
     columns = batch.page_table.shape[1]
     per_block = min(max(1, KEYS // pages.page_size), columns)
     block, most = per_block * pages.page_size, -(-columns // per_block)
-    kept = min(count, columns * pages.page_size)
+    num_kept = min(count, columns * pages.page_size)
     row, position = _places(batch, len(q))
 
     def best(q: jax.Array, weights: jax.Array, row: jax.Array, position: jax.Array) -> jax.Array:
@@ -62,15 +62,15 @@ def best_keys(
             score = jnp.where(place <= position[:, None], score, -jnp.inf)
             scores = jnp.concatenate((scores, score), 1)
             places = jnp.concatenate((places, jnp.broadcast_to(place, score.shape)), 1)
-            scores, at = jax.lax.top_k(scores, kept)
+            scores, at = jax.lax.top_k(scores, num_kept)
             return scores, jnp.take_along_axis(places, at, axis=1)
 
-        nothing = jnp.full((len(q), kept), -jnp.inf), jnp.full((len(q), kept), -1, jnp.int32)
+        nothing = jnp.full((len(q), num_kept), -jnp.inf), jnp.full((len(q), num_kept), -1, jnp.int32)
         scores, places = for_loop(0, position.max() // block + 1, key_block, nothing, most=most)
         return jnp.where(scores > -jnp.inf, places, -1)
 
     found = _some_at_a_time(best, q, weights.astype(jnp.float32), row, position)
-    return jnp.pad(found, ((0, 0), (0, count - kept)), constant_values=-1), pages
+    return jnp.pad(found, ((0, 0), (0, count - num_kept)), constant_values=-1), pages
 
 
 def attend_chosen(
@@ -127,8 +127,8 @@ def _some_at_a_time(compute: Callable[..., jax.Array], *arrays: jax.Array) -> ja
     more = -tokens % side_by_side
     padded = (jnp.pad(x, ((0, more), *[(0, 0)] * (x.ndim - 1)), mode="edge") for x in arrays)
     blocks = tuple(x.reshape(-1, side_by_side, *x.shape[1:]) for x in padded)
-    found = jax.lax.map(lambda block: compute(*block), blocks)
-    return found.reshape(-1, *found.shape[2:])[:tokens]
+    results = jax.lax.map(lambda block: compute(*block), blocks)
+    return results.reshape(-1, *results.shape[2:])[:tokens]
 
 
 def _stored(pages: KVPages, page: jax.Array, offset: jax.Array) -> jax.Array:
@@ -142,7 +142,7 @@ def _stored(pages: KVPages, page: jax.Array, offset: jax.Array) -> jax.Array:
         return x * scale + zero
     if not pages.layout.token_scales:
         return x
-    elements = 1 if pages.in_words else 4  # of a scale, behind the values
+    elements = 1 if pages.in_words else 4  # of a scale, after the values
     row, column = jnp.divmod(elements * offset[..., None] + jnp.arange(elements), pages.data.shape[-1])
     bits = pages.data[page[..., None], 0, 0, pages.page_size + row, column]
     scales = jax.lax.bitcast_convert_type(bits[..., 0] if pages.in_words else bits, jnp.float32)

@@ -78,7 +78,7 @@ def write_kv(pages: KVPages, k: jax.Array, v: jax.Array | None, places: jax.Arra
     values, scales = pages.encode(k, v)
     data = pages.data.at[page, part, head, offset].set(values)
     if scales is not None:
-        elements = 1 if pages.in_words else 4  # of a scale, behind the values
+        elements = 1 if pages.in_words else 4  # of a scale, after the values
         row, column = jnp.divmod(elements * offset[..., None] + jnp.arange(elements), columns)
         stored = jax.lax.bitcast_convert_type(scales, data.dtype).reshape(*scales.shape, elements)  # [T, parts, K, ·]
         at = (page[..., None], part[..., None], head[:, None], pages.page_size + row, column)
@@ -193,8 +193,8 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
 
         sinks = None if rules.sinks is None else rules.sinks.reshape(kv_heads, group, 1)
         start_state = start_from((kv_heads, group, queries, pages.value_dim), sinks)
-        found = for_loop(first_key // block, last_key // block + 1, key_block, start_state, most=most)
-        result = finish(found)
+        state = for_loop(first_key // block, last_key // block + 1, key_block, start_state, most=most)
+        result = finish(state)
         return jax.lax.dynamic_update_slice_in_dim(out, result.transpose(2, 0, 1, 3), start, 0)
 
     out = jnp.zeros((*padded.shape[:3], pages.value_dim), jnp.float32)
@@ -214,7 +214,7 @@ def _most_blocks(batch: RaggedBatch, per_block: int, page_size: int, keys: int |
 
 
 def product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Of numbers of one type, in f32. "highest" keeps f32 in f32 where a device would use less; others are exact."""
+    """A product of one type's numbers, in f32. "highest" keeps f32 where a device would use less; others are exact."""
     return jnp.einsum(letters, x, y, precision="highest", preferred_element_type=jnp.float32)
 
 
@@ -224,8 +224,8 @@ def gather(pages: KVPages, ids: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array,
     flat = pages.data.reshape(num_pages * parts * kv_heads, rows, columns)
     part, heads = jnp.arange(parts)[:, None, None, None], jnp.arange(kv_heads)[:, None]
     records = flat[(ids[:, None, :] * parts + part) * kv_heads + heads]  # [parts, R, K, n, rows, h]: not transposed
-    found = (x.astype(dtype) for x in pages.keys_and_values(records))
-    keys, values = (x.reshape(len(ids), kv_heads, -1, x.shape[-1]) for x in found)
+    numbers = (x.astype(dtype) for x in pages.keys_and_values(records))
+    keys, values = (x.reshape(len(ids), kv_heads, -1, x.shape[-1]) for x in numbers)
     return keys, values
 
 

@@ -18,14 +18,14 @@ class KVLayout:
     """How the pages of a layer are stored.
 
     The record of a head in a page is ``page_size`` rows of ``h`` elements, one a token. One-byte types with a scale a
-    token and head have the scales behind them: ``page_size`` f32 as bytes, in as many further rows as they need. So a
+    token and head have the scales after them: ``page_size`` f32 as bytes, in as many further rows as they need. So a
     layer's cache is one array whatever the type (each argument of a dispatch costs the host time).
 
     Keys and values have a record each; in latent pages (multi-head latent attention, DeepSeek-V2, arXiv:2405.04434)
     there is one record, whose first elements are the value too.
 
     Args:
-        dtype: of the values.
+        dtype: type of the values.
         page_size: tokens in a page.
         token_scales: each token and head has its scale, computed when it is stored.
         value_dim: the leading elements of a key that are its value; None: values have records of their own.
@@ -227,7 +227,7 @@ def make_pages(
         as_words: keep four numbers of one byte as uint32 where they fill words (for devices that nothing is known of).
         calibration: f32 [2, 2], scale and zero point of keys and of values, for one-byte types; None: a scale for each
             token and head is computed when it is stored. Latent pages have one of each, f32 [1, 2].
-        value_dim: pages are latent: the value is so many leading elements of the key.
+        value_dim: pages are latent: the value is the key's first ``value_dim`` elements.
     """
     layout = KVLayout.of(dtype, page_size=page_size, calibrated=calibration is not None, value_dim=value_dim)
     stored = layout.dtype

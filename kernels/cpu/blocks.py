@@ -1,4 +1,4 @@
-"""The halves of a decoder layer in C++ (``src/blocks.cc``)."""
+"""The sublayers of a decoder layer in C++ (``src/blocks.cc``)."""
 
 from __future__ import annotations
 
@@ -80,11 +80,12 @@ def mlp(
     activation: str,
     residual: bool = True,
 ) -> jax.Array:
-    """The feed-forward half of a layer; the activation is computed in f32.
+    """The feed-forward sublayer of a layer; the activation is computed in f32.
 
     Args:
         x: f32 [T, D].
-        batch: whose tokens they are: padding behind them comes out as zeros, and takes no time; None: there is none.
+        batch: the batch whose tokens they are: padding after them comes out as zeros and takes no time; None: all are
+            computed.
         activation: a key of ACTIVATION_NUMBERS.
         residual: False: only the product of ``down``, without bias, ``after`` and x.
 
@@ -123,7 +124,7 @@ def attention_block(
     rules: AttentionRules,
     residual: bool = True,
 ) -> tuple[jax.Array, KVPages]:
-    """The attention half of a layer. A page or place out of range is an error, not a stray write; padding behind the
+    """The attention sublayer of a layer. A page or place out of range is an error, not a stray write; padding after the
     batch's tokens comes out as zeros, and takes no time.
 
     Args:

@@ -126,13 +126,13 @@ class _Compiler:
         self.run(*self.flags, *flags, "-isystem", str(HEADERS), f"-I{SOURCES}", "-c", str(source), "-o", str(target))
 
     def digest(self) -> str:
-        """Of what compiles the library and of what, whichever instruction sets for."""
+        """A digest of the compiler and the sources, whichever instruction sets they are compiled for."""
         version = subprocess.run([*self.command, "--version"], capture_output=True, text=True, check=False).stdout
-        found = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, ZIG_ARM, BY_ISA)).encode())
+        state = hashlib.sha256(repr((self.command, version, self.flags, X86, ARM, ZIG_ARM, BY_ISA)).encode())
         for folder in (SOURCES, SOURCES / "by_isa", SOURCES / "units", FFI_HEADERS):
             for path in sorted(path for path in folder.iterdir() if path.is_file()):
-                found.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
-        return found.hexdigest()
+                state.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
+        return state.hexdigest()
 
     def native_sets(self, extensions: Mapping[str, tuple[str, ...]]) -> set[str]:
         """The instruction sets that this machine uses; all, where what is compiled does not run here."""
@@ -171,10 +171,10 @@ class _Contents:
         """Whether a file is of the same sources and holds as much."""
         if not library.exists():
             return False
-        found = re.search(self.digest.encode() + rb" (portable|local) with ([a-z0-9 ]+)", library.read_bytes())
-        if found is None or (self.portable and found[1] != b"portable"):
+        label = re.search(self.digest.encode() + rb" (portable|local) with ([a-z0-9 ]+)", library.read_bytes())
+        if label is None or (self.portable and label[1] != b"portable"):
             return False
-        return self.sets <= set(found[2].decode().partition(" without ")[0].split())
+        return self.sets <= set(label[2].decode().partition(" without ")[0].split())
 
 
 def build(
@@ -199,7 +199,7 @@ def build(
         progress: is told how many files are compiled, and of how many: of none first; not called if nothing is.
 
     Raises:
-        BuildError: with what the compiler said, how to get one, or which targets there are.
+        BuildError: says what the compiler said, how to get one, or which targets there are.
     """
     if target is not None and target not in TARGETS:
         raise BuildError(f"there is no target {target}; there are: {', '.join(TARGETS)}")
@@ -210,7 +210,7 @@ def build(
 
 @dataclass(frozen=True)
 class _Kind:
-    """Of machines, those that a library is for."""
+    """The kind of machine that a library is for."""
 
     command: tuple[str, ...]  # that compiles for it
     extensions: Mapping[str, tuple[str, ...]]
@@ -295,7 +295,7 @@ def compile_alone(source: Path, target: Path, *, isa: str) -> Path:
     """Compiles a source that does not belong to the library into one of its own, for one instruction set.
 
     Raises:
-        BuildError: with what the compiler said, or that it does not know the instruction set.
+        BuildError: says what the compiler said, or that it does not know the instruction set.
     """
     extensions: dict[str, tuple[str, ...]] = {GENERIC: (), **_extensions()}
     compiler = _Compiler(command=_find_compiler(extensions), flags=_flags(None))
@@ -375,10 +375,10 @@ def _find_compiler(extensions: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]
         if not command or shutil.which(command[0]) is None:
             raise BuildError(f"there is no C++ compiler {chosen}, as CXX names it")
         return command
-    found = [_Compiler(command=(name,), flags=()) for name in COMPILERS if _works(name)]
-    if not found:
+    usable = [_Compiler(command=(name,), flags=()) for name in COMPILERS if _works(name)]
+    if not usable:
         raise BuildError(f"there is no C++ compiler ({', '.join(COMPILERS)} or $CXX); to get one: {_install_command()}")
-    return max(found, key=lambda compiler: sum(map(compiler.accepts, extensions.values()))).command
+    return max(usable, key=lambda compiler: sum(map(compiler.accepts, extensions.values()))).command
 
 
 def _works(name: str) -> bool:
@@ -424,13 +424,13 @@ def main() -> None:
         f"{_output_for('TARGET')} in this folder",
     )
     parser.add_argument("--optional", action="store_true", help="without a compiler say what that costs, and go on")
-    given = parser.parse_args()
-    output = given.output or (LIBRARY if given.target is None else _output_for(given.target))
-    what = {"target": given.target, "sanitize": given.sanitize, "every_isa": given.every_isa}
+    options = parser.parse_args()
+    output = options.output or (LIBRARY if options.target is None else _output_for(options.target))
+    what = {"target": options.target, "sanitize": options.sanitize, "every_isa": options.every_isa}
     try:
-        built = build(output, **what, progress=Progress(given.target))
+        built = build(output, **what, progress=Progress(options.target))
     except BuildError as error:
-        if not given.optional:
+        if not options.optional:
             sys.exit(f"C++ kernels: {error}")
         output.unlink(missing_ok=True)  # an older one would be taken for one of these sources
         print(f"C++ kernels: left out, so that everything runs several times slower on the CPU: {error}", flush=True)

@@ -23,8 +23,8 @@ COMMANDS = MappingProxyType(  # by what systems call themselves, or say that the
 
 def install_command() -> str:
     """The command that installs a C++ compiler on this system."""
-    found = next((COMMANDS[name] for name in _names() if name in COMMANDS), None)
-    return found or "install g++ or clang++ as your system does"
+    command = next((COMMANDS[name] for name in _names() if name in COMMANDS), None)
+    return command or "install g++ or clang++ as your system does"
 
 
 def _names() -> list[str]:

@@ -45,7 +45,7 @@ def groups_above(proc: Path, controller: str) -> Iterator[tuple[Path, int]]:
 
     Args:
         proc: what Linux shows of the process.
-        controller: that they belong to, such as ``cpu``.
+        controller: the cgroup controller that they belong to, such as ``cpu``.
     """
     try:
         groups = (proc / "cgroup").read_text().splitlines()

@@ -86,7 +86,7 @@ def library() -> Library | None:
 @contextmanager
 def forced_isa(isa: str) -> Iterator[None]:
     """Makes an instruction set the one that all calls of the process take, compiled programs included: for tests and
-    bug reports. What is computed within must be waited for within, since JAX runs programs behind the caller's back.
+    bug reports. What is computed within must be waited for within, since JAX runs programs asynchronously.
 
     Args:
         isa: one of ``Library.usable``.

@@ -43,7 +43,7 @@ def refuses(weight: jax.Array | QTensor) -> str | None:
 
 
 def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None:
-    """Why something else is faster with so many rows of x; None: the library is."""
+    """Why something else is faster with ``rows`` rows of x; None: the library is."""
     if isinstance(weight, QTensor):
         return None
     if weight.dtype == jnp.float32:
@@ -57,11 +57,11 @@ def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None
 
 def buffers(weights: Sequence[jax.Array | QTensor], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
     """The arguments of a call that hold weights and biases."""
-    found: list[jax.Array] = []
+    arrays: list[jax.Array] = []
     for weight, bias in zip(weights, biases, strict=True):
-        found.append(weight.words if isinstance(weight, QTensor) else weight)
-        found.append(jnp.zeros(0, jnp.float32) if bias is None else bias.astype(jnp.float32))
-    return found
+        arrays.append(weight.words if isinstance(weight, QTensor) else weight)
+        arrays.append(jnp.zeros(0, jnp.float32) if bias is None else bias.astype(jnp.float32))
+    return arrays
 
 
 def rows_in_use(used: jax.Array | None) -> jax.Array:
@@ -92,8 +92,8 @@ def _format_numbers(form: RowFormat) -> list[int]:
     """What `read_format` in src/products.cc takes."""
 
     def run(name: str) -> list[int]:
-        found = form.fields.get(name)
-        return [0, 0, 0] if found is None else [NUMBERS.index(found.number), found.start, found.count]
+        field = form.fields.get(name)
+        return [0, 0, 0] if field is None else [NUMBERS.index(field.number), field.start, field.count]
 
     codes = form.codes
     sizes = [form.size_in, form.num_words, codes.bits, KINDS.index(codes.kind), len(codes.levels)]

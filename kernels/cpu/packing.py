@@ -27,10 +27,10 @@ def pack_blocks(raw: np.ndarray, words: np.ndarray, *, type_id: int, block_bytes
 
     Args:
         raw: u8 [rows, bytes of a row], blocks as they are stored.
-        words: u32 [tiles, words of a record, rows of a tile], which are filled; zeros behind the last row.
+        words: u32 [tiles, words of a record, rows of a tile], which are filled; zeros after the last row.
         type_id: GGUF's number of a type that there are kernels for.
-        block_bytes: of a block.
-        form: of each row.
+        block_bytes: bytes of a block.
+        form: how each row is stored.
 
     Returns:
         Whether all scales are finite.

@@ -72,8 +72,8 @@ def selective_scan(
     page_size: int,
 ) -> tuple[jax.Array, jax.Array]:
     """``llmjax.kernels.recurrent.selective_scan.selective_scan`` by the library."""
-    given = (c, b, x, steps, rates)
-    return _call("llmjax_selective_scan", given, states, batch, out=x.shape, page_size=page_size)
+    inputs = (c, b, x, steps, rates)
+    return _call("llmjax_selective_scan", inputs, states, batch, out=x.shape, page_size=page_size)
 
 
 def causal_convolution(

@@ -27,7 +27,7 @@ class Edits:
 
 
 def no_edits(rows: int, vocab_size: int) -> Edits:
-    """Of none of the rows."""
+    """Edits that change nothing in any row."""
     none = jnp.zeros((rows, 0), jnp.int32)
     return Edits(
         which=jnp.zeros((rows, 3), bool),

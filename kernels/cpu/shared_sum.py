@@ -30,7 +30,7 @@ class NotShared(Exception):
 
 
 def make(devices: int) -> str:
-    """Makes the memory in which so many devices meet.
+    """Makes the memory in which ``devices`` devices meet.
 
     Returns:
         Its name, until `unnamed`.
@@ -54,7 +54,7 @@ def make(devices: int) -> str:
 
 
 def unnamed(name: str) -> None:
-    """Nobody can open it any more; who has done so keeps it."""
+    """Removes the name: nobody can open the memory any more, and processes that have opened it keep it."""
     with suppress(FileNotFoundError):
         (FOLDER / name).unlink()
 
@@ -74,8 +74,8 @@ def attach(name: str, devices: int) -> None:
     except OSError as error:
         raise NotShared(f"{FOLDER}: {error.strerror}") from error
     try:
-        found = os.fstat(file)
-        if found.st_uid != os.getuid() or found.st_size != size or not _native().llmjax_shared_open(file, *shape):
+        status = os.fstat(file)
+        if status.st_uid != os.getuid() or status.st_size != size or not _native().llmjax_shared_open(file, *shape):
             raise NotShared("it is not what was made for these devices")
     finally:
         os.close(file)
@@ -83,7 +83,7 @@ def attach(name: str, devices: int) -> None:
 
 def stop() -> None:
     """A process has gone: sums that wait for it, in all processes, end with an error, and so do all later ones. Only
-    behind `attach`."""
+    after `attach`."""
     _native().llmjax_shared_stop()
 
 
@@ -92,8 +92,8 @@ def shared_sum(x: jax.Array, number: jax.Array | int, *, place: int = 0) -> jax.
     same order.
 
     Args:
-        number: of this device among them, from 0 on.
-        place: of this sum, below PLACES; each sum at one needs the result of the one before, or what that led to.
+        number: this device's number among them, from 0 on.
+        place: this sum's place, below PLACES; each sum at one needs the result of the one before, or what that led to.
     """
     call = jax.ffi.ffi_call("llmjax_shared_sum", jax.ShapeDtypeStruct(x.shape, x.dtype))
     out: jax.Array = call(x, jnp.asarray(number, jnp.int32), place=np.int32(place))

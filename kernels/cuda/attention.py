@@ -17,7 +17,7 @@ from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
 from llmjax.kernels.cuda.prefill import prefill
 
 CACHE_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
-INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to so many bytes
+INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to this many bytes
 
 
 def refuses(
@@ -49,7 +49,7 @@ def refuses(
     if slopes is not None:
         return "logits have a bias by distance"
     if not causal:
-        return "queries see the keys behind them"
+        return "queries see the keys after them"
     if INT32_BYTES[0] < size and size * pages.data.dtype.itemsize <= INT32_BYTES[1]:
         return "pages of one-byte types between 2 and 4 GiB a layer are beyond Pallas' 32-bit offsets"
     return None

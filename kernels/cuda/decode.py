@@ -140,9 +140,9 @@ class _Kernel:
             peak, total, acc = state
             there = index * MERGED + number < count
             part = first + index * MERGED + number
-            found = jnp.where(there, load(peaks, (part, head), there), MASKED)
-            higher = jnp.maximum(peak, found.max(0))
-            weight, shrink = jnp.exp2(found - higher), jnp.exp2(peak - higher)
+            peaks_there = jnp.where(there, load(peaks, (part, head), there), MASKED)
+            higher = jnp.maximum(peak, peaks_there.max(0))
+            weight, shrink = jnp.exp2(peaks_there - higher), jnp.exp2(peak - higher)
             total = total * shrink + (load(totals, (part, head), there) * weight).sum(0)
             values = load(sums, (part[:, None], head, column[None]), there[:, None] & inside[None])
             return higher, total, acc * shrink[:, None] + (values * weight[:, None]).sum(0)[None]

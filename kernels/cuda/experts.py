@@ -113,7 +113,7 @@ def rows_of(tokens: int, choices: int, weights: ExpertWeights) -> int:
 
 
 def plans_of(rows: int, choices: int, weights: ExpertWeights) -> dict[Key, ProductPlan | FragmentPlan]:
-    """How the products of so many choices are divided, by arithmetic, and what the table of a card knows them by."""
+    """How products of ``choices`` choices are divided, by arithmetic, and what the table of a card knows them by."""
     blocks = choices if rows == 1 else num_blocks(weights.gate.weight.shape[0], size=rows, most=choices)
     make = _fragment_plan_of if rows > 1 and by_fragments(weights) else _plan_of
     return dict(make(rows, blocks, stacks) for stacks in ([weights.gate, weights.up], [weights.down]))
@@ -149,7 +149,7 @@ class _Work:
     """Which choices each program has, as runs of places in an order of them. A choice is ``token * K + k``."""
 
     choice: jax.Array  # i32 [T * K], at each place
-    programs: jax.Array  # i32 [programs, 3]: expert, first place, place behind the last; expert NO_WORK: none
+    programs: jax.Array  # i32 [programs, 3]: expert, first place, place after the last; expert NO_WORK: none
 
 
 def _each(expert: jax.Array, count: int) -> _Work:
@@ -159,7 +159,7 @@ def _each(expert: jax.Array, count: int) -> _Work:
 
 
 def _sorted(expert: jax.Array, count: int, rows: int) -> _Work:
-    """Programs for so many choices of one expert."""
+    """Programs that each take up to ``rows`` choices of one expert."""
     counts = (expert[:, None] == jnp.arange(count, dtype=jnp.int32)).sum(0, dtype=jnp.int32)
     starts = jnp.cumsum(counts) - counts
     blocks = Blocks.of(counts, size=rows, most=len(expert))
@@ -194,10 +194,10 @@ def _with_fragments(
         chunks = stacks[0].weight.format.num_chunks
         plan = plan.tuned(key, chunks).changed(how.choices.get(key.kernel, {}), chunks)
         matrices = [stack.weight for stack in stacks]
-        found = fragments.products(x, matrices, expert[:, 0], plan, interpret=how.interpret)
+        sums = fragments.products(x, matrices, expert[:, 0], plan, interpret=how.interpret)
         return [
             out if bias is None else (out.reshape(blocks, how.rows, -1) + bias[expert]).reshape(out.shape)
-            for out, bias in zip(found, (stack.bias for stack in stacks), strict=True)
+            for out, bias in zip(sums, (stack.bias for stack in stacks), strict=True)
         ]
 
     inner = gated(activation, *run(x[choice // top], [weights.gate, weights.up])).astype(x.dtype)
@@ -220,8 +220,8 @@ def _product(
 
     Args:
         rows: i32 [T * K, 2], for each place the row of x and that of the result.
-        stacks: that are stored alike.
-        activation: of ``activation(first) * second``; None: no such product.
+        stacks: stacks of matrices that are stored alike.
+        activation: the activation of ``activation(first) * second``; None: no such product.
 
     Returns:
         One [T * K, out] in x's dtype with an activation, f32 [T * K, out] for each stack without; rows whose choices
@@ -243,15 +243,15 @@ def _product(
     biases = [x if stack.bias is None else stack.bias.astype(jnp.float32) for stack in stacks]
     words = [stack.weight.words if isinstance(stack.weight, QTensor) else stack.weight for stack in stacks]
     kernel = _Kernel(factor, size_out, tuple(stack.bias is not None for stack in stacks), fused)
-    found = launch(
+    results = launch(
         kernel,
         out,
         [factor.prepared(x), work.programs, rows, levels, *words, *biases],
         Launch((-(-size_out // plan.outputs), plan.splits, blocks), plan.warps, plan.stages, how.interpret),
     )
     if fused:
-        return [found[0][0]]
-    sums = [each.sum(0) if plan.splits > 1 else each[0] for each in found]
+        return [results[0][0]]
+    sums = [each.sum(0) if plan.splits > 1 else each[0] for each in results]
     return sums if activation is None else [gated(activation, *sums).astype(x.dtype)]
 
 

@@ -52,8 +52,8 @@ class FragmentPlan:
     """How a product is divided.
 
     Args:
-        rows: of x that a program takes, a multiple of 8.
-        tiles: of the matrix that it takes, of 32 rows each: 1, 2 or 4; the warps of a tile share its columns.
+        rows: rows of x that a program takes, a multiple of 8.
+        tiles: tiles of the matrix that it takes, of 32 rows each: 1, 2 or 4; the warps of a tile share its columns.
         splits: programs that share the columns.
     """
 
@@ -63,14 +63,14 @@ class FragmentPlan:
 
     @classmethod
     def of(cls, rows: int, *, size_out: int, chunks: int) -> FragmentPlan:
-        """For so many rows of x, by arithmetic.
+        """The division for ``rows`` rows of x, by arithmetic.
 
         The fewer rows, the more warps share a tile, which fills a card without splits; with many, x is read less often
         where each warp has a tile of its own.
 
         Args:
             size_out: rows of the matrix.
-            chunks: of a row of it.
+            chunks: chunks of a row of the matrix.
         """
         block = min(MOST_ROWS, -(-rows // COLUMN_ROWS) * COLUMN_ROWS)
         tiles = 1 if block <= 16 else 2 if block <= 32 else 4
@@ -107,7 +107,7 @@ def products(
 
     Args:
         x: [blocks * plan.rows, in]; rounded to bf16.
-        stacks: of one format, which `refuses` does not refuse.
+        stacks: stacks of matrices of one format, which `refuses` does not refuse.
         matrix: i32 [blocks], which of a stack; where negative, nothing is computed and sums are zero. None: the first.
         interpret: run as XLA operations on any device.
     """
@@ -121,7 +121,7 @@ def products(
         arguments.append(_sums_of_runs(x, kernel.run * HALF_CHUNK))
     if matrix is not None:
         arguments.append(matrix)
-    found = []
+    results = []
     for stack in stacks:
         out = launch(
             "fragments",
@@ -133,8 +133,8 @@ def products(
             interpret=interpret,
         )
         sums = out.reshape(plan.splits, len(x), -1)[:, :, : stack.size_out]
-        found.append(sums.sum(0) if plan.splits > 1 else sums[0])
-    return found
+        results.append(sums.sum(0) if plan.splits > 1 else sums[0])
+    return results
 
 
 def subtracted(form: RowFormat) -> int:
@@ -195,7 +195,7 @@ class _Kernel:
 
     @property
     def num_steps(self) -> int:
-        """Of a row of the matrix."""
+        """Steps over a row of the matrix."""
         return -(-self.form.num_chunks // STEP)
 
     @property
@@ -243,27 +243,27 @@ class _Kernel:
         runs = 2 * STEP // self.run  # of a step
 
         def fetch(index: Any) -> tuple[Any, Any]:
-            here = jnp.minimum(first + index * self.parts, self.num_steps - 1)  # behind the row, what multiplies zeros
+            here = jnp.minimum(first + index * self.parts, self.num_steps - 1)  # after the row, what multiplies zeros
             return self._fetch(_Records(threads, words, base, here * STEP), c)
 
         def step(index: jax.Array, state: Any) -> Any:
             codes, lines, sums = state
             ahead = fetch(index + 1)
-            here = jnp.minimum(first + index * self.parts, self.num_steps)  # behind the row there are zeros
+            here = jnp.minimum(first + index * self.parts, self.num_steps)  # after the row there are zeros
             start = column_tile * (self.num_steps + 1) + here  # of the steps of all column tiles
             x_at, sums_at = start * (STEP * 256) + 8 * lane, start * (runs * 16) + 4 * c
-            found = [threads.constant(0.0)] * self.num_sums
+            totals = [threads.constant(0.0)] * self.num_sums
             for number, s in itertools.product(range(STEP), range(2)):
                 low, high = (self._pair(codes[number], s, odd) for odd in (0, 1))
                 for i in range(column_tiles):
                     inputs = threads.load(x, x_at, (i * (self.num_steps + 1) * STEP + number) * 256)
-                    found[2 * i : 2 * i + 2] = threads.multiply(found[2 * i : 2 * i + 2], low, high, inputs, s)
+                    totals[2 * i : 2 * i + 2] = threads.multiply(totals[2 * i : 2 * i + 2], low, high, inputs, s)
                 run, behind = divmod(2 * number + s + 1, self.run)
                 if behind:
                     continue
                 gain, shift = lines[run - 1]
-                sums = [total + gain * each for total, each in zip(sums, found, strict=True)]
-                found = [threads.constant(0.0)] * self.num_sums
+                sums = [total + gain * each for total, each in zip(sums, totals, strict=True)]
+                totals = [threads.constant(0.0)] * self.num_sums
                 for i in range(column_tiles if self.shifts else 0):
                     further = (i * (self.num_steps + 1) * runs + run - 1) * 16
                     inputs = threads.load(sums_of_x, sums_at, further)
@@ -276,7 +276,7 @@ class _Kernel:
         self._write(place, refs, sums, thread=thread, tile=tile, part=part)
 
     def _fetch(self, records: _Records, c: jax.Array) -> tuple[Any, Any]:
-        """Words of the codes and lines of the runs of a step; behind the row, those of its last chunk."""
+        """Words of the codes and lines of the runs of a step; after the row, those of its last chunk."""
         form, bits = self.form, self.form.codes.bits
         whole = form.num_chunks % STEP == 0
         chunks = [records.chunk + i for i in range(STEP)]
@@ -301,7 +301,7 @@ class _Kernel:
         return codes, lines if self.shifts else [(gain, gain) for gain, _ in lines]
 
     def _pair(self, words: list[jax.Array], s: int, odd: int) -> jax.Array:
-        """Of each record, two numbers of `fragment_line` as bf16: columns ``16 * s + 4 * c + odd`` and two further."""
+        """Two numbers of each record's `fragment_line` as bf16: columns ``16 * s + 4 * c + odd`` and two further."""
         codes = self.form.codes
         if codes.kind == "int":  # the seven low bits, and -128 or, by the highest, -256
             word = words[s] >> np.uint32(8 * odd)
@@ -315,13 +315,13 @@ class _Kernel:
         if codes.levels:  # E2M1
             sign, rest = _shifted(words[0], 12 - at, 0x8000), _shifted(words[0], 6 - at, 0x1C0)
             return self.threads.scale(sign | rest, 126)
-        found: Any = _both((127 + codes.bits) << MANTISSA)
+        pair: Any = _both((127 + codes.bits) << MANTISSA)
         low = MANTISSA - codes.bits
         for word, width in zip(words, PLANES[codes.bits], strict=True):
-            found = _shifted(word, low - at, ((1 << width) - 1) << low) | found
+            pair = _shifted(word, low - at, ((1 << width) - 1) << low) | pair
             low += width
         much = subtracted(self.form)
-        return self.threads.add(found, -float(much)) if much else found
+        return self.threads.add(pair, -float(much)) if much else pair
 
     def _write(
         self, place: Sequence[jax.Array], refs: Any, sums: list[jax.Array], *, thread: Any, tile: Any, part: Any

@@ -29,7 +29,7 @@ class Storing:
     """How it is done.
 
     Args:
-        tokens: that a program stores; a power of two.
+        tokens: tokens that a program stores; a power of two.
         mosaic: 1: `mosaic_kv_write` does it, where it takes the arguments; tokens then mean nothing.
     """
 
@@ -38,7 +38,7 @@ class Storing:
 
     @classmethod
     def of(cls, tokens: int) -> Storing:
-        """For so many tokens of a step."""
+        """The choice for a step's number of tokens."""
         return cls(min(TOKENS, power_of_2(tokens)), mosaic=int(not has_triton()))
 
     @staticmethod
@@ -132,7 +132,7 @@ class _Kernel:
                 self._store_scales(data, (page, part, head, offset), scales, inside)
 
     def _store_scales(self, data: Any, at: tuple[Any, ...], scales: jax.Array, inside: jax.Array) -> None:
-        """The four bytes of each token's scale, behind the values of its record."""
+        """The four bytes of each token's scale, after the values of its record."""
         page, part, head, offset = at
         number = jnp.arange(4, dtype=jnp.int32)
         byte = 4 * offset[:, None] + number

@@ -37,8 +37,8 @@ class Launch:
 
     Args:
         grid: programs along up to three dimensions.
-        warps: of a program, 32 threads each; a power of two.
-        stages: of the software pipelines of its loops.
+        warps: warps of a program, 32 threads each; a power of two.
+        stages: stages of the software pipelines of its loops.
         interpret: run it as XLA operations, on any device.
     """
 

@@ -173,7 +173,7 @@ class _Heads:
     group: int
 
     def of(self, column: jax.Array) -> jax.Array:
-        """That of a column; columns behind the last one repeat it, as threads must that write to one place."""
+        """The query head of a column; columns after the last repeat it, since several threads write to one place."""
         return self.first + jnp.minimum(self.block + column, self.group - 1)
 
 
@@ -205,7 +205,7 @@ class _Attend:
 
     @property
     def columns(self) -> int:
-        """Of a thread."""
+        """Columns of a thread."""
         return 2 * self.tiles
 
     @property
@@ -214,7 +214,7 @@ class _Attend:
 
     @property
     def num_shares(self) -> int:
-        """Of a thread: it has those dims of a value that one of 8 lanes reads."""
+        """Shares of a thread: it has those dims of a value that one of 8 lanes reads."""
         return self.layout.head_dim // (8 * DIMS) * self.columns
 
     @property
@@ -306,17 +306,17 @@ class _Attend:
 
         Args:
             k: four keys, for all depths.
-            queries: of each tile, from `_queries`.
+            queries: factors of each tile, from `_queries`.
         """
         threads = self.threads
-        found: list[jax.Array] = []
+        products: list[jax.Array] = []
         depths = [pair for i in range(0, len(k), 4) for pair in self.numbers.keys(k[i : i + 4])]
         for tile in queries:
             sums: Sequence[jax.Array] = [threads.constant(0.0)] * 2
             for i, (low, high) in enumerate(depths):
                 sums = threads.multiply(sums, low, high, tile[i // 2], i % 2, self.dtype)
-            found += sums
-        return found
+            products += sums
+        return products
 
     def _value_products(
         self, sums: list[jax.Array], v: list[jax.Array], weights: list[jax.Array], masks: list[jax.Array]
@@ -329,7 +329,7 @@ class _Attend:
             weights: f32 quads, four keys, of each column.
             masks: from `_masks`.
         """
-        threads, found = self.threads, list(sums)
+        threads, totals = self.threads, list(sums)
         # Transposed, weights have keys i and i + 4 of a thread's eight side by side.
         factors = [
             threads.transposed(threads.pairs(weights[i], weights[i + 1], self.dtype)) for i in range(0, self.columns, 2)
@@ -339,12 +339,12 @@ class _Attend:
             at = number * self.columns + 2 * tile
             for s in (0, 1):
                 low, high = words[2 * s : 2 * s + 2]
-                found[at : at + 2] = threads.multiply(found[at : at + 2], low, high, factor, s, self.dtype)
-        return found
+                totals[at : at + 2] = threads.multiply(totals[at : at + 2], low, high, factor, s, self.dtype)
+        return totals
 
     def _masks(self, keys: _Keys, key: jax.Array) -> list[jax.Array]:
-        """What remains of words of two values, of each of four keys and the fourth behind it: floats that nobody sees
-        may be NaN, which no weight of zero makes harmless."""
+        """Masks for words of two values, those of each of four keys and of the key four further: floats that nobody
+        sees may be NaN, which no weight of zero makes harmless."""
         low, high = (
             jnp.where(keys.visible(k), np.uint32(bits), np.uint32(0))
             for k, bits in ((key, 0xFFFF), (key + 4, 0xFFFF0000))
@@ -352,7 +352,7 @@ class _Attend:
         return [self.threads.spread(low | high, i) for i in range(4)]
 
     def _shares(self, peak: jax.Array, totals: list[jax.Array], sums: list[jax.Array]) -> list[Share]:
-        """Of each 8 dims of a thread, of each column."""
+        """The share of each 8 dims of a thread and each column."""
         threads, total = self.threads, self.threads.reduced(totals, "sum", LANES_OF_KEYS)
         tiles = self.numbers.width // 4
         each = tiles * self.columns  # sums that are read as one

@@ -35,7 +35,7 @@ def refuses(k: jax.Array, pages: KVPages) -> str | None:
         if layout.dtype != jnp.int8:
             return f"pages are {layout.dtype}"
         if lanes > 32 or lanes != power_of_2(lanes):
-            return f"records of {k.shape[2]} bytes are not of so many lanes as is a power of two up to 32"
+            return f"records of {k.shape[2]} bytes do not fill a number of lanes that is a power of two up to 32"
     elif pages.data.dtype != k.dtype:
         return f"keys are {k.dtype}, pages {layout.dtype}"
     return refuses_card()
@@ -76,7 +76,7 @@ class _Store:
 
     @property
     def lanes(self) -> int:
-        """That store a token's record of a head."""
+        """Lanes that store a token's record of a head."""
         return self.head_dim // self.width
 
     def __call__(self, place: Sequence[jax.Array], kv_index: Any, first: Any, *refs: Any) -> None:
@@ -84,7 +84,7 @@ class _Store:
         threads, layout, data = self.threads, self.layout, refs[-1]
         item = place[0] * THREADS + threads.index()
         lane = jax.lax.rem(item, np.int32(self.lanes))
-        # Threads behind the last record repeat it.
+        # Threads after the last record repeat it.
         record = jnp.minimum(jax.lax.div(item, np.int32(self.lanes)), self.tokens * self.kv_heads - 1)
         token, head = (f(record, np.int32(self.kv_heads)) for f in (jax.lax.div, jax.lax.rem))
         index = threads.look_up(kv_index, token)

@@ -44,7 +44,7 @@ class Share:
 
     @classmethod
     def together(cls, threads: Threads, shares: Sequence[Share]) -> Share:
-        """Of all keys that some shares have, each a part of them."""
+        """The share of all keys that several shares have together."""
         peaks = [threads.spread(share.line, 0) for share in shares]
         peak = reduce(jnp.maximum, peaks)
         weights = [threads.exp2(each - peak) for each in peaks]
@@ -72,7 +72,7 @@ class Share:
 
 
 def shared_size(shares: int) -> int:
-    """Numbers of shared memory that `of_all_warps` needs for so many shares of a thread."""
+    """Numbers of shared memory that `of_all_warps` needs for a thread's number of shares."""
     return shares * 3 * THREADS * 4
 
 
@@ -150,7 +150,7 @@ class Merge:
         @when(count > 0)
         def _() -> None:
             thread = threads.index()
-            # Lanes behind the last head repeat what is before it.
+            # Lanes after the last head repeat what is before it.
             at = jnp.minimum((place[0] * 32 + (thread & 31)) * DIMS, self.heads * self.head_dim - DIMS)
             head, dim = (f(at, np.int32(self.head_dim)) for f in (jax.lax.div, jax.lax.rem))
 
@@ -162,8 +162,8 @@ class Merge:
 
             def step(index: jax.Array, quads: Any) -> Any:
                 number = index * (AT_ONCE * WARPS) + (thread >> 5)
-                found = [share_of(number + i * WARPS) for i in range(AT_ONCE)]
-                return Share.together(threads, [Share(*quads), *found]).quads
+                parts = [share_of(number + i * WARPS) for i in range(AT_ONCE)]
+                return Share.together(threads, [Share(*quads), *parts]).quads
 
             zeros, masked = (threads.constant(value) for value in (0.0, MASKED))
             nothing = Share.of(threads, masked, zeros, zeros, zeros)

@@ -29,13 +29,13 @@ class Numbers(Protocol):
         """Numbers of a thread, 16 bytes."""
 
     def queries(self, quads: Sequence[jax.Array]) -> list[jax.Array]:
-        """So many numbers of a query as factors for `keys`: each has two pairs of low and high depths."""
+        """A thread's numbers of a query as factors for `keys`: each has two pairs of low and high depths."""
 
     def keys(self, quads: Sequence[jax.Array]) -> list[tuple[jax.Array, jax.Array]]:
-        """So many numbers of four keys as factors, low and high depths for 16 of them each."""
+        """A thread's numbers of four keys as factors, low and high depths for 16 of them each."""
 
     def values(self, quads: Sequence[jax.Array], masks: Sequence[jax.Array]) -> list[list[jax.Array]]:
-        """So many numbers of eight keys as factors: of each of several tiles of four dims, keys i and i + 4.
+        """A thread's numbers of eight keys as factors: of each of several tiles of four dims, keys i and i + 4.
 
         Args:
             masks: u32 quads of four equal numbers, for each i: what remains of the words.
@@ -107,11 +107,11 @@ class Codes:
 
     def _floats(self, words: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The seven low bits as mantissas, and by the highest -128 or -256."""
-        found = []
+        halves = []
         for shifted in (words, words >> np.uint32(8)):
             low, high = shifted & np.uint32(0x7F007F) | np.uint32(0x43004300), shifted & np.uint32(0x800080)
-            found.append(self.threads.add(low, high | np.uint32(0xC300C300)))
-        even, odd = found
+            halves.append(self.threads.add(low, high | np.uint32(0xC300C300)))
+        even, odd = halves
         return even, odd
 
 
@@ -146,7 +146,7 @@ class Pages:
     first: jax.Array  # i32, the layer's first page
     row: jax.Array  # i32
     head: jax.Array  # i32
-    last: jax.Array  # i32, the last token that is seen, whose page is read in place of those behind it
+    last: jax.Array  # i32, the last token that is seen, whose page is read in place of those after it
 
     def look_up(self, key: jax.Array) -> jax.Array:
         """The page of a token, i32 quads."""
@@ -156,7 +156,7 @@ class Pages:
     def read(
         self, part: int, page: jax.Array, key: jax.Array, dim: jax.Array, *, count: int, step: int
     ) -> list[jax.Array]:
-        """16 bytes of tokens, quads u32: from ``dim`` on and each ``step`` dims behind it, of so many tokens from
+        """16 bytes of tokens, quads u32: from ``dim`` on and then every ``step`` dims, of ``count`` tokens from
         ``key`` on, which are on one page."""
         head_dim = self.layout.head_dim
         at = self._start(part) + self._offset(key) * head_dim + dim
@@ -167,7 +167,7 @@ class Pages:
         ]
 
     def scales(self, part: int, page: jax.Array, key: jax.Array) -> jax.Array:
-        """Those of four tokens from ``key`` on, f32 quads."""
+        """Scales of four tokens from ``key`` on, f32 quads."""
         at = self._start(part) + self.layout.pages.page_size * self.layout.head_dim + 4 * self._offset(key)
         words = self.threads.load(self.data, at, block=page, of=self.layout.page)
         return jax.lax.bitcast_convert_type(words, jnp.float32)

@@ -68,12 +68,12 @@ def prefill(
     kv_heads = pages.data.shape[2]
     group = heads // kv_heads
     width = power_of_2(group)  # of a token in a tile
-    own = ROWS * WARPGROUPS // width  # tokens of a tile
-    blocks = Blocks.of(count, size=own, most=tokens)
+    tile_tokens = ROWS * WARPGROUPS // width  # tokens of a tile
+    blocks = Blocks.of(count, size=tile_tokens, most=tokens)
     programs = len(blocks.group)
 
     start, before = batch.query_start[:-1], batch.kv_len - count
-    token = start[blocks.group][:, None] + blocks.first[:, None] + jnp.arange(own)  # [programs, own]
+    token = start[blocks.group][:, None] + blocks.first[:, None] + jnp.arange(tile_tokens)  # [programs, own]
     tiles = q.reshape(tokens, kv_heads, group, head_dim).at[token].get(mode="fill", fill_value=0)
     tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, 0), (0, width - group), (0, 0)))
     tiles = tiles.transpose(2, 0, 1, 3, 4).reshape(kv_heads, programs, WARPGROUPS, ROWS, head_dim)
@@ -81,7 +81,7 @@ def prefill(
     # Row of the page table, position of the first query, first block of keys, how many blocks, how many of them all
     # queries see whole, how many keys the row has, the layer's first page.
     position = before[blocks.group] + blocks.first
-    last = jnp.minimum(position + own, batch.kv_len[blocks.group])
+    last = jnp.minimum(position + tile_tokens, batch.kv_len[blocks.group])
     first_block = rules.first_key(position) // KEYS
     stop = jnp.where(blocks.first < count[blocks.group], -(-last // KEYS), first_block)
     whole = jnp.zeros_like(stop) if rules.window is not None else jnp.minimum((position + 1) // KEYS, stop)
@@ -102,13 +102,13 @@ def prefill(
     )
     out = call(tiles, pages.data, batch.page_table.reshape(-1), work.reshape(-1))
 
-    found = out.reshape(kv_heads, programs * own, width, head_dim)[:, :, :group]
+    result = out.reshape(kv_heads, programs * tile_tokens, width, head_dim)[:, :, :group]
     number = jnp.arange(tokens, dtype=jnp.int32)
     row = jnp.searchsorted(batch.query_start, number, side="right", method="compare_all") - 1
     row = jnp.minimum(row, len(count) - 1)
-    each = (count + own - 1) // own
-    place = (jnp.cumsum(each) - each)[row] * own + number - start[row]
-    return found[:, jnp.minimum(place, programs * own - 1)].swapaxes(0, 1).reshape(q.shape)
+    each = (count + tile_tokens - 1) // tile_tokens
+    place = (jnp.cumsum(each) - each)[row] * tile_tokens + number - start[row]
+    return result[:, jnp.minimum(place, programs * tile_tokens - 1)].swapaxes(0, 1).reshape(q.shape)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class _Kernel:
                     pl.when(block >= STAGES)(partial(mosaic.barrier_wait, read.at[stage]))
                     for i in range(KEYS // self.page_size):
                         number = (first + block) * (KEYS // self.page_size) + i
-                        last = jax.lax.div(have - 1, jnp.int32(self.page_size))  # behind it, what may be anything
+                        last = jax.lax.div(have - 1, jnp.int32(self.page_size))  # after it the table may hold anything
                         page = first_page + table[row * self.table_width + jnp.minimum(number, last)]
                         place = memory.at[stage, pl.ds(i * self.page_size, self.page_size)]
                         mosaic.copy_gmem_to_smem(data.at[page, part, head], place, filled.at[stage])
@@ -261,16 +261,16 @@ class _Kernel:
         return found
 
     def _clear(self, values: Any, count: jax.Array) -> None:
-        """Values behind the first so many become zeros: pages may hold what is not a number where nobody has written.
+        """Values after the first ``count`` become zeros: pages may hold NaN where nobody has written.
         Both warpgroups do it, with the same outcome."""
 
         @pl.when(count < KEYS)
         def _() -> None:
             for first, column in itertools.product(range(0, KEYS, ROWS), range(0, self.head_dim, COLUMNS)):
                 part = values.at[pl.ds(first, ROWS), pl.ds(column, COLUMNS)]
-                found = part[...] if self.interpret else mosaic.load(part, (), layout=mosaic.Layout.WGMMA)
+                values_there = part[...] if self.interpret else mosaic.load(part, (), layout=mosaic.Layout.WGMMA)
                 number = self._iota((ROWS, COLUMNS), 0) + first
-                part[...] = jnp.where(number < count, found, jnp.zeros_like(found))
+                part[...] = jnp.where(number < count, values_there, jnp.zeros_like(values_there))
             mosaic.commit_smem()
 
     def _laid_out(self, x: jax.Array, layout: Any) -> jax.Array:

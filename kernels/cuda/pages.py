@@ -53,10 +53,10 @@ class PageReader:
     """How keys and values lie, and what they become.
 
     Args:
-        layout: of the pages; latent ones have one record, of which values are the first columns.
+        layout: how pages are stored; latent ones have one record, of which values are the first columns.
         head_dim: h.
         calibrated: one-byte types have one scale and zero point for keys and one for values.
-        dtype: that products are computed in.
+        dtype: type that products are computed in.
     """
 
     layout: KVLayout
@@ -72,7 +72,7 @@ class PageReader:
 
     @property
     def name(self) -> str:
-        """Of what is read, for the tables of cards."""
+        """A name for what is read, for the tables of cards."""
         size = f"{self.value_dim} + {self.head_dim - self.value_dim}" if self.layout.value_dim else str(self.head_dim)
         scales = ", token scales" if self.layout.token_scales else ""
         return f"{self.layout.dtype.name}{scales}, {size}, pages of {self.layout.page_size}, {self.dtype.name}"
@@ -98,7 +98,7 @@ class PageReader:
         return 16 if self.exact else 32 if self.padded_dim > 128 else 64
 
     def columns(self) -> list[Columns]:
-        """Those of a key: first those that a value has too, then the rest."""
+        """The columns of a key: first those that a value has too, then the rest."""
         value, size = self.value_dim, self.head_dim
         return [Columns.of(0, value), *([Columns.of(value, size)] if value < size else [])]
 
@@ -108,7 +108,7 @@ class PageReader:
         """Keys and values of tokens of a request.
 
         Args:
-            row: of the page table.
+            row: row of the page table.
             head: key/value head.
             key: i32 [C], positions of tokens.
             inside: bool [C]; elsewhere nothing is read, and elements are zero.
@@ -116,7 +116,7 @@ class PageReader:
         size = np.int32(self.layout.page_size)
         page = load(refs.first_page, (np.int32(0),)) + load(refs.table, (row, jax.lax.div(key, size)), inside)
         offset = jax.lax.rem(key, size)
-        found = []
+        elements = []
         for part in range(self.layout.parts):
             codes = []
             for column in self.columns():
@@ -127,20 +127,20 @@ class PageReader:
                 scale = self._token_scales(refs, page, part, head, offset, inside)
             elif self.calibrated:
                 scale = load(refs.calibration, (np.int32(part), jnp.zeros(1, jnp.int32)))
-            found.append(Elements(tuple(codes), self._gain(scale)))
-        return found[0], found[-1]
+            elements.append(Elements(tuple(codes), self._gain(scale)))
+        return elements[0], elements[-1]
 
     def zeros(self, refs: PageRefs) -> tuple[jax.Array | None, jax.Array | None]:
         """Zero points of keys and of values, f32; None: they have none."""
         if not self.calibrated:
             return None, None
-        found = [load(refs.calibration, (np.int32(part), np.int32(1))) for part in range(self.layout.parts)]
-        return found[0], found[-1]
+        zero_points = [load(refs.calibration, (np.int32(part), np.int32(1))) for part in range(self.layout.parts)]
+        return zero_points[0], zero_points[-1]
 
     def _token_scales(
         self, refs: PageRefs, page: jax.Array, part: int, head: jax.Array, offset: jax.Array, inside: jax.Array
     ) -> jax.Array:
-        """f32 [C], from the four bytes that each token has behind the values of its record."""
+        """f32 [C], from the four bytes that each token has after the values of its record."""
         byte = 4 * offset[:, None] + jnp.arange(4, dtype=jnp.int32)
         row = self.layout.page_size + jax.lax.div(byte, np.int32(self.head_dim))
         index = (page[:, None], np.int32(part), head, row, jax.lax.rem(byte, np.int32(self.head_dim)))

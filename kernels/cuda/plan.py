@@ -20,13 +20,13 @@ class ProductPlan:
     """How a product is divided.
 
     Args:
-        rows: of x that a program takes.
+        rows: rows of x that a program takes.
         outputs: rows of the matrix that a program takes; with records, a multiple of the tile.
-        chunks: of 32 columns that it reads at a time.
-        steps: that often.
+        chunks: chunks of 32 columns that it reads at a time.
+        steps: how often it reads that many.
         splits: programs that share the columns.
-        warps: of a program.
-        stages: of its loop.
+        warps: warps of a program.
+        stages: stages of its loop's software pipeline.
     """
 
     rows: int
@@ -52,13 +52,13 @@ class ProductPlan:
         """For a matrix of records.
 
         Args:
-            rows: of x that a program takes.
-            blocks: of so many rows.
+            rows: rows of x that a program takes.
+            blocks: how many blocks of ``rows`` rows there are.
             size_out: rows of the matrix.
-            chunks: of a row of it.
-            codes: of it.
-            matrices: that a program reads side by side.
-            depth: of the smallest product, in columns of as many chunks.
+            chunks: chunks of a row of the matrix.
+            codes: the matrix's codes.
+            matrices: matrices that a program reads side by side.
+            depth: columns of the smallest product, counted in chunks.
         """
         few = rows <= MAX_VECTOR_ROWS
         outputs = CUDA_TILE if few or matrices > 1 else 2 * CUDA_TILE
@@ -73,7 +73,7 @@ class ProductPlan:
 
     @classmethod
     def of_floats(cls, rows: int, blocks: int, *, size_out: int, chunks: int, itemsize: int) -> ProductPlan:
-        """For a plain matrix whose elements have so many bytes; the other arguments as in `of_records`."""
+        """For a plain matrix whose elements have ``itemsize`` bytes; the other arguments as in `of_records`."""
         if rows <= MAX_VECTOR_ROWS:  # 16 bytes for each of 128 threads four times: what is on its way hides the latency
             outputs, at_a_time, stages = 8, min(max(1, 32 // itemsize), power_of_2(chunks)), 2
         else:
@@ -84,23 +84,23 @@ class ProductPlan:
         """The same with a row's chunks shared by as many programs as fill a card.
 
         Args:
-            programs: that there are without.
+            programs: how many programs there are without splits.
         """
         steps = -(-chunks // self.chunks)
         splits = min(steps, power_of_2(-(-ENOUGH_PROGRAMS // programs)))
         return self.with_splits(splits, chunks)
 
     def with_splits(self, splits: int, chunks: int) -> ProductPlan:
-        """The same with a row's chunks shared by so many programs."""
+        """The same with a row's chunks shared by ``splits`` programs."""
         steps = -(-chunks // (self.chunks * splits))
         return replace(self, steps=steps, splits=splits)
 
     def changed(self, choice: Mapping[str, int], chunks: int) -> ProductPlan:
-        """The same with other values of some fields, for rows of so many chunks."""
+        """The same with other values of some fields, for rows of ``chunks`` chunks."""
         plan = replace(self, **choice)
         return plan.with_splits(plan.splits, chunks)
 
     def tuned(self, key: Key, chunks: int) -> ProductPlan:
-        """The same as it was measured on this machine's card, for rows of so many chunks."""
+        """The same as it was measured on this machine's card, for rows of ``chunks`` chunks."""
         plan = tuned(self, key)
         return plan.with_splits(plan.splits, chunks)

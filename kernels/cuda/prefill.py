@@ -26,13 +26,13 @@ class Tiles:
     """How queries are divided.
 
     Args:
-        tokens: of a row that a program takes.
+        tokens: tokens of a row that a program takes.
         heads: query heads of a key/value head that it takes; a power of two.
-        keys: that it reads at a time.
-        warps: of a program.
-        stages: of its loop.
+        keys: keys that it reads at a time.
+        warps: warps of a program.
+        stages: stages of its loop's software pipeline.
         mosaic: 1: `mosaic_prefill` does it, where it takes the arguments; the other numbers then mean nothing. On an
-            H100 it is faster, but for few tokens behind few others.
+            H100 it is faster, except for few tokens after few others.
     """
 
     tokens: int
@@ -44,7 +44,7 @@ class Tiles:
 
     @classmethod
     def of(cls, tokens: int, group: int, reader: PageReader) -> Tiles:
-        """For so many tokens and query heads a key/value head."""
+        """The division for ``tokens`` tokens and ``group`` query heads a key/value head."""
         most = 32 if reader.exact else 64 if reader.padded_dim > 128 else 128
         if reader.padded_dim > MAX_HEAD_DIM and little_shared_memory():
             most //= 2

@@ -50,7 +50,7 @@ class Share:
         at: tuple[Any, ...] = (),
         busy: jax.Array | None = None,
     ) -> Share:
-        """Of this program, whose place in the grid is (outputs, split, ...).
+        """The share of this program, whose place in the grid is (outputs, split, ...).
 
         Args:
             busy: where false, nothing is read and sums are zero; None: true, and the loop has a static length.
@@ -194,15 +194,15 @@ class Records:
             first = share.first + step * plan.chunks
             word = first * words + lanes
             codes = replace(place, chunk=jax.lax.div(word, np.int32(words))).read(word)
-            found = jnp.zeros_like(sums)
+            total = jnp.zeros_like(sums)
             for byte in range(4):
                 inputs = load(x, (np.int32(byte), rows[:, None], word[None]), inside[:, None])
                 weights = jax.lax.bitcast_convert_type((codes >> np.uint32(8 * byte)).astype(jnp.uint8), E4M3)
-                found += dot(inputs, weights)
+                total += dot(inputs, weights)
             gain, _ = weight_line(replace(place, chunk=first + jnp.zeros(1, jnp.int32)), form, 0, line=Line(1.0, 0.0))
             group = jnp.minimum(jax.lax.div(first * CHUNK, np.int32(form.group_size)), form.num_groups - 1)
             scale = load(scales, (rows, group), inside)
-            return sums + found * scale[:, None] * gain
+            return sums + total * scale[:, None] * gain
 
         start = jnp.zeros((len(rows), plan.outputs), jnp.float32)
         return jax.lax.fori_loop(0, share.steps, multiply, start)

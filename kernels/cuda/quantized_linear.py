@@ -55,7 +55,7 @@ def refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
 
 
 def plan_of(rows: int, weight: QTensor) -> ProductPlan | FragmentPlan:
-    """How a product with so many rows of x is divided, by arithmetic."""
+    """How a product with ``rows`` rows of x is divided, by arithmetic."""
     if multiplies_fragments(rows, weight):
         return FragmentPlan.of(rows, size_out=weight.size_out, chunks=weight.format.num_chunks)
     block = rows if rows <= MAX_VECTOR_ROWS else min(64, max(MIN_DOT, power_of_2(rows)))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def num_blocks(groups: int, *, size: int, most: int) -> int:
-    """Programs for any division of at most so many items among groups."""
+    """Programs that suffice for any division of at most ``most`` items among groups."""
     return most // size + min(groups, most)
 
 
@@ -26,7 +26,7 @@ class Blocks:
 
         Args:
             count: i32 [groups], items of each.
-            size: of a block.
+            size: items of a block.
             most: items that all groups have together at most.
         """
         group, number = deal((count + (size - 1)) // size, programs=num_blocks(len(count), size=size, most=most))
@@ -38,7 +38,7 @@ def deal(blocks: jax.Array, *, programs: int) -> tuple[jax.Array, jax.Array]:
 
     Args:
         blocks: i32 [groups], how many each has; together no more than there are programs. Those that get none are
-            given to the last group, behind its blocks.
+            given to the last group, after its blocks.
     """
     ends = jnp.cumsum(blocks)  # up to and with each group's
     program = jnp.arange(programs, dtype=jnp.int32)

@@ -35,7 +35,7 @@ class Place:
     num_chunks: int  # of the matrix
 
     def further(self, chunks: jax.Array) -> Place:
-        """The part so many chunks behind this one."""
+        """The part that is ``chunks`` chunks after this one."""
         return replace(self, chunk=self.chunk + chunks)
 
     def read(self, word: jax.Array) -> jax.Array:
@@ -102,16 +102,16 @@ def code_words(place: Place, word: Any, codes: Codes) -> list[jax.Array]:
     """What holds the codes of the columns of a word: u32 [C, N] for each plane.
 
     Args:
-        word: of the widest plane; a number, or an i32 in a loop.
+        word: number of a word of the widest plane; an int, or an i32 in a loop.
     """
-    found, low = [], 0
+    planes, low = [], 0
     for width in PLANES[codes.bits]:
         words = place.read(place.chunk * codes.bits + (low + (word & (width - 1))))
         if width < PLANES[codes.bits][0]:  # its words hold the codes of several words of the widest plane
             words = words >> jnp.uint32(word & ~(width - 1))
-        found.append(words)
+        planes.append(words)
         low += width
-    return found
+    return planes
 
 
 def code_floats(words: list[jax.Array], piece: int, byte: int, codes: Codes, levels: Any) -> jax.Array:
@@ -139,14 +139,14 @@ def code_floats(words: list[jax.Array], piece: int, byte: int, codes: Codes, lev
 def _code_bits(words: list[jax.Array], piece: int, byte: int, bits: int, *, at: int) -> jax.Array:
     """The codes of a column with their lowest bits at bit ``at``, u32 [C, N]."""
     widest = PLANES[bits][0]
-    found, low = None, 0
+    code, low = None, 0
     for plane, width in zip(words, PLANES[bits], strict=True):
         shift = at + low - (8 * byte + piece * widest)  # piece * (widest / width) pieces of this plane
         moved = (plane << shift if shift >= 0 else plane >> -shift) & np.uint32(((1 << width) - 1) << (at + low))
-        found = moved if found is None else found | moved
+        code = moved if code is None else code | moved
         low += width
-    assert found is not None
-    return found
+    assert code is not None
+    return code
 
 
 def _float8(bits: jax.Array, kind: str) -> jax.Array:

@@ -29,12 +29,12 @@ class Split:
     """How the keys of all rows are divided.
 
     Args:
-        shares: of all blocks of keys that a program takes at most one of; so many programs are there beside one for
-            each row, for each block of heads.
+        shares: parts of all blocks of keys, of which a program takes at most one; there is a program for each, and one
+            for each row, for each block of heads.
         heads: query heads of a key/value head that a program takes; a power of two.
-        keys: of a block, that a program reads at a time.
-        warps: of a program.
-        stages: of its loop.
+        keys: keys of a block, which a program reads at a time.
+        warps: warps of a program.
+        stages: stages of its loop's software pipeline.
         mosaic: 1: `mosaic_decode` does it, where it takes the arguments; warps and stages then mean nothing.
     """
 
@@ -47,7 +47,7 @@ class Split:
 
     @classmethod
     def of(cls, group: int, pages: KVPages, reader: PageReader) -> Split:
-        """For so many query heads a key/value head."""
+        """The division for ``group`` query heads a key/value head."""
         wide = reader.padded_dim > MAX_HEAD_DIM
         most = MAX_HEADS if not wide else MIN_DOT if reader.exact and little_shared_memory() else 2 * MIN_DOT
         heads = min(most, max(MIN_DOT, power_of_2(group)))
@@ -65,11 +65,11 @@ class Split:
 class Parts:
     """Which keys each program has: worked out by XLA, once for all layers that see alike.
 
-    A part is so many blocks as one of ``shares`` equal shares of all rows' blocks, or what is left of its row. So no
+    A part is as many blocks as one of ``shares`` equal shares of all rows' blocks, or what is left of its row. So no
     program has more than a share, and there are at most as many parts as rows and shares together.
     """
 
-    programs: jax.Array  # i32 [programs, 4]: row, first key, key behind the last, number of the part, WHOLE or IDLE
+    programs: jax.Array  # i32 [programs, 4]: row, first key, key after the last, number of the part, WHOLE or IDLE
     rows: jax.Array  # i32 [R, 2]: number of a row's first part, and how many there are to be merged
     most: int  # parts that rows of several have together
 
@@ -79,7 +79,7 @@ class Parts:
 
         Args:
             kv_len: i32 [R]; rows of 0 have a program that finds nothing.
-            most_keys: that a query sees at most.
+            most_keys: keys that a query sees at most.
         """
         rows, most_blocks = len(kv_len), -(-most_keys // split.keys)
         first = rules.first_key(kv_len - 1)

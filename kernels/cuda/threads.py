@@ -54,7 +54,7 @@ class Threads:
     interpret: bool
 
     def index(self) -> jax.Array:
-        """Of each thread, i32 quads of four equal numbers."""
+        """Each thread's index, i32 quads of four equal numbers."""
         if self.interpret:
             return jax.lax.broadcasted_iota(jnp.int32, QUAD, 0)
 
@@ -68,7 +68,7 @@ class Threads:
         return _inline(emit, (), jnp.int32)
 
     def number(self) -> jax.Array:
-        """Of each number in its quad: i32 quads 0, 1, 2, 3."""
+        """Each number's place in its quad: i32 quads 0, 1, 2, 3."""
         if self.interpret:
             return jax.lax.broadcasted_iota(jnp.int32, QUAD, 1)
 
@@ -89,11 +89,11 @@ class Threads:
         """Quads from memory.
 
         Args:
-            ref: of one dimension, of 32-bit numbers, or of 16-bit floats or bytes, of which two or four are a number
-                u32; what the kernel does not write, or shared memory.
+            ref: an array of one dimension: 32-bit numbers, or 16-bit floats or bytes, two or four of which are read
+                as one u32; memory that the kernel does not write, or shared memory.
             at: i32 quads; where the first of the numbers lies, a multiple of 16 bytes.
-            further: so many numbers of ref behind that, for all threads.
-            block: i32 quads; so many blocks, ``of`` numbers each, behind that: for arrays that i32 cannot index.
+            further: how many numbers of ref to skip from there, the same for all threads.
+            block: i32 quads; how many blocks of ``of`` numbers to skip too, for arrays that i32 cannot index.
         """
         smaller = ref.dtype.itemsize < 4
         if self.interpret:
@@ -120,7 +120,7 @@ class Threads:
         """One number of each thread, four times.
 
         Args:
-            ref: of one dimension, of 32-bit numbers, which the kernel does not write.
+            ref: an array of one dimension, of 32-bit numbers, which the kernel does not write.
             at: i32 quads of four equal numbers; where the number lies.
         """
         if self.interpret:
@@ -235,7 +235,7 @@ class Threads:
         return _inline(emit, tuple(quads), jnp.float32)
 
     def transposed(self, quads: jax.Array) -> jax.Array:
-        """Of each warp, four matrices of 8 x 8 numbers of 16 bits, transposed.
+        """Each warp's four matrices of 8 x 8 numbers of 16 bits, transposed.
 
         Args:
             quads: u32, of two numbers each: [i] of lane ``4 * g + c`` are row g of the i-th matrix, columns ``2 * c``
@@ -353,7 +353,7 @@ class Threads:
             low, high: u32, of two halves each: [i] are row ``4 * g + i`` at two depths of the first 8 and the last 8.
             x: u32, of two halves each: [2 * step] and [2 * step + 1] are column g at the depths of low and of high.
             step: 0 or 1.
-            dtype: of the halves, bf16 or f16.
+            dtype: type of the halves, bf16 or f16.
 
         Returns:
             ``sums`` with what was found added.
@@ -409,7 +409,7 @@ def launch(
         kernel: hashable; called with a program's place in the grid, a reference for each argument, for each result and,
             if there is any, for the shared memory.
         out: ``ShapeDtypeStruct`` of one dimension, or a tuple of them.
-        arguments: of one dimension each.
+        arguments: arrays of one dimension.
         grid: programs along three dimensions.
         shared: f32 numbers of shared memory that a program has.
         in_place: the memory of the result, of which there is one then, and what it begins with.
@@ -421,8 +421,8 @@ def launch(
     single = not isinstance(out, tuple)
     call = _Call(name, kernel, (out,) if single else out, grid, shared, in_place is not None)
     given = arguments if in_place is None else [in_place, *arguments]
-    found = (_simulated if interpret else _launched)(given, call=call)
-    return found[0] if single else found
+    results = (_simulated if interpret else _launched)(given, call=call)
+    return results[0] if single else results
 
 
 @dataclass(frozen=True)
@@ -487,7 +487,7 @@ def _launched(arguments: Sequence[jax.Array], *, call: _Call) -> list[jax.Array]
 
 
 def _put(ref: Any, at: jax.Array, numbers: jax.Array, block: jax.Array | None, of: int) -> None:
-    """Simulates a store of numbers [128, n], of 32 bits, as so many or more smaller ones."""
+    """Simulates a store of numbers [128, n], of 32 bits, as one or more smaller stores."""
     first = at[:, :1] if block is None else at[:, :1] + block[:, :1] * of
     if ref.dtype.itemsize < 4:
         numbers = jax.lax.bitcast_convert_type(numbers, ref.dtype).reshape(THREADS, -1)
@@ -515,8 +515,8 @@ def _layout() -> Any:
 def _laid_out(quads: jax.Array) -> jax.Array:
     from jax.experimental.pallas import mosaic_gpu
 
-    found: jax.Array = mosaic_gpu.layout_cast(quads, _layout())
-    return found
+    laid_out: jax.Array = mosaic_gpu.layout_cast(quads, _layout())
+    return laid_out
 
 
 def _inline(emit: Callable[..., Any], arguments: Sequence[Any], dtypes: Any) -> Any:
@@ -583,7 +583,7 @@ def _fma(a: Sequence[Any], b: float, c: Sequence[Any]) -> Any:
 
 
 def _address(ref: Any, at: Any, block: Any = None, *, of: int = 0) -> Any:
-    """Where a number of an array lies, and so many blocks of numbers behind it, an MLIR pointer."""
+    """Address of a number of an array, moved on by ``block`` blocks of ``of`` numbers: an MLIR pointer."""
     from jax.experimental.mosaic import gpu as mosaic
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import arith

@@ -81,8 +81,8 @@ class Table:
             TableError: the entry names something that the kernel does not have.
         """
         choice = self.choices.get(key, {})
-        known = {field.name for field in fields(division)}  # type: ignore[arg-type]
-        if unknown := sorted(set(choice) - known):
+        names = {field.name for field in fields(division)}  # type: ignore[arg-type]
+        if unknown := sorted(set(choice) - names):
             raise TableError(f"{self.path}: {key.kernel} has no {', '.join(unknown)}")
         return replace(division, **choice)  # type: ignore[type-var]
 
@@ -100,7 +100,7 @@ def table_of(card: str) -> Table | None:
 
 
 def default_device() -> jax.Device:
-    """That for which programs are lowered, unless their arguments are elsewhere."""
+    """The device for which programs are lowered, unless their arguments are elsewhere."""
     device = jax.config.jax_default_device or jax.devices()[0]
     return jax.devices(device)[0] if isinstance(device, str) else device
 
@@ -112,7 +112,7 @@ def little_shared_memory() -> bool:
 
 
 def table_in_use() -> Table | None:
-    """That of the default device, which an engine makes its own while it lowers programs (``jax.default_device``)."""
+    """The table of the default device, which an engine sets while it lowers programs (``jax.default_device``)."""
     device = default_device()
     return table_of(device.device_kind) if device.platform == "gpu" else None
 

@@ -60,8 +60,8 @@ def by_scan(
     page_size: int,
 ) -> tuple[jax.Array, jax.Array]:
     """`channel_delta` in plain XLA operations."""
-    given = (q, k, v, decay, beta)
-    return scan(Rule(step, chunk), given, states, batch, read=v.shape[1:], page_size=page_size)
+    inputs = (q, k, v, decay, beta)
+    return scan(Rule(step, chunk), inputs, states, batch, read=v.shape[1:], page_size=page_size)
 
 
 def step(
@@ -69,8 +69,8 @@ def step(
 ) -> tuple[jax.Array, jax.Array]:
     """One token of each of R rows, as the rule is written; arguments as for `channel_delta`, R for T."""
     state = state * jnp.exp(decay)[..., None]
-    known = jnp.einsum("rhk,rhkv->rhv", k, state, precision="highest")
-    delta = (v - known) * beta[..., None]
+    stored = jnp.einsum("rhk,rhkv->rhv", k, state, precision="highest")
+    delta = (v - stored) * beta[..., None]
     state = state + k[..., None] * delta[..., None, :]
     return jnp.einsum("rhk,rhkv->rhv", q, state, precision="highest"), state
 

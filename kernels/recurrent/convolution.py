@@ -53,10 +53,10 @@ def by_shifts(
     offset = index - batch.query_start[row]
 
     def back(count: int, at: jax.Array) -> jax.Array:
-        """The inputs so many tokens before those at ``at``."""
+        """The inputs ``count`` tokens before those at ``at``."""
         missing = count - offset[at]  # tokens before the row's first
-        own, kept = x[jnp.maximum(at - count, 0)], before[row[at], jnp.clip(width - 1 - missing, 0, width - 2)]
-        return jnp.where((missing > 0)[:, None], kept, own)
+        in_step, earlier = x[jnp.maximum(at - count, 0)], before[row[at], jnp.clip(width - 1 - missing, 0, width - 2)]
+        return jnp.where((missing > 0)[:, None], earlier, in_step)
 
     y = sum(back(width - 1 - j, index) * weight[:, j] for j in range(width))
     position = starts[row] + offset
@@ -67,8 +67,8 @@ def by_shifts(
 
     def store(i: jax.Array, states: jax.Array) -> jax.Array:
         at = ends[i][None]
-        kept = jnp.concatenate([back(count, at) for count in range(width - 2, -1, -1)])
-        return write_entries(states, places.entry(row[at], position[at]), kept[None])
+        last_inputs = jnp.concatenate([back(count, at) for count in range(width - 2, -1, -1)])
+        return write_entries(states, places.entry(row[at], position[at]), last_inputs[None])
 
     # A row leaves one where it ends, and one in every page that it fills.
     most = min(len(x), len(x) // page_size + 2 * len(rows))

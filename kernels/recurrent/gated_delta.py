@@ -77,8 +77,8 @@ def step(
         f32 [R, H, v], and the states.
     """
     state = state * jnp.exp(decay)[..., None, None]
-    known = jnp.einsum("rhk,rhkv->rhv", k, state, precision="highest")
-    delta = (v - known) * beta[..., None]
+    stored = jnp.einsum("rhk,rhkv->rhv", k, state, precision="highest")
+    delta = (v - stored) * beta[..., None]
     state = state + k[..., None] * delta[..., None, :]
     return jnp.einsum("rhk,rhkv->rhv", q, state, precision="highest"), state
 

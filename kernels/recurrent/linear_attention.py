@@ -94,8 +94,8 @@ def chunk(q: jax.Array, k: jax.Array, v: jax.Array, decay: jax.Array, state: jax
         return x.reshape(groups, heads // groups, *x.shape[1:])
 
     def product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
-        found = jnp.einsum(letters, x, y, precision="highest")
-        return found.reshape(heads, *found.shape[2:])
+        result = jnp.einsum(letters, x, y, precision="highest")
+        return result.reshape(heads, *result.shape[2:])
 
     scores = jnp.einsum("gik,gjk->gij", q, k, precision="highest")[:, None] * by_group(between)
     out = jnp.exp(total)[..., None] * product("gik,ghkv->ghiv", q, by_group(state))

@@ -47,7 +47,7 @@ class Places:
         return self.entry(rows, last - 1), write, last <= 0
 
     def longer_rows(self) -> tuple[jax.Array, jax.Array]:
-        """Rows of several tokens: their numbers, i32 [R], the other rows behind them, and how many there are."""
+        """Rows of several tokens: their numbers, i32 [R], then those of other rows, and how many there are."""
         longer = self.counts > 1
         return jnp.argsort(~longer, stable=True), longer.sum()
 
@@ -59,7 +59,7 @@ class Places:
 
 
 # A single entry is read and written beside another one, which is dropped: XLA would read it anew wherever it is used,
-# even behind the write, and copy all states for that.
+# even after the write, and copy all states for that.
 
 
 def read_entries(states: jax.Array, entry: jax.Array) -> jax.Array:

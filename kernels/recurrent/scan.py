@@ -59,11 +59,11 @@ def scan(
     source, write, first = places.single_entries(len(states))
     before = jnp.where(first.reshape(-1, *[1] * (states.ndim - 1)), 0, read_entries(states, source))
     at = jnp.arange(count) if batch.decode else jnp.minimum(batch.query_start[:-1], count - 1)
-    found, after = rule.step(*(x[at] for x in tokens), before)
+    output, after = rule.step(*(x[at] for x in tokens), before)
     states = write_entries(states, write, after)
     if batch.decode:
-        return found, states
-    out = out.at[jnp.where(places.single, at, count)].set(found, mode="drop")
+        return output, states
+    out = out.at[jnp.where(places.single, at, count)].set(output, mode="drop")
     return _longer(rule, tokens, out, states, places)
 
 
@@ -82,10 +82,12 @@ def _longer(
         size = places.piece(row, position, longest=longest)
         index = batch.query_start[row] + done + jnp.arange(longest)
         real = jnp.arange(longest) < size
-        own = (jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x[jnp.minimum(index, len(x) - 1)], 0) for x in tokens)
+        inputs = (
+            jnp.where(real.reshape(-1, *[1] * (x.ndim - 1)), x[jnp.minimum(index, len(x) - 1)], 0) for x in tokens
+        )
         before = jnp.where(position == 0, 0, read_entries(states, places.entry(row, position - 1)[None])[0])
-        found, after = rule.chunk(*own, before)
-        out = out.at[jnp.where(real, index, len(out))].set(found, mode="drop")
+        output, after = rule.chunk(*inputs, before)
+        out = out.at[jnp.where(real, index, len(out))].set(output, mode="drop")
         states = write_entries(states, places.entry(row, position + size - 1)[None], after[None])
         over = done + size >= places.counts[row]
         return number + over, jnp.where(over, 0, done + size), out, states

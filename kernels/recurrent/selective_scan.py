@@ -59,9 +59,9 @@ def by_scan(
     page_size: int,
 ) -> tuple[jax.Array, jax.Array]:
     """`selective_scan` in plain XLA operations."""
-    given = c, b, steps * x, steps
+    inputs = c, b, steps * x, steps
     rule = Rule(partial(step, rates), partial(chunk, rates))
-    read, states = scan(rule, given, states, batch, read=(1, x.shape[1]), page_size=page_size)
+    read, states = scan(rule, inputs, states, batch, read=(1, x.shape[1]), page_size=page_size)
     return read[:, 0], states
 
 

@@ -163,7 +163,7 @@ def work_of(totals: EngineTotals) -> EngineWork:
 
 def _batch_fields(seconds: list[float]) -> dict[str, Any]:
     """The JSON fields of vLLM's latency benchmark, in seconds."""
-    found = Distribution.of(seconds, (10, 25, 50, 75, 90, 99))
-    assert found is not None  # there is at least one batch
-    percentiles = {f"{p:g}": value for p, value in found.percentiles.items()}
-    return {"avg_latency": found.mean, "latencies": seconds, "percentiles": percentiles}
+    distribution = Distribution.of(seconds, (10, 25, 50, 75, 90, 99))
+    assert distribution is not None  # there is at least one batch
+    percentiles = {f"{p:g}": value for p, value in distribution.percentiles.items()}
+    return {"avg_latency": distribution.mean, "latencies": seconds, "percentiles": percentiles}

@@ -64,7 +64,7 @@ class LoadReportOptions(ReportOptions):
         several=True,
     )
     save_result: bool = setting(False, "write the result to a file of its own, named after the run")
-    append_result: bool = setting(False, "the same, as one more line of a file that may be there")
+    append_result: bool = setting(False, "append the result as one line to such a file")
     result_dir: str | None = setting(None, "folder of that file (default: the current one)")
     result_filename: str | None = setting(None, "its name (default: LABEL-RATEqps-MODEL-TIME.json)")
     label: str | None = setting(None, "what the result calls the run (default: the backend)")
@@ -87,17 +87,17 @@ class LoadReportOptions(ReportOptions):
     @property
     def objectives(self) -> dict[str, float]:
         """Milliseconds by latency."""
-        found = {}
+        limits = {}
         for objective in self.goodput:
             name, _, limit = objective.partition(":")
             try:
-                found[name] = float(limit)
+                limits[name] = float(limit)
             except ValueError:
-                found[name] = math.nan
-            if name not in OBJECTIVES or not found[name] >= 0:
+                limits[name] = math.nan
+            if name not in OBJECTIVES or not limits[name] >= 0:
                 wanted = ", ".join(f"{name}:MS" for name in OBJECTIVES)
                 raise ConfigError(f"--goodput must be {wanted}, with milliseconds, not {objective!r}")
-        return found
+        return limits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,14 +213,14 @@ class DatasetOptions:
         rng, count, below = np.random.default_rng(seed), self.num_prompts + extra, self._ids_below(vocab_size)
         if self.dataset_path is None:
             return self._random(rng, below, extra=extra)
-        found = self._of_file(Path(self.dataset_path), rng, below, seed=seed, count_tokens=count_tokens)
+        samples = self._of_file(Path(self.dataset_path), rng, below, seed=seed, count_tokens=count_tokens)
         if self.dataset_name == "timed_trace":
-            timed = found[: self.num_prompts]
-            return timed + [found[i % len(found)] for i in range(extra)]
+            timed = samples[: self.num_prompts]
+            return timed + [samples[i % len(samples)] for i in range(extra)]
         if self.no_oversample:
-            chosen = pick(found, self.num_prompts, rng, shuffled=not self.disable_shuffle, repeated=False)
-            return chosen + [found[i % len(found)] for i in range(extra)]
-        return pick(found, count, rng, shuffled=not self.disable_shuffle)
+            chosen = pick(samples, self.num_prompts, rng, shuffled=not self.disable_shuffle, repeated=False)
+            return chosen + [samples[i % len(samples)] for i in range(extra)]
+        return pick(samples, count, rng, shuffled=not self.disable_shuffle)
 
     def _random(self, rng: np.random.Generator, below: int, *, extra: int) -> list[Sample]:
         count = self.num_prompts + extra * self.random_batch_size
@@ -270,9 +270,9 @@ def range_ratios(text: str) -> tuple[float, float]:
     with suppress(ValueError):
         return float(text), float(text)
     with suppress(ValueError):
-        found = json.loads(text)
-        if isinstance(found, dict) and found.keys() == {"input", "output"}:
-            ratios = found["input"], found["output"]
+        parsed = json.loads(text)
+        if isinstance(parsed, dict) and parsed.keys() == {"input", "output"}:
+            ratios = parsed["input"], parsed["output"]
             if all(isinstance(ratio, int | float) and not isinstance(ratio, bool) for ratio in ratios):
                 return float(ratios[0]), float(ratios[1])
     raise ConfigError(f'--random-range-ratio must be a number or {{"input": NUMBER, "output": NUMBER}}, not {text!r}')

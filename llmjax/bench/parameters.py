@@ -70,13 +70,13 @@ def read_parameters(path: str | None) -> list[Parameters]:
         content = [{NAME: name, **values} if isinstance(values, dict) else values for name, values in content.items()]
     if not isinstance(content, list) or not content or not all(isinstance(one, dict) for one in content):
         raise ConfigError(f"{path}: expected a list of objects, one a combination, or an object of them by name")
-    found = [
+    combinations = [
         Parameters({key: value for key, value in one.items() if key != NAME}, str(one.get(NAME, ""))) for one in content
     ]
-    names = [one.name for one in found]
+    names = [one.name for one in combinations]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"{path}: two combinations are called {twice}")
-    return found
+    return combinations
 
 
 def path_name(text: str) -> str:

@@ -25,12 +25,14 @@ LABELS = {
 
 def table_of(result: Result, *, title: str) -> Table:
     """The result as a table: latencies as mean, median and percentiles, then totals."""
-    percentiles = sorted({p for found in result.latencies.values() if found for p in found.percentiles})
+    percentiles = sorted(
+        {p for distribution in result.latencies.values() if distribution for p in distribution.percentiles}
+    )
     table = Table(title=title, title_justify="left")
     for column in ("", "mean", "median", *(f"p{p:g}" for p in percentiles)):
         table.add_column(column, justify="right" if column else "left")
-    for name, found in result.latencies.items():
-        table.add_row(LABELS[name], *_cells(found, percentiles))
+    for name, distribution in result.latencies.items():
+        table.add_row(LABELS[name], *_cells(distribution, percentiles))
     table.add_section()
     work = result.work
     totals: dict[str, str] = {

@@ -30,19 +30,19 @@ async def work_of_server(client: OpenAIClient) -> EngineWork | None:
 
 def parse_work(page: str) -> EngineWork | None:
     """The counters on a page in Prometheus' text format; None: they are not there, or it is not such a page."""
-    found = _sums(page, COUNTERS)
-    if found is None:
+    sums = _sums(page, COUNTERS)
+    if sums is None:
         return None
-    steps, host_seconds, compilations = found
+    steps, host_seconds, compilations = sums
     return EngineWork(steps=int(steps), host_seconds=host_seconds, compilations=int(compilations))
 
 
 def parse_drafts(page: str) -> DraftWork | None:
     """What is drafted, under vLLM's names, which other servers have too; None: nothing, or it is not such a page."""
-    found = _sums(page, DRAFTS)
-    if found is None:
+    sums = _sums(page, DRAFTS)
+    if sums is None:
         return None
-    drafts, tokens, accepted = map(int, found)
+    drafts, tokens, accepted = map(int, sums)
     places: dict[int, int] = {}
     for sample in _samples(page):
         if sample.name == ACCEPTED_AT and (place := sample.labels.get("position", "")).isdecimal():
@@ -52,14 +52,14 @@ def parse_drafts(page: str) -> DraftWork | None:
 
 def _sums(page: str, names: tuple[str, ...]) -> list[float] | None:
     """The values of some counters, over all engines; None: one is not there."""
-    found: dict[str, float] = {}
+    sums: dict[str, float] = {}
     try:
         for sample in _samples(page):
             if sample.name in names:
-                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
     except ValueError:
         return None
-    return [found[name] for name in names] if len(found) == len(names) else None
+    return [sums[name] for name in names] if len(sums) == len(names) else None
 
 
 def _samples(page: str) -> Iterator[Sample]:

@@ -139,13 +139,13 @@ class LoadOptions:
     @property
     def fields(self) -> dict[str, Any]:
         """Request fields that flags stand for."""
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         if self.chat_template_kwargs:
-            found["chat_template_kwargs"] = self.chat_template_kwargs
+            values["chat_template_kwargs"] = self.chat_template_kwargs
         if self.logprobs is not None:
             named = {"openai": "logprobs", "openai-responses": "top_logprobs"}.get(self.backend)
-            found |= {named: self.logprobs} if named else {"logprobs": True, "top_logprobs": self.logprobs}
-        return found
+            values |= {named: self.logprobs} if named else {"logprobs": True, "top_logprobs": self.logprobs}
+        return values
 
     def rates(self, count: int) -> np.ndarray | None:
         """Requests a second at each of ``count`` requests, if they rise."""
@@ -411,12 +411,12 @@ def _sampling_fields(values: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_effect(values: argparse.Namespace) -> None:
-    own = {"model", "served_model_name", "seed"}  # the name to ask for, and the seed of prompts and arrivals
+    client_flags = {"model", "served_model_name", "seed"}  # the name to ask for, and the seed of prompts and arrivals
     for name in ("tokenizer", "skip_tokenizer_init"):
         if hasattr(values, name):
             delattr(values, name)
             print(f"llmjax: note: --{name.replace('_', '-')}: the server counts tokens", file=sys.stderr)
-    idle = [name for name in settings_of(EngineConfig) if hasattr(values, name) and name not in own]
+    idle = [name for name in settings_of(EngineConfig) if hasattr(values, name) and name not in client_flags]
     if values.config is not None or idle:
         flag = "--" + idle[0].replace("_", "-") if idle else "--config"
         raise ConfigError(f"{flag} has no effect on the server that is measured: leave it out, or let one be started")

@@ -116,8 +116,8 @@ def start(config: EngineConfig) -> dict[str, float]:
         lines = done.stderr.strip().splitlines()
         reason = lines[-1].removeprefix("llmjax: error: ") if lines else f"exit status {done.returncode}"
         raise StartFailed(f"the engine did not start: {reason}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds
 
 
 def table_of(starts: dict[str, list[dict[str, float]]], *, title: str) -> Table:
@@ -129,8 +129,8 @@ def table_of(starts: dict[str, list[dict[str, float]]], *, title: str) -> Table:
         for name, label in MEASURED.items():
             if runs:
                 seconds = [run[name] for run in runs]
-                found = _distribution(seconds)
-                cells = (found.mean, found.median, min(seconds), max(seconds))
+                distribution = _distribution(seconds)
+                cells = (distribution.mean, distribution.median, min(seconds), max(seconds))
                 table.add_row(f"{phase}: {label}", *(f"{value:.2f}" for value in cells))
         table.add_section()
     return table
@@ -142,14 +142,14 @@ def fields_of(starts: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     for phase, runs in starts.items():
         for name in MEASURED if runs else ():
             seconds = [run[name] for run in runs]
-            found = _distribution(seconds)
-            fields[f"avg_{phase}_{name}_time"] = found.mean
+            distribution = _distribution(seconds)
+            fields[f"avg_{phase}_{name}_time"] = distribution.mean
             fields[f"{phase}_{name}_times"] = seconds
-            fields[f"{phase}_{name}_percentiles"] = {f"{p:g}": value for p, value in found.percentiles.items()}
+            fields[f"{phase}_{name}_percentiles"] = {f"{p:g}": value for p, value in distribution.percentiles.items()}
     return fields
 
 
 def _distribution(seconds: Sequence[float]) -> Distribution:
-    found = Distribution.of(seconds, PERCENTILES)
-    assert found is not None  # there is at least one
-    return found
+    distribution = Distribution.of(seconds, PERCENTILES)
+    assert distribution is not None  # there is at least one
+    return distribution

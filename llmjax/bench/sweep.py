@@ -45,12 +45,12 @@ class SweepOptions:
             ConfigError: it is there and should not be, or the other way round.
         """
         name = self.experiment_name or datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
-        found = Path(self.output_dir) / name
-        if found.exists() and not self.resume:
-            raise ConfigError(f"{found} is there already: --resume goes on with it")
-        if self.resume and not found.exists():
-            raise ConfigError(f"--resume: there is no {found}")
-        return found
+        folder = Path(self.output_dir) / name
+        if folder.exists() and not self.resume:
+            raise ConfigError(f"{folder} is there already: --resume goes on with it")
+        if self.resume and not folder.exists():
+            raise ConfigError(f"--resume: there is no {folder}")
+        return folder
 
 
 def run(command: Sequence[str], *, show: bool) -> None:
@@ -79,12 +79,12 @@ def read_result(path: Path) -> dict[str, Any]:
         RunFailed: there is none, or it is not a JSON object.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunFailed(f"{path}: no result of the run: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(result, dict):
         raise RunFailed(f"{path}: is not the result of a run")
-    return found
+    return result
 
 
 def write_result(path: Path, content: Any) -> None:

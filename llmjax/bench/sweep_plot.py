@@ -39,17 +39,17 @@ class PlotOptions:
     """What is drawn; names follow vLLM's."""
 
     fig_dir: str = setting("", "folder of the figures, in that of the results (default: that itself)", section="plot")
-    fig_by: Sequence[str] = setting((), "variables: a figure for each combination of what they are")
+    fig_by: Sequence[str] = setting((), "variables: one figure for each combination of their values")
     row_by: Sequence[str] = setting((), "the same for rows of a figure")
     col_by: Sequence[str] = setting((), "the same for columns")
     curve_by: Sequence[str] = setting((), "the same for curves")
-    var_x: str = setting("request_throughput", "variable to the right")
+    var_x: str = setting("request_throughput", "variable of the horizontal axis")
     var_y: str = setting("p99_e2el_ms", "variable upwards")
-    filter_by: Sequence[str] = setting((), "only runs of which this holds: max_concurrency<1000,backend==openai")
+    filter_by: Sequence[str] = setting((), "only runs that meet this: max_concurrency<1000,backend==openai")
     bin_by: Sequence[str] = setting((), "round variables down to multiples: request_throughput%1")
-    scale_x: str = setting("linear", "scale to the right", choices=SCALES)
+    scale_x: str = setting("linear", "scale of the horizontal axis", choices=SCALES)
     scale_y: str = setting("linear", "scale upwards", choices=SCALES)
-    fig_name: str = setting("", "what names of the files begin with (default: what is drawn)")
+    fig_name: str = setting("", "prefix of the files' names (default: what is drawn)")
     dry_run: bool = setting(False, "name the figures, and draw none")
 
     def __post_init__(self) -> None:
@@ -116,12 +116,12 @@ def figures(rows: Sequence[Row], options: PlotOptions) -> list[Figure]:
         ConfigError: no run has a variable, the conditions leave none, or y is not a number.
     """
     check_known(rows, options.variables)
-    kept = [row for row in rows if all(condition.holds(row) for condition in options.conditions)]
-    if not kept:
+    counted = [row for row in rows if all(condition.holds(row) for condition in options.conditions)]
+    if not counted:
         raise ConfigError("--filter-by leaves no result")
     for bins in options.bins:
-        kept = [bins.applied(row) for row in kept]
-    return [_figure(group, found, options) for group, found in grouped(kept, options.fig_by).items()]
+        counted = [bins.applied(row) for row in counted]
+    return [_figure(group, found, options) for group, found in grouped(counted, options.fig_by).items()]
 
 
 def _figure(group: Group, rows: Sequence[Row], options: PlotOptions) -> Figure:
@@ -143,16 +143,16 @@ def points(rows: Sequence[Row], *, x: str, y: str) -> list[Point]:
     Raises:
         ConfigError: y is not a number.
     """
-    found: dict[Any, list[float]] = {}
+    ys_by_x: dict[Any, list[float]] = {}
     for row in rows:
         at, value = value_of(row, x), number_of(row, y)
         if at is not None and value is not None:
-            found.setdefault(at if isinstance(at, int | float | str) else str(at), []).append(value)
-    if all(isinstance(at, int | float) for at in found):
-        found = dict(sorted(found.items()))
+            ys_by_x.setdefault(at if isinstance(at, int | float | str) else str(at), []).append(value)
+    if all(isinstance(at, int | float) for at in ys_by_x):
+        ys_by_x = dict(sorted(ys_by_x.items()))
     else:
-        found = {str(at): values for at, values in found.items()}
-    return [Point(at, fmean(values), min(values), max(values)) for at, values in found.items()]
+        ys_by_x = {str(at): values for at, values in ys_by_x.items()}
+    return [Point(at, fmean(values), min(values), max(values)) for at, values in ys_by_x.items()]
 
 
 def command_line() -> Parser:

@@ -51,30 +51,30 @@ def speeds(rows: Sequence[Row], options: ParetoOptions) -> list[Speed]:
     Raises:
         ConfigError: there is none, a run has no throughput, or a count is not a number.
     """
-    found = []
+    measured = []
     for row in rows:
         tokens = number_of(row, "output_throughput")
         if tokens is None:
             raise ConfigError("a result has no output_throughput")
         if (users := _first(row, options.user_count_var, "max_concurrent_requests")) is not None:
-            found.append(Speed(tokens / users, tokens / _devices(row, options.gpu_count_var)))
-    if not found:
+            measured.append(Speed(tokens / users, tokens / _devices(row, options.gpu_count_var)))
+    if not measured:
         raise ConfigError(f"no result has {options.user_count_var!r} or 'max_concurrent_requests'")
-    return found
+    return measured
 
 
 def frontier(found: Sequence[Speed]) -> list[Speed]:
     """The Pareto frontier: runs that no other run beats in both speeds, the slowest for a user first."""
-    kept: list[Speed] = []
+    best: list[Speed] = []
     for speed in sorted(set(found), reverse=True):
-        if not kept or speed.per_device > kept[-1].per_device:
-            kept.append(speed)
-    return kept[::-1]
+        if not best or speed.per_device > best[-1].per_device:
+            best.append(speed)
+    return best[::-1]
 
 
 def _devices(row: Row, name: str | None) -> float:
-    given = _first(row, name) if name is not None else None
-    return math.prod(_first(row, *names) or 1 for names in SIZES) if given is None else given
+    count = _first(row, name) if name is not None else None
+    return math.prod(_first(row, *names) or 1 for names in SIZES) if count is None else count
 
 
 def _first(row: Row, *names: str) -> float | None:
@@ -103,12 +103,12 @@ def main(argv: list[str]) -> int:
     if not options.dry_run:
         check_pyplot(COMMAND)
     rows = read_rows(folder)
-    found = speeds(rows, options)
+    measured = speeds(rows, options)
     # Users and devices counted in another way are another figure.
     counts = [name for name in (options.user_count_var, options.gpu_count_var) if name not in (None, USERS)]
-    best, path = frontier(found), folder / "pareto" / f"{path_name('-'.join(['PARETO', *counts]))}.png"
+    best, path = frontier(measured), folder / "pareto" / f"{path_name('-'.join(['PARETO', *counts]))}.png"
     if not options.dry_run:
-        draw(found, best, path)
+        draw(measured, best, path)
     print(f"{path}: {len(best)} of {len(rows)} runs are at the front")
     return 0
 

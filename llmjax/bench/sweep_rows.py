@@ -34,12 +34,12 @@ def read_rows(folder: Path) -> list[Row]:
     rows: list[Row] = []
     for path in sorted(folder.rglob("summary.json")):
         try:
-            found = json.loads(read_text(path))
+            content = json.loads(read_text(path))
         except ValueError as error:
             raise ConfigError(f"{path}: is not JSON ({error})") from None
-        if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+        if not isinstance(content, list) or not all(isinstance(row, dict) for row in content):
             raise ConfigError(f"{path}: expected a list of objects, one a run")
-        rows += [{key: float(v) if v in INFINITE else v for key, v in row.items()} for row in found]
+        rows += [{key: float(v) if v in INFINITE else v for key, v in row.items()} for row in content]
     if not rows:
         raise ConfigError(f"{folder}: no results of a sweep (summary.json) are in it")
     return rows
@@ -70,8 +70,8 @@ def check_known(rows: Sequence[Row], names: Sequence[str]) -> None:
     """
     for name in names:
         if all(value_of(row, name) is None for row in rows):
-            known = ", ".join(sorted({key for row in rows for key in row}))
-            raise ConfigError(f"no result has {name!r}; they have: {known}")
+            available = ", ".join(sorted({key for row in rows for key in row}))
+            raise ConfigError(f"no result has {name!r}; they have: {available}")
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ class Condition:
         Raises:
             ConfigError: the text is not a condition.
         """
-        found = CONDITION.fullmatch(text)
-        condition = None if found is None else cls(found[1], found[2], found[3].strip("'\""))
+        match = CONDITION.fullmatch(text)
+        condition = None if match is None else cls(match[1], match[2], match[3].strip("'\""))
         if condition is None or (condition.sign in ORDERS and _number(condition.wanted) is None):
             raise ConfigError(f"--filter-by must be NAME==VALUE, !=, <=, >=, < or > NUMBER, not {text!r}")
         return condition
@@ -144,10 +144,10 @@ class Bins:
 
 def grouped(rows: Sequence[Row], names: Sequence[str]) -> dict[Group, list[Row]]:
     """Runs by what these variables are in them, in the order in which they come."""
-    found: dict[Group, list[Row]] = {}
+    groups: dict[Group, list[Row]] = {}
     for row in rows:
-        found.setdefault(tuple((name, _text(value_of(row, name))) for name in names), []).append(row)
-    return found
+        groups.setdefault(tuple((name, _text(value_of(row, name))) for name in names), []).append(row)
+    return groups
 
 
 def label(group: Group, *, between: str = ", ") -> str:

@@ -110,21 +110,21 @@ class Sweep:
 
     def run(self) -> int:
         """All of it; the exit status."""
-        found: dict[str, list[dict[str, Any]]] = {}
+        results: dict[str, list[dict[str, Any]]] = {}
         for server in self.servers:
             benches = [bench for bench in self.benches if self._linked(server, bench)]
             waiting = [bench for bench in benches if not self._path(server, bench, "summary").exists()]
             try:
                 with self._server(server) if waiting else contextlib.nullcontext():
                     for bench in benches:
-                        found[name_of(server, bench)] = self._combination(server, bench)
+                        results[name_of(server, bench)] = self._combination(server, bench)
             except LLMJaxError as error:
                 self._note(error, self.folder / f"{path_name(server.name or 'default')}.failure.json")
         if self.options.dry_run:
             return 0
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_table(self.folder / "summary.csv", [row for rows in found.values() for row in rows])
-        Console().print(_table(found))
+        write_table(self.folder / "summary.csv", [row for rows in results.values() for row in rows])
+        Console().print(_table(results))
         self._console.print(f"results: {self.folder}")
         return int(self.failures > 0)
 
@@ -270,12 +270,12 @@ def address_of(command: Sequence[str]) -> str:
 
 def value_of(command: Sequence[str], *flags: str) -> str | None:
     """What follows one of the flags, the last one that is there."""
-    found = None
+    last = None
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, equals, value = word.partition("=")
         if name.replace("_", "-") in flags:
-            found = value if equals else following
-    return found
+            last = value if equals else following
+    return last
 
 
 def is_ours(command: Sequence[str]) -> bool:
@@ -306,6 +306,6 @@ def _table(named: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     for column in ("", *SHOWN.values()):
         table.add_column(column, justify="right" if column else "left")
     for name, rows in named.items():
-        found = ([row[key] for row in rows if row.get(key) is not None] for key in SHOWN)
-        table.add_row(name, *(f"{sum(values) / len(values):.2f}" if values else "–" for values in found))
+        columns = ([row[key] for row in rows if row.get(key) is not None] for key in SHOWN)
+        table.add_row(name, *(f"{sum(values) / len(values):.2f}" if values else "–" for values in columns))
     return table

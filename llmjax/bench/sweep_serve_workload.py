@@ -89,10 +89,10 @@ def loads_between(variable: str, serial: Rows, batch: Rows, *, count: int) -> li
         RunFailed: a result does not say.
     """
     low, high = (_load_of(variable, rows) for rows in (serial, batch))
-    found = np.linspace(low, high, count + 2)[1:-1]
+    loads = np.linspace(low, high, count + 2)[1:-1]
     if variable == RATE:
-        return [round(float(value), 3) for value in found]
-    return sorted({round(value) for value in found} - {round(low), round(high)})
+        return [round(float(value), 3) for value in loads]
+    return sorted({round(value) for value in loads} - {round(low), round(high)})
 
 
 def _load_of(variable: str, rows: Rows) -> float:

@@ -83,9 +83,9 @@ def main(argv: list[str]) -> int:
         row = {"run_number": number, **read_result(path), **server.values, **start.values}
         rows.setdefault(path.with_name("summary.json"), []).append(row)
     if not options.dry_run:
-        for path, found in rows.items():
-            write_result(path, found)
-        write_table(folder / "summary.csv", [row for found in rows.values() for row in found])
+        for path, results in rows.items():
+            write_result(path, results)
+        write_table(folder / "summary.csv", [row for results in rows.values() for row in results])
         console.print(f"results: {folder}")
     return 0
 
@@ -97,7 +97,7 @@ def known(found: Sequence[Parameters], *, strict: bool, console: Console) -> lis
         ConfigError: one has others, and ``strict``.
     """
     flags = startup.command_line().flags()
-    kept = []
+    combinations = []
     for one in found:
         named = {key: "--" + key.partition(".")[0].replace("_", "-") for key in one.values}
         others = [key for key, flag in named.items() if flag not in flags]
@@ -105,5 +105,7 @@ def known(found: Sequence[Parameters], *, strict: bool, console: Console) -> lis
             raise ConfigError(f"{one.name}: llmjax bench startup has no {', '.join(others)}")
         if others:
             console.print(f"note: {one.name}: llmjax bench startup has no {', '.join(others)}")
-        kept.append(Parameters({key: one.values[key] for key in one.values if key not in others}, one.given_name))
-    return kept
+        combinations.append(
+            Parameters({key: one.values[key] for key in one.values if key not in others}, one.given_name)
+        )
+    return combinations

@@ -93,7 +93,7 @@ def trace_samples(
     Raises:
         ConfigError: the file cannot be read, or a line is malformed; the message names the line.
     """
-    found = []
+    samples = []
     for number, row in json_lines(path):
         where = f"{path}:{number}"
         length = _number(row, fields.input_length, where, low=1)
@@ -107,10 +107,10 @@ def trace_samples(
         text: list[int] = []
         for chunk in chunks[: -(-int(length) // fields.chunk_tokens)]:
             text += _ids(fields.chunk_tokens, vocab_size, np.random.default_rng([seed, chunk]))
-        found.append(Sample(text[: int(length)], int(tokens), due=due))
-    found.sort(key=_due)
-    first = _due(found[0]) if found else 0.0
-    return not_empty([Sample(s.prompt, s.output_tokens, due=_due(s) - first) for s in found], path)
+        samples.append(Sample(text[: int(length)], int(tokens), due=due))
+    samples.sort(key=_due)
+    first = _due(samples[0]) if samples else 0.0
+    return not_empty([Sample(s.prompt, s.output_tokens, due=_due(s) - first) for s in samples], path)
 
 
 def _due(sample: Sample) -> float:

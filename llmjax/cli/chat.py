@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     add_sampling_flags(parser, sampling)
     add_config_flags(parser)
     values = parser.parse(argv)
-    given = given_sampling(values, sampling)
+    sampling_given = given_sampling(values, sampling)
     # One event loop for the whole conversation: the engine's requests belong to it.
     with asyncio.Runner() as runner:
         if values.url is None:
@@ -69,9 +69,11 @@ def main(argv: list[str]) -> int:
                 if value is not None:
                     raise ConfigError(f"{flag} is for a server: give --url too")
             defaults = {name: setting.default for name, setting in sampling.items()}
-            model: ChatModel = LocalModel(configs_of(values, model=values.positional_model).engine, given, defaults)
+            model: ChatModel = LocalModel(
+                configs_of(values, model=values.positional_model).engine, sampling_given, defaults
+            )
         else:
-            model = runner.run(_connect(values, given))
+            model = runner.run(_connect(values, sampling_given))
         try:
             stats = values.quick is None if values.stats is None else values.stats
             chat = Chat(model, system=values.system, markdown=values.markdown, stats=stats)

@@ -125,15 +125,15 @@ def dispatch(program: str, group: Group, argv: list[str]) -> int:
         print(usage(program, group))
         return 0 if argv else 1
     name, *rest = argv
-    found = group.commands.get(name)
+    command = group.commands.get(name)
     if name in group.refused:
         raise ConfigError(f"there is no {program} {name}: {group.refused[name]}")
-    if found is None:
+    if command is None:
         hint = nearest(name, group.commands)
         raise ConfigError(f"unknown {group.kind} {name!r}{hint} ({program} --help lists them)")
-    if isinstance(found, Group):
-        return dispatch(f"{program} {name}", found, rest)
-    return importlib.import_module(found.module).main(rest) or 0
+    if isinstance(command, Group):
+        return dispatch(f"{program} {name}", command, rest)
+    return importlib.import_module(command.module).main(rest) or 0
 
 
 def usage(program: str, group: Group) -> str:

@@ -138,10 +138,10 @@ def _products(dtype: Any, devices: Devices) -> str:
         return jax.lax.dot_general(x, y, dims, precision="highest", preferred_element_type=jnp.float32)
 
     wide_x, wide_y = x.astype(np.float64), y.astype(np.float64)
-    found = jax.jit(product)(_on(devices, x), _on(devices, y))
-    if found.dtype != jnp.float32:
-        raise Wrong(f"the sum is {found.dtype}, not float32")
-    error = _near(found, wide_x @ wide_y.T, np.abs(wide_x) @ np.abs(wide_y).T, 2e-6, "sums of 1024 products")
+    product_there = jax.jit(product)(_on(devices, x), _on(devices, y))
+    if product_there.dtype != jnp.float32:
+        raise Wrong(f"the sum is {product_there.dtype}, not float32")
+    error = _near(product_there, wide_x @ wide_y.T, np.abs(wide_x) @ np.abs(wide_y).T, 2e-6, "sums of 1024 products")
     return f"error {error:.0e}"
 
 
@@ -165,17 +165,17 @@ def _scatters_of(dtype: Any, devices: Devices) -> str:
         at = (page[:, None, None], jnp.arange(2)[:, None], jnp.arange(3), offset[:, None, None])
         return pages.at[at].set(new, mode="drop")
 
-    found = jax.jit(store)(*(_on(devices, x) for x in (pages, page, offset, new)))
+    stored = jax.jit(store)(*(_on(devices, x) for x in (pages, page, offset, new)))
     expected = pages.copy()
     expected[page[:3], :, :, offset[:3]] = new[:3]
-    _same(found, expected, "stored keys")
+    _same(stored, expected, "stored keys")
     return ""
 
 
 def _adds(devices: Devices) -> str:
     at, x = np.array([1, 4, 1, 9], np.int32), np.array([1.5, 2.0, 0.25, 7.0], np.float32)
-    found = jax.jit(lambda at, x: jnp.zeros(5).at[at].add(x, mode="drop"))(_on(devices, at), _on(devices, x))
-    _same(found, np.array([0, 1.75, 0, 0, 2], np.float32), "sums")
+    sums = jax.jit(lambda at, x: jnp.zeros(5).at[at].add(x, mode="drop"))(_on(devices, at), _on(devices, x))
+    _same(sums, np.array([0, 1.75, 0, 0, 2], np.float32), "sums")
     return ""
 
 
@@ -194,10 +194,10 @@ def _slices(devices: Devices) -> str:
 
 def _static_loop(devices: Devices) -> str:
     x = np.arange(8, dtype=np.float32)
-    found = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, x: x * 2 + i, x))(_on(devices, x))
+    result = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, x: x * 2 + i, x))(_on(devices, x))
     for i in range(5):
         x = x * 2 + i
-    _same(found, x, "five iterations")
+    _same(result, x, "five iterations")
     return ""
 
 
@@ -266,13 +266,13 @@ def _functions(devices: Devices) -> str:
     errors = []
     for name in ("exp", "tanh", "sin", "cos"):
         expected = getattr(np, name)(x.astype(np.float64))
-        found = jax.jit(getattr(jnp, name))(_on(devices, x))
-        errors.append(_near(found, expected, np.maximum(np.abs(expected), 1e-2), 1e-5, name))
+        result = jax.jit(getattr(jnp, name))(_on(devices, x))
+        errors.append(_near(result, expected, np.maximum(np.abs(expected), 1e-2), 1e-5, name))
     positive = np.exp(x)
-    found = jax.jit(lambda x: jax.lax.rsqrt(x) * jnp.log(x))(_on(devices, positive))
+    result = jax.jit(lambda x: jax.lax.rsqrt(x) * jnp.log(x))(_on(devices, positive))
     wide = positive.astype(np.float64)
     expected = np.log(wide) / np.sqrt(wide)
-    errors.append(_near(found, expected, np.maximum(np.abs(expected), 1e-2 / np.sqrt(wide)), 1e-5, "rsqrt and log"))
+    errors.append(_near(result, expected, np.maximum(np.abs(expected), 1e-2 / np.sqrt(wide)), 1e-5, "rsqrt and log"))
     return f"error {max(errors):.0e}"
 
 
@@ -301,11 +301,11 @@ def _donates(devices: Devices) -> str:
 
 
 def _memory(devices: Devices) -> str:
-    found = devices[0].memory_stats() or {}
-    missing = [name for name in ("bytes_limit", "bytes_in_use") if name not in found]
+    stats = devices[0].memory_stats() or {}
+    missing = [name for name in ("bytes_limit", "bytes_in_use") if name not in stats]
     if missing:
         raise Wrong(f"memory_stats() says nothing of {' and '.join(missing)}")
-    return f"{found['bytes_limit'] / 2**30:.1f} GiB, {found['bytes_in_use'] / 2**30:.1f} GiB in use"
+    return f"{stats['bytes_limit'] / 2**30:.1f} GiB, {stats['bytes_in_use'] / 2**30:.1f} GiB in use"
 
 
 def _step_memory(devices: Devices) -> str:
@@ -355,11 +355,11 @@ def _collectives(devices: Devices) -> str:
     part = PartitionSpec("tensor")
 
     def together(x: jax.Array) -> tuple[jax.Array, ...]:
-        own = jax.lax.axis_index("tensor").astype(x.dtype)
+        number = jax.lax.axis_index("tensor").astype(x.dtype)
         summed = jax.lax.psum(x, "tensor")
         every = jax.lax.all_gather(x, "tensor", tiled=True)
         rows = jax.lax.all_to_all(jnp.broadcast_to(x, (n, *x.shape)), "tensor", 0, 0)
-        return summed, jax.lax.pmax(x, "tensor"), every[None], rows[None], own[None]
+        return summed, jax.lax.pmax(x, "tensor"), every[None], rows[None], number[None]
 
     for dtype in (np.float32, jnp.bfloat16, np.int32):
         x = np.arange(3 * n * 16).reshape(3 * n, 16).astype(dtype)  # sums of whole numbers that all types hold
@@ -485,17 +485,17 @@ def run_checks(command: Sequence[str], *, seconds: float = SECONDS) -> Iterator[
 
 def _lines(stream: IO[str] | None) -> queue.SimpleQueue[str | None]:
     """The lines of a stream as they come, then None."""
-    found: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def read() -> None:
         assert stream is not None
         with stream:
             for line in stream:
-                found.put(line.rstrip())
-        found.put(None)
+                lines.put(line.rstrip())
+        lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    return found
+    return lines
 
 
 def _next(lines: queue.SimpleQueue[str | None], seconds: float) -> str | None:
@@ -512,13 +512,13 @@ def _end(child: subprocess.Popen[str], errors: queue.SimpleQueue[str | None], se
         status = child.wait(timeout=1)
     except subprocess.TimeoutExpired:
         return f"no answer within {seconds:g} s"
-    said = []
+    lines = []
     while (line := _next(errors, 1)) is not None:
-        said += [line.strip()] if line.strip() else []
+        lines += [line.strip()] if line.strip() else []
     name = f"status {status}"
     with contextlib.suppress(ValueError):
         name = signal.Signals(-status).name
-    return f"its process ended ({name}){': ' + said[-1][:500] if said else ''}"
+    return f"its process ended ({name}){': ' + lines[-1][:500] if lines else ''}"
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def _free_memory(chosen: Platform, config: EngineConfig) -> Finding:
     try:
         return Finding("free memory", f"{chosen.free_memory() / 2**30:.1f} GiB")
     except ConfigError as error:
-        advice = None if config.kv_cache_memory_bytes else "set --kv-cache-memory-bytes; what fits is yours to know"
+        advice = None if config.kv_cache_memory_bytes else "set --kv-cache-memory-bytes; llmjax cannot tell what fits"
         return Finding("free memory", str(error), advice)
 
 
@@ -166,7 +166,7 @@ def _block_sizes(card: str) -> Finding:
     try:
         return Finding("tuned block sizes", tuned.describe(card))
     except tuned.TableError as error:
-        advice = "take the file away, and measure again: python -m benchmarks.tune_gpu"
+        advice = "remove the file and measure again: python -m benchmarks.tune_gpu"
         return Finding("tuned block sizes", str(error), advice)
 
 
@@ -253,10 +253,10 @@ def _folder(name: str, path: Path) -> Finding:
 
 def _environment(variables: Mapping[str, str]) -> Finding:
     """What is set of that which JAX, XLA and drivers read, without what may be a secret."""
-    found = [
+    set_here = [
         f"{name}={value}" for name, value in sorted(variables.items()) if READ.match(name) and not SECRET.search(name)
     ]
-    return Finding("environment", " ".join(found) or "nothing of JAX's, XLA's or a driver's is set")
+    return Finding("environment", " ".join(set_here) or "no variables of JAX, XLA or drivers are set")
 
 
 def _version(package: str) -> str:

@@ -45,14 +45,19 @@ def main(argv: list[str]) -> int:
     if values.system is not None and not values.chat:
         raise ConfigError("--system goes with --chat")
     prompts = read_prompts(values.prompts, file=values.file, lines=values.lines)
-    given = given_sampling(values, sampling)
+    sampling_given = given_sampling(values, sampling)
     defaults = {name: setting.default for name, setting in sampling.items()}
-    SamplingParams(**defaults | given)  # wrong values are refused before the model is loaded
+    SamplingParams(**defaults | sampling_given)  # wrong values are refused before the model is loaded
     config = configs_of(values).engine
-    if len(prompts) == 1 and not values.json and given.get("n", 1) == 1 and given.get("detokenize", True):
-        asyncio.run(_stream(prompts[0], LocalModel(config, given, defaults), values))
+    if (
+        len(prompts) == 1
+        and not values.json
+        and sampling_given.get("n", 1) == 1
+        and sampling_given.get("detokenize", True)
+    ):
+        asyncio.run(_stream(prompts[0], LocalModel(config, sampling_given, defaults), values))
     else:
-        outputs = _batch(prompts, config, given, defaults, values)
+        outputs = _batch(prompts, config, sampling_given, defaults, values)
         return int(any(output.error is not None for output in outputs))
     return 0
 

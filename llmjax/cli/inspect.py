@@ -148,13 +148,13 @@ def _sizes(model: ModelConfig) -> Facts:
     """Under the names of SIZES."""
     from llmjax.models import Experts
 
-    found: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
+    facts: Facts = {"layers": model.num_layers, "hidden size": model.hidden_size}
     for layer in model.layers:
         for mixer in (layer.beside, layer.mixer):
-            found |= mixer.sizes if mixer is not None else {}
+            facts |= mixer.sizes if mixer is not None else {}
         if isinstance(experts := layer.feed_forward, Experts):
-            found |= {"experts": experts.count, "experts a token": experts.per_token}
-    return found
+            facts |= {"experts": experts.count, "experts a token": experts.per_token}
+    return facts
 
 
 def _windows(model: ModelConfig) -> list[Facts]:

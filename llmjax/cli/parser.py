@@ -104,15 +104,15 @@ class Parser(argparse.ArgumentParser):
     def _with_switches(self, argv: Sequence[str]) -> list[str]:
         """``--x false`` as ``--no-x`` and ``--x=true`` as ``--x``, where ``--x`` is a switch, as older versions of vLLM
         have them."""
-        known = self._option_string_actions
+        actions = self._option_string_actions
         end = argv.index("--") if "--" in argv else len(argv)
         arguments = list(argv[:end])
         written: list[str] = []
         while arguments:
             name, equals, word = arguments.pop(0).partition("=")
-            if not equals and arguments and name in known:
+            if not equals and arguments and name in actions:
                 word = arguments[0]
-            if name not in known or known[name].nargs != 0 or word.lower() not in ("true", "false"):
+            if name not in actions or actions[name].nargs != 0 or word.lower() not in ("true", "false"):
                 written.append(name + equals + (word if equals else ""))
                 continue
             if not equals:
@@ -120,7 +120,7 @@ class Parser(argparse.ArgumentParser):
             off = f"--no-{name[2:]}"
             if word.lower() == "true":
                 written.append(name)
-            elif off in known:
+            elif off in actions:
                 written.append(off)
         return [*written, *argv[end:]]
 
@@ -205,16 +205,16 @@ def configs_of(
         ConfigError: a value is wrong, or the model is given twice.
     """
     names = {name for cls in classes or (EngineConfig,) for name in settings_of(cls)}
-    given = {name: value for name, value in vars(values).items() if name in names}
+    values_given = {name: value for name, value in vars(values).items() if name in names}
     for note in getattr(values, NOTES, ()):
         print(f"llmjax: note: {note}", file=sys.stderr)
-    if model in MODEL_TYPES and given.keys() & {"model", "gguf_file"}:
+    if model in MODEL_TYPES and values_given.keys() & {"model", "gguf_file"}:
         print(f"llmjax: note: {model}: the model's files say what it is", file=sys.stderr)
     elif model is not None:
-        if given.get("model", model) != model:
-            raise ConfigError(f"the model is given twice: {model} and --model {given['model']}")
-        given["model"] = model
-    return load_configs(values.config, given, derived=derived)
+        if values_given.get("model", model) != model:
+            raise ConfigError(f"the model is given twice: {model} and --model {values_given['model']}")
+        values_given["model"] = model
+    return load_configs(values.config, values_given, derived=derived)
 
 
 def _add_setting(group: Any, setting: Setting) -> None:
@@ -351,14 +351,14 @@ class _Store(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         winners, before = getattr(namespace, WINNERS, {}), getattr(namespace, self.dest, values)
-        kept, lost = values, values
+        winner_values, lost = values, values
         if option_string in self._winning:
             winners, lost = {**winners, self.dest: option_string}, before
         elif self.dest in winners:
-            kept, lost = before, values
-        setattr(namespace, self.dest, kept)
+            winner_values, lost = before, values
+        setattr(namespace, self.dest, winner_values)
         setattr(namespace, WINNERS, winners)
-        if lost != kept:
+        if lost != winner_values:
             note = f"{winners[self.dest]}: {lost} is not read"
             setattr(namespace, NOTES, [*getattr(namespace, NOTES, []), note])
 

@@ -34,15 +34,15 @@ def read_prompts(arguments: Sequence[str], *, file: str | None, lines: bool) -> 
     source = "standard input" if file in (None, "-") else str(file)
     text = _read(None if file in (None, "-") else Path(str(file)))
     if source.endswith(".jsonl"):
-        found = [_parse(line, f"{source}:{i}") for i, line in enumerate(text.splitlines(), 1) if line.strip()]
+        prompts = [_parse(line, f"{source}:{i}") for i, line in enumerate(text.splitlines(), 1) if line.strip()]
     elif lines:
-        found = [line for line in text.splitlines() if line.strip()]
+        prompts = [line for line in text.splitlines() if line.strip()]
     else:
         # Editors and echo end a text with a newline that nobody meant as part of the prompt.
-        found = [text.removesuffix("\n")] if text.strip() else []
-    if not found:
+        prompts = [text.removesuffix("\n")] if text.strip() else []
+    if not prompts:
         raise ConfigError(f"{source}: no prompt in it")
-    return found
+    return prompts
 
 
 def _read(path: Path | None) -> str:

@@ -41,8 +41,8 @@ def main(argv: list[str]) -> int:
         add_settings(parser, settings_of(cls).values(), section=cls.__name__)
     add_config_flags(parser, without=[name for name in settings_of(EngineConfig) if name not in ENGINE_SETTINGS])
     values = parser.parse(argv)
-    own = (*settings_of(SaveSettings), *settings_of(CalibrationSettings))
-    given = {name: getattr(values, name) for name in own if hasattr(values, name)}
+    settings = (*settings_of(SaveSettings), *settings_of(CalibrationSettings))
+    given = {name: getattr(values, name) for name in settings if hasattr(values, name)}
     if given.get("scheme") is None:
         raise ConfigError("--scheme says how to quantize and is required")
     engine = configs_of(values, model=values.source).engine
@@ -89,13 +89,13 @@ def _report(report: QuantizationReport) -> RenderableType:
     shown: list[RenderableType] = [stored]
     if report.outputs:
         outputs = _table("output error of", "rtn", report.method, "worst", "in layer")
-        for kind, found in report.outputs.items():
+        for kind, error in report.outputs.items():
             outputs.add_row(
                 kind,
-                f"{found.nearest.relative:.4f}",
-                f"{found.calibrated.relative:.4f}",
-                f"{found.worst:.4f}",
-                found.worst_layer,
+                f"{error.nearest.relative:.4f}",
+                f"{error.calibrated.relative:.4f}",
+                f"{error.worst:.4f}",
+                error.worst_layer,
             )
         shown += ["", outputs]
     return Group(*shown, *(f"note: {note}" for note in report.notes), f"written: {report.target}")

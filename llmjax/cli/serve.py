@@ -55,9 +55,9 @@ def _derived(argv: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, Any]
     """What mpiexec or srun says, where one of them has started this process, and the manners and the NUMA nodes of
     candle-vLLM, where its flags and its environment variable have."""
     bound, numa = candle_vllm.mapped_nodes(given, os.environ)
-    launched, said = launched_settings({**given, **bound})
+    launched, note = launched_settings({**given, **bound})
     manners, noted = candle_vllm.manners(argv, given)
-    for line in (numa, said, noted):
+    for line in (numa, note, noted):
         if line:
             print(f"llmjax: note: {line}", file=sys.stderr)
     return {**bound, **launched, **manners}

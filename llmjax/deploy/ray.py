@@ -196,30 +196,33 @@ def _bundle(actor: Mapping[str, Any]) -> dict[str, float]:
 def configs_of(arguments: Mapping[str, Any]) -> Configs:
     """The settings among the arguments of `app`; raises as it does."""
     engine, server = settings_of(EngineConfig), settings_of(ServerConfig)
-    known = spellings([*engine.values(), *server.values()])
+    settings_known = spellings([*engine.values(), *server.values()])
     given = {name: value for name, value in arguments.items() if name not in RAY_OPTIONS}
-    typed = {name: _typed(known[name][0], value) if name in known else value for name, value in given.items()}
+    typed = {
+        name: _typed(settings_known[name][0], value) if name in settings_known else value
+        for name, value in given.items()
+    }
     values, notes = collect_known({**engine, **server}, typed, source=SOURCE)
     for note in notes:
         print(f"llmjax: note: {note}", file=sys.stderr)
-    found = Configs(
+    configs = Configs(
         engine=EngineConfig(**{name: values[name] for name in engine if name in values}),
         server=ServerConfig(**{name: values[name] for name in server if name in values}),
     )
-    if found.engine.node_rank:
+    if configs.engine.node_rank:
         raise ConfigError("node_rank: on Ray Serve a replica starts its other ranks itself (nnodes)")
-    if found.engine.kv_transfer is not None and not found.engine.master_secret:
+    if configs.engine.kv_transfer is not None and not configs.engine.master_secret:
         raise ConfigError("kv_transfer_config on Ray Serve needs master_secret: replicas must know the same one")
     # Ray's proxy listens, and requests are addressed to it.
-    return replace(found, server=replace(found.server, host="0.0.0.0"))
+    return replace(configs, server=replace(configs.server, host="0.0.0.0"))
 
 
 def _option(name: str, value: Any) -> Any:
     """An argument of Ray's."""
-    found, (expected, fits) = _yaml(value), RAY_OPTIONS[name]
-    if not fits(found):
+    option, (expected, fits) = _yaml(value), RAY_OPTIONS[name]
+    if not fits(option):
         raise ConfigError(f"{name} must be {expected}, not {value!r}")
-    return found
+    return option
 
 
 def _is_number(value: Any, kind: Any, *, least: int) -> bool:

@@ -146,5 +146,5 @@ def manners(argv: Sequence[str], given: Mapping[str, Any]) -> tuple[dict[str, An
         ),
     }
     missing = {name: found for name, found in asked.items() if flag is not None and name not in given}
-    said = ", ".join(line for _, line in missing.values())
-    return {name: value for name, (value, _) in missing.items()}, f"{flag}: as in candle-vLLM, {said}" if said else ""
+    notes = ", ".join(line for _, line in missing.values())
+    return {name: value for name, (value, _) in missing.items()}, f"{flag}: as in candle-vLLM, {notes}" if notes else ""

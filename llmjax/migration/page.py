@@ -90,9 +90,9 @@ def _meaning(flag: ForeignFlag, setting: Setting, neutral: str) -> str:
     if flag.takes in (Takes.SWITCH, Takes.NOTHING):
         return f"`{setting.flag} {words['true']}`".replace(" True`", "`")
     key = f", its key `{flag.key}`" if flag.key else ""
-    said = "".join(f"; `{word}` is `{value}`" for word, value in flag.words.items())
+    meanings = "".join(f"; `{word}` is `{value}`" for word, value in flag.words.items())
     nothing = f"noted: {flag.note}" if flag.note else "changes nothing"
-    return f"`{setting.flag}`{key}{said}" + (f"; {neutral} {nothing}" if neutral else "")
+    return f"`{setting.flag}`{key}{meanings}" + (f"; {neutral} {nothing}" if neutral else "")
 
 
 def _ours(name: str, settings: Mapping[str, Setting]) -> str:

@@ -46,13 +46,13 @@ Event = Content | Reasoning | CallBegun | Arguments
 
 def joined(events: Iterable[Event]) -> list[Event]:
     """The same events, with neighboring pieces of one text in one."""
-    found: list[Event] = []
+    events_joined: list[Event] = []
     for kind, group in itertools.groupby(events, type):
         if kind is CallBegun:
-            found.extend(group)
+            events_joined.extend(group)
         else:
-            found.append(kind("".join(event.text for event in group)))  # type: ignore[union-attr]
-    return found
+            events_joined.append(kind("".join(event.text for event in group)))  # type: ignore[union-attr]
+    return events_joined
 
 
 @dataclass

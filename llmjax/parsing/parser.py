@@ -307,8 +307,8 @@ class OutputParser:
         names = self._tools.names if state.known or self._grammar.known_tools else None
 
         def may_begin(text: str) -> bool:
-            known = names is None or any(name.startswith(text.strip()) for name in names)
-            return known and _NAME.fullmatch(text) is not None
+            possible = names is None or any(name.startswith(text.strip()) for name in names)
+            return possible and _NAME.fullmatch(text) is not None
 
         written, marker = yield from self._word(state, may_begin)
         if marker is None and self._source.is_cut():

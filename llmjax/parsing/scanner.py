@@ -60,10 +60,10 @@ class MarkerScanner:
         at, end = start, len(text)
         while at < end:
             if state == 0:
-                found = first.search(text, at) if first is not None else None
-                if found is None:
+                match = first.search(text, at) if first is not None else None
+                if match is None:
                     return Scan(0, end)
-                at = found.start()
+                at = match.start()
             char = text[at]
             node = nodes[state]
             while char not in node.next and state:

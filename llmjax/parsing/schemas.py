@@ -100,11 +100,11 @@ def _types(schema: Any, root: Any, *, references: int) -> frozenset[str] | None:
     schema = without_references(schema, root, references=references)
     if not isinstance(schema, Mapping) or references == 0:
         return None
-    found = schema.get("type")
-    if isinstance(found, str):
-        return frozenset({found})
-    if isinstance(found, list):
-        return frozenset(kind for kind in found if isinstance(kind, str))
+    types = schema.get("type")
+    if isinstance(types, str):
+        return frozenset({types})
+    if isinstance(types, list):
+        return frozenset(kind for kind in types if isinstance(kind, str))
     if isinstance(values := schema.get("enum"), list):
         return frozenset("null" if value is None else _JSON_TYPES[type(value)] for value in values)
     for key in ("anyOf", "oneOf"):

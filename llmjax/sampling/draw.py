@@ -44,6 +44,6 @@ def draw(
         lambda: keep_floor(z, min_p=min_p, top_k=top_k, top_p=top_p),
         lambda: jnp.full(x.shape[0], -jnp.inf),
     )
-    kept = jnp.where(z >= floor[:, None], z + gumbel(keys, x.shape[-1]), -jnp.inf)
+    scores = jnp.where(z >= floor[:, None], z + gumbel(keys, x.shape[-1]), -jnp.inf)
     # After an optimization barrier the scores exist in memory: both passes of the argmax see the same bits.
-    return argmax(lax.optimization_barrier(jnp.where(random[:, None], kept, x)))
+    return argmax(lax.optimization_barrier(jnp.where(random[:, None], scores, x)))

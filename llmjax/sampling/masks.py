@@ -32,6 +32,6 @@ def bit_masks(matchers: Mapping[int, Matcher], *, rows: int, vocab_size: int) ->
     """
     masks = np.full((rows, mask_words(vocab_size)), -1, np.int32)
     for row, matcher in matchers.items():
-        own = masks[row]
-        matcher.unsafe_compute_mask_ptr(own.ctypes.data, own.nbytes)  # lets go of the interpreter meanwhile
+        row_masks = masks[row]
+        matcher.unsafe_compute_mask_ptr(row_masks.ctypes.data, row_masks.nbytes)  # lets go of the interpreter meanwhile
     return masks

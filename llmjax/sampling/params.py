@@ -302,8 +302,8 @@ def _integer(name: str, value: object, low: int, high: int, *, field: str | None
 
 
 def _repetition_detection(given: Mapping[str, Any]) -> RepetitionDetectionParams:
-    known = {field.name for field in fields(RepetitionDetectionParams)}
-    if unknown := next((name for name in given if name not in known), None):
-        message = f"repetition_detection has no {str(unknown)[:80]!r}; it has {', '.join(sorted(known))}"
+    names = {field.name for field in fields(RepetitionDetectionParams)}
+    if unknown := next((name for name in given if name not in names), None):
+        message = f"repetition_detection has no {str(unknown)[:80]!r}; it has {', '.join(sorted(names))}"
         raise InvalidRequest(message, field="repetition_detection")
     return RepetitionDetectionParams(**given)

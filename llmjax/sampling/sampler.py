@@ -87,8 +87,8 @@ def sample(
     logits: jax.Array, state: SamplerState, batch: SamplingBatch, *, last_token: jax.Array, max_logprobs: int
 ) -> tuple[SampleOutput, SamplerState]:
     """One token for each row: `choose`, then `count`."""
-    found = choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs)
-    return found, count(state, batch, found.tokens)
+    choice = choose(logits, state, batch, last_token=last_token, max_logprobs=max_logprobs)
+    return choice, count(state, batch, choice.tokens)
 
 
 def choose(
@@ -187,8 +187,8 @@ def tokens_by_scores(
         )
         return lax.cond(uses(Feature.RANDOM), lambda: _draw(edited, batch), lambda: argmax(edited))
 
-    found: jax.Array = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(allowed))
-    return found
+    tokens: jax.Array = lax.cond(uses(EDITS | Feature.RANDOM), full, lambda: argmax(allowed))
+    return tokens
 
 
 def _tokens_by_rows(

@@ -95,8 +95,8 @@ def reset_slot(state: SamplerState, slot: jax.Array, bias_fill: jax.Array) -> Sa
 
 def add_prompt_tokens(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:
     """Marks ``ids`` (i32 [K], padded with V) as seen in the prompt."""
-    found = jnp.zeros(state.vocab_size, jnp.int32).at[ids].set(1, mode="drop")
-    return replace(state, prompt_seen=_with_row(state.prompt_seen, slot, state.prompt_seen[slot] | (found > 0)))
+    present = jnp.zeros(state.vocab_size, jnp.int32).at[ids].set(1, mode="drop")
+    return replace(state, prompt_seen=_with_row(state.prompt_seen, slot, state.prompt_seen[slot] | (present > 0)))
 
 
 def add_output_tokens(state: SamplerState, slot: jax.Array, ids: jax.Array) -> SamplerState:

@@ -37,8 +37,8 @@ def on_whole_rows(
         return jnp.pad(x, ((0, missing), *[(0, 0)] * (x.ndim - 1)))
 
     whole = lax.all_to_all(filled(logits), axis, split_axis=0, concat_axis=1, tiled=True)[:, :vocab_size]
-    found = run(whole, jax.tree.map(lambda x: own_part(filled(x), "vocab"), arguments))
-    gathered: Found = jax.tree.map(lambda x: lax.all_gather(x, axis, tiled=True)[:rows], found)
+    result = run(whole, jax.tree.map(lambda x: own_part(filled(x), "vocab"), arguments))
+    gathered: Found = jax.tree.map(lambda x: lax.all_gather(x, axis, tiled=True)[:rows], result)
     return gathered
 
 
@@ -46,9 +46,9 @@ def argmax_of_parts(logits: jax.Array, *, vocab_size: int) -> jax.Array:
     """``argmax`` of logits of which this device has some columns, i32 [R]; arguments as for `on_whole_rows`."""
     width = logits.shape[1]
     first = own_number("vocab") * width
-    own = jnp.where(first + jnp.arange(width) < vocab_size, logits, -jnp.inf)
-    best = argmax(own)
-    values = jnp.take_along_axis(own, best[:, None], axis=1)[:, 0]
+    valid = jnp.where(first + jnp.arange(width) < vocab_size, logits, -jnp.inf)
+    best = argmax(valid)
+    values = jnp.take_along_axis(valid, best[:, None], axis=1)[:, 0]
     values, tokens = lax.all_gather((values, best + first), mesh_axis("vocab"))  # [devices, R]
     winner = argmax(values.T)  # the first of equals has the lowest ids
     return jnp.take_along_axis(tokens, winner[None], axis=0)[0]

@@ -40,9 +40,9 @@ def read_arguments(arguments: Any) -> dict[str, Any] | str:
     text = arguments if isinstance(arguments, str) else None
     if arguments is None or (text is not None and not text.strip()):
         return {}
-    found = arguments if text is None else _object(text)
-    if isinstance(found, dict) and not _too_deep(found):
-        whole: dict[str, Any] = _whole(found)
+    parsed = arguments if text is None else _object(text)
+    if isinstance(parsed, dict) and not _too_deep(parsed):
+        whole: dict[str, Any] = _whole(parsed)
         return whole
     return whole_characters(json.dumps(arguments, ensure_ascii=False) if text is None else text)
 

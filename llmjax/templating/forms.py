@@ -164,14 +164,14 @@ def _one_by_one(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         results = []
         while queue and queue[-1]["role"] == "tool":
             results.append(queue.pop())
-        given: set[int] = set()
+        answered: set[int] = set()
         by_id = {one.get("tool_call_id"): one for one in results}
         for place, call in enumerate(calls):
             turns.append({**message, "content": message["content"] if place == 0 else "", "tool_calls": [call]})
-            if (own := by_id.pop(call.get("id"), None)) is not None:
-                turns.append(own)
-                given.add(id(own))
-        turns += [one for one in results if id(one) not in given]
+            if (result := by_id.pop(call.get("id"), None)) is not None:
+                turns.append(result)
+                answered.add(id(result))
+        turns += [one for one in results if id(one) not in answered]
     return turns
 
 

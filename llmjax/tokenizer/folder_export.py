@@ -40,10 +40,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     text = json.dumps(config, indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
     tokens = [tokenizer.id_to_token(i) for i in sorted(tokenizer.all_special_ids)[:CHECK_TOKENS]]
-    found = first_difference(tokenizer, tokenizer_from_folder(folder), tokens)
-    if found is not None:
+    difference = first_difference(tokenizer, tokenizer_from_folder(folder), tokens)
+    if difference is not None:
         raise TokenizerError(
-            f"the tokenizer cannot be written to a folder: text {found[:60]!r} would get other ids; "
+            f"the tokenizer cannot be written to a folder: text {difference[:60]!r} would get other ids; "
             "give the folder that the GGUF file was made from"
         )
 

@@ -119,10 +119,10 @@ class Vocabulary:
 
     def has_byte_tokens(self) -> bool:
         """Whether there is a token for each byte; some of them only are an error."""
-        found = self.of_type(PieceType.BYTE)
-        if found and found.keys() != {f"<0x{byte:02X}>" for byte in range(256)}:
+        byte_tokens = self.of_type(PieceType.BYTE)
+        if byte_tokens and byte_tokens.keys() != {f"<0x{byte:02X}>" for byte in range(256)}:
             self.fail("tokens has byte tokens, but not <0x00> to <0xFF>")
-        return bool(found)
+        return bool(byte_tokens)
 
     def merges(self) -> list[tuple[str, str]]:
         merges = self._get("merges", list)

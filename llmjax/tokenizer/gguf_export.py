@@ -157,12 +157,12 @@ def _pre_tokenizers(pipeline: tokenizers.Tokenizer, ignore_merges: bool) -> list
         return []
     wanted = cut(pipeline.normalizer, pipeline.pre_tokenizer)
     names = dict.fromkeys((*_PREFERRED, *PRE_TOKENIZERS))
-    found = {}
+    candidates = {}
     for name in names:
         pre = PRE_TOKENIZERS[name]
-        if pre not in found and pre.merged == "bytes" and pre.ignore_merges == ignore_merges:
-            found[pre] = cut(pre.normalizer(), pre.pre_tokenizer()) == wanted
-    return [name for name in names if found.get(PRE_TOKENIZERS[name])][:1]
+        if pre not in candidates and pre.merged == "bytes" and pre.ignore_merges == ignore_merges:
+            candidates[pre] = cut(pre.normalizer(), pre.pre_tokenizer()) == wanted
+    return [name for name in names if candidates.get(PRE_TOKENIZERS[name])][:1]
 
 
 def _merges_as_scores(
@@ -175,9 +175,9 @@ def _merges_as_scores(
 ) -> Iterable[dict[str, Any]]:
     """SentencePiece's own BPE: of two neighbors those that make the piece of the highest score merge first."""
     rank = {merge.replace(" ", "", 1): i for i, merge in reversed(list(enumerate(merges)))}
-    known = [(i, text, _piece_type(text)) for text, i in vocab.items()]
+    pieces = [(i, text, _piece_type(text)) for text, i in vocab.items()]
     unknown = [(i, text, PieceType.UNKNOWN) for text, i in vocab.items() if text == "<unk>"]
-    vocabulary = _vocabulary([*known, *added, *unknown], vocab_size, path)
+    vocabulary = _vocabulary([*pieces, *added, *unknown], vocab_size, path)
     scores = np.array([-rank.get(token, len(merges)) for token in vocabulary["tokens"]], np.float32)
     for prefix in (False, True):
         yield {"model": "llama", "pre": "default", **vocabulary, "scores": scores, "add_space_prefix": prefix}
@@ -192,13 +192,15 @@ def _sentencepiece_model(path: Path, config: TokenizerConfig, vocab_size: int) -
     processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     pieces = pieces_of(processor.serialized_model_proto())
     size = len(pieces.texts)
-    known = [(i, text, PieceType(kind)) for i, (text, kind) in enumerate(zip(pieces.texts, pieces.types, strict=True))]
+    pieces_known = [
+        (i, text, PieceType(kind)) for i, (text, kind) in enumerate(zip(pieces.texts, pieces.types, strict=True))
+    ]
     added = [
         (i, token.content, PieceType.CONTROL if token.special else PieceType.USER_DEFINED)
         for i, token in config.added.items()
-        if i >= size or known[i][2] is not PieceType.UNKNOWN
+        if i >= size or pieces_known[i][2] is not PieceType.UNKNOWN
     ]
-    vocabulary = _vocabulary([*known, *added], vocab_size, path)
+    vocabulary = _vocabulary([*pieces_known, *added], vocab_size, path)
     scores = np.full(vocab_size, -1e4, np.float32)
     scores[:size] = pieces.scores
     prefix = processor.normalize("a").startswith(SPACE)

@@ -75,7 +75,7 @@ def pipeline_of_ranks(path: Path, kind: str, added: Mapping[int, AddedToken]) ->
             f"{path}: is a file of ranks, but tokenizer_class {kind!r} is not one of {', '.join(RANK_CLASSES)}, "
             "so that nothing says how a text is cut; the model needs a tokenizer.json"
         )
-    own = RANK_CLASSES[kind]
+    rank_class = RANK_CLASSES[kind]
     try:
         lines = [line.split() for line in path.read_bytes().splitlines() if line.strip()]
         ranks = checked({base64.b64decode(token, validate=True): int(rank) for token, rank in lines}, len(lines))
@@ -83,11 +83,11 @@ def pipeline_of_ranks(path: Path, kind: str, added: Mapping[int, AddedToken]) ->
         raise TokenizerError(f"{path}: {error}") from error
     except ValueError as error:  # base64's too
         raise TokenizerError(f"{path}: malformed ({' '.join(str(error).split())})") from error
-    first, pre = len(ranks), pre_tokenizer_named(own.pre)
-    following = {first + i: text for i, text in enumerate(own.special)}
+    first, pre = len(ranks), pre_tokenizer_named(rank_class.pre)
+    following = {first + i: text for i, text in enumerate(rank_class.special)}
     following |= {i: token.content for i, token in added.items() if i >= first}
-    if own.filler:
-        following = {i: own.filler.format(i) for i in range(first, first + own.reserved)} | following
+    if rank_class.filler:
+        following = {i: rank_class.filler.format(i) for i in range(first, first + rank_class.reserved)} | following
     if wrong := [i for i in added if i < first] or sorted(following.keys() - range(first, first + len(following))):
         raise TokenizerError(f"{path}: token {wrong[0]} of tokenizer_config.json does not follow its {first} ranks")
     vocabulary, merges = byte_pairs(ranks)
@@ -95,14 +95,14 @@ def pipeline_of_ranks(path: Path, kind: str, added: Mapping[int, AddedToken]) ->
     pipeline.normalizer, pipeline.pre_tokenizer = pre.normalizer(), pre.pre_tokenizer()
     pipeline.decoder = decoders.ByteLevel()
     plain = {text: AddedToken(text, normalized=False, special=True) for text in following.values()}
-    known = {token.content: token for token in added.values()}
-    pipeline.add_tokens([known.get(following[i], plain[following[i]]) for i in sorted(following)])
-    if own.before:
-        ids = {text: pipeline.token_to_id(text) for text in own.before}
+    added_by_text = {token.content: token for token in added.values()}
+    pipeline.add_tokens([added_by_text.get(following[i], plain[following[i]]) for i in sorted(following)])
+    if rank_class.before:
+        ids = {text: pipeline.token_to_id(text) for text in rank_class.before}
         if missing := [text for text, token_id in ids.items() if token_id is None]:
             raise TokenizerError(f"{path}: {missing[0]} is not among the added tokens of tokenizer_config.json")
         pipeline.post_processor = processors.TemplateProcessing(
-            single=[*own.before, "$A"],
+            single=[*rank_class.before, "$A"],
             special_tokens=[{"id": text, "ids": [token_id], "tokens": [text]} for text, token_id in ids.items()],
         )
     return pipeline
@@ -137,6 +137,6 @@ def _merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
     merges = []
     for piece in sorted(ranks, key=ranks.__getitem__):
         splits = [(piece[:i], piece[i:]) for i in range(1, len(piece))]
-        known = [(left, right) for left, right in splits if left in ranks and right in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        pairs = [(left, right) for left, right in splits if left in ranks and right in ranks]
+        merges += sorted(pairs, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     return merges

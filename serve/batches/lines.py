@@ -104,7 +104,7 @@ def _read(line: bytes, number: int, limits: BodyLimits, endpoint: str | None) ->
     if method != "POST":
         raise BadLine("`method` must be POST", line=number, field="method")
     if not isinstance(url, str) or url not in (ENDPOINTS if endpoint is None else (endpoint,)):
-        wanted = f"one of {', '.join(sorted(ENDPOINTS))}" if endpoint is None else f"{endpoint}, as the batch's"
+        wanted = f"one of {', '.join(sorted(ENDPOINTS))}" if endpoint is None else f"{endpoint}, like the batch's"
         raise BadLine(f"`url` must be {wanted}", line=number, field="url")
     if not isinstance(body, dict):
         raise BadLine("`body` must be an object", line=number, field="body")

@@ -236,7 +236,7 @@ class Batches:
                 batch.failed += failed
                 batch.completed += not failed
                 if good.tell() + bad.tell() > self._files.most_bytes:
-                    raise ApiError("the results take more than may be kept", code="no_room")
+                    raise ApiError("the results take more space than the server may keep", code="no_room")
 
     @contextmanager
     def _result(self) -> Iterator[BinaryIO]:
@@ -266,7 +266,8 @@ class Batches:
         """Lets go of an owner's oldest batches where there are too many, or no room for the record of another one."""
         room = self._files.room(owner)
         if room + self._records.bytes_of(owner) < RECORD_BYTES:
-            message = f"of {self._files.most_bytes} bytes for files and batches {max(room, 0)} are left: delete files"
+            most = self._files.most_bytes
+            message = f"only {max(room, 0)} of {most} bytes for files and batches are left: delete some files"
             raise ApiError(message, status=413, code="no_room")
         ended = [batch for batch in self._batches.values() if batch.owner == owner and batch.status in ENDED]
         while ended and (len(ended) >= MOST_ENDED or self._files.room(owner) < RECORD_BYTES):

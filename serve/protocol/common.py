@@ -89,7 +89,7 @@ class ApiModel(BaseModel):
         fields = cls.model_fields
         if not isinstance(data, dict) or (data.keys() <= fields.keys() and None not in data.values()):
             return data
-        known = {
+        names = {
             name: value
             for name, value in data.items()
             if name in fields and (value is not None or fields[name].is_required())
@@ -99,8 +99,8 @@ class ApiModel(BaseModel):
             if cls.model_config.get("extra") == "forbid":
                 info.context.names += [cut(name) for name in islice(unknown, MAX_IGNORED - len(info.context.names))]
         elif (name := next(unknown, None)) is not None:
-            known[cut(name)] = data[name]
-        return known
+            names[cut(name)] = data[name]
+        return names
 
 
 MAX_METADATA = 16  # entries, of keys of at most 64 and values of at most 512 characters, as OpenAI has it
@@ -234,9 +234,9 @@ class GenerationRequest(ApiModel):
 
     reasons: ClassVar[Mapping[str, str]] = {
         "watermarking": "is not supported: tokens are sampled without a watermark",
-        "early_stopping": "is not supported: a search knows itself when it ends",
+        "early_stopping": "is not supported: a beam search decides itself when it ends",
         "ec_transfer_params": "is not supported: models read and write text only",
-        "routed_experts_prompt_start": "is not supported: which experts tokens go to is not told",
+        "routed_experts_prompt_start": "is not supported: the experts that tokens go to are not reported",
         "vllm_xargs": "is not supported: there are no extensions that would read it",
         "no_stop_trim": "is not supported; include_stop_str_in_output keeps stop strings",
         "separate_reasoning": "is not supported; start the server without a reasoning parser, or leave it out",
@@ -379,11 +379,11 @@ def sampling_params(
     if body.logprob_token_ids is not None:
         _check_named(body, logprobs)
         logprobs = 0  # the sampled token's, and those that are named
-    given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
+    same_named = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
-        given["logit_bias"] = _token_keys(body.logit_bias)
+        same_named["logit_bias"] = _token_keys(body.logit_bias)
     if body.best_of is not None:
-        given["n"] = body.continuations
+        same_named["n"] = body.continuations
         logprobs = logprobs or 0  # the best are chosen by them
     fixed = {
         "max_tokens": max_tokens,
@@ -391,7 +391,7 @@ def sampling_params(
         "detokenize": detokenize,
         "output_kind": RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY,
     }
-    return SamplingParams(**{**defaults, **given, **fixed, **changes})
+    return SamplingParams(**{**defaults, **same_named, **fixed, **changes})
 
 
 def check_beam_search(body: GenerationRequest) -> None:

@@ -28,7 +28,7 @@ class CompletionRequest(GenerationRequest):
     }
     reasons: ClassVar[Mapping[str, str]] = {
         **GenerationRequest.reasons,
-        "thinking_token_budget": "is not supported here, where reasoning is not told from the text; chats have it",
+        "thinking_token_budget": "is not supported here: only chats separate reasoning from the text",
         "prompt_embeds": "is not supported: prompts are text or token ids",
     }
 

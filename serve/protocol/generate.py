@@ -65,16 +65,16 @@ class GenerateRequest(ApiModel):
         Raises:
             ApiError: it has a sampling parameter that is not known.
         """
-        given = {"max_tokens": max_tokens}
+        fields = {"max_tokens": max_tokens}
         for name, value in self.sampling_params.items():
             if value is None or name in UNREAD or name.startswith("_") or value in NEUTRAL.get(name, ()):
                 continue
             if name not in SAMPLING:
                 path = f"sampling_params.{cut(name)}"
                 raise ApiError(f"unknown field `{path}`", param=path, code="unknown_parameter")
-            given[name] = value
+            fields[name] = value
         shared = ("model", "stream", "stream_options", "cache_salt", "priority", "request_id", "kv_transfer_params")
-        return {"prompt": self.token_ids, **given, **{name: getattr(self, name) for name in shared}}
+        return {"prompt": self.token_ids, **fields, **{name: getattr(self, name) for name in shared}}
 
 
 # The names of a completion's fields here, for errors.

@@ -77,5 +77,5 @@ class MessagesRequest(CountTokensRequest):
     reasons: ClassVar[Mapping[str, str]] = {
         **CountTokensRequest.reasons,
         "container": "is not supported: the server runs no tools",
-        "inference_geo": "is not supported: the server is where it is",
+        "inference_geo": "is not supported: the server runs in one place",
     }

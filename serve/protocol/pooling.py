@@ -207,15 +207,15 @@ class ScoreRequest(PairsBody):
     def sides(self) -> tuple[str, str]:
         """The names of the two sides."""
         names = {name for pair in SIDES for name in pair}
-        given = [name for name in names if getattr(self, name) is not None]
+        names_given = [name for name in names if getattr(self, name) is not None]
         for pair in SIDES:
-            if sorted(pair) == sorted(given):
+            if sorted(pair) == sorted(names_given):
                 return pair
-        missing = [name for pair in SIDES if {*pair} > {*given} for name in pair if name not in given]
+        missing = [name for pair in SIDES if {*pair} > {*names_given} for name in pair if name not in names_given]
         wanted = ", or ".join(f"`{first}` and `{second}`" for first, second in SIDES)
         raise ApiError(
-            f"the texts to compare are {wanted}; the request has {', '.join(sorted(given)) or 'none of them'}",
-            param=missing[0] if missing else min(given),
+            f"the texts to compare are {wanted}; the request has {', '.join(sorted(names_given)) or 'none of them'}",
+            param=missing[0] if missing else min(names_given),
             code="missing_required_parameter" if missing else "invalid_value",
         )
 
@@ -258,13 +258,13 @@ class RerankRequest(PairsBody):
         """The documents' texts."""
         if not self.documents:
             raise ApiError("`documents` is empty", param="documents", code="invalid_value")
-        found = []
+        texts = []
         for number, document in enumerate(self.documents):
             text: Any = document.get("text") if isinstance(document, dict) else document
             if text is None:
                 raise ApiError(f"`documents.{number}` has no text", param=f"documents.{number}", code="invalid_value")
-            found.append(text)
-        return found
+            texts.append(text)
+        return texts
 
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
@@ -304,12 +304,12 @@ class CohereEmbedRequest(ApiModel):
         if (self.texts is None) == (self.inputs is None):
             raise ApiError("give one of `texts` and `inputs`", param="texts", code="missing_required_parameter")
         if self.texts is not None:
-            found, field = self.texts, "texts"
+            values, field = self.texts, "texts"
         else:
-            found, field = [_one_text(one, f"inputs.{i}") for i, one in enumerate(self.inputs or ())], "inputs"
-        if not found:
+            values, field = [_one_text(one, f"inputs.{i}") for i, one in enumerate(self.inputs or ())], "inputs"
+        if not values:
             raise ApiError(f"`{field}` is empty", param=field, code="invalid_value")
-        return field, found
+        return field, values
 
     @property
     def types(self) -> list[EmbeddingType]:

@@ -123,7 +123,7 @@ class ResponsesRequest(InputRequest):
         "enable_response_messages": "is not supported; /v1/chat/completions has return_prompt_text",
         "previous_input_messages": "is not supported: send the items of earlier turns in `input`",
         "previous_response": "is not supported: send its items in `input`, or use previous_response_id",
-        "conversation": "is not supported; previous_response_id goes on with an earlier response",
+        "conversation": "is not supported; previous_response_id continues an earlier response",
         "prompt": "is not supported: there are no stored prompts; send instructions and input",
         "moderation": "is not supported: answers are not judged",
     }
@@ -134,8 +134,8 @@ class ResponsesRequest(InputRequest):
             "reasoning.summary": reasoning is not None and bool(reasoning.summary or reasoning.generate_summary),
             "text.verbosity": text is not None and text.verbosity in ("low", "high"),
         }
-        given = [name for name in super().without_effect() if name != "store"]
-        return [*given, *(name for name, wanted in asked.items() if wanted)]
+        names = [name for name in super().without_effect() if name != "store"]
+        return [*names, *(name for name, wanted in asked.items() if wanted)]
 
     @property
     def stored(self) -> bool:

@@ -38,21 +38,23 @@ def structured_outputs(body: GenerationRequest) -> StructuredOutputsParams | Non
         ApiError: a field is not what it must be, or several demand something.
         InvalidRequest: likewise.
     """
-    found = {
+    forms = {
         "response_format": _response_format(body.response_format),
         "structured_outputs": _structured(body.structured_outputs),
         **{field: _guided(body, field) for field in GUIDED},
     }
-    given = [(field, form) for field, form in found.items() if form is not None]
-    if len(given) > 1:
+    forms_given = [(field, form) for field, form in forms.items() if form is not None]
+    if len(forms_given) > 1:
         raise ApiError(
-            f"`{given[1][0]}` cannot be combined with `{given[0][0]}`", param=given[1][0], code="invalid_value"
+            f"`{forms_given[1][0]}` cannot be combined with `{forms_given[0][0]}`",
+            param=forms_given[1][0],
+            code="invalid_value",
         )
-    if body.guided_whitespace_pattern is not None and not (given and given[0][0] == "guided_json"):
+    if body.guided_whitespace_pattern is not None and not (forms_given and forms_given[0][0] == "guided_json"):
         raise ApiError(
             "`guided_whitespace_pattern` needs `guided_json`", param="guided_whitespace_pattern", code="invalid_value"
         )
-    return given[0][1] if given else None
+    return forms_given[0][1] if forms_given else None
 
 
 def _guided(body: GenerationRequest, field: str) -> StructuredOutputsParams | None:
@@ -68,14 +70,14 @@ def _structured(value: Any, path: str = "structured_outputs") -> StructuredOutpu
     if value is None:
         return None
     outer = path == "structured_outputs"  # what may stand in place of a form is one form
-    known = (*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT)
-    fields = _object(value, path, known=known if outer else tuple(name for name in known if name != "instead"))
+    names = (*_FORMS, *_OPTIONS, *_RENDERED, *_WITHOUT_EFFECT)
+    fields = _object(value, path, known=names if outer else tuple(name for name in names if name != "instead"))
     for name in ("disable_any_whitespace", "disable_additional_properties", "json_object", "lenient"):
         if not isinstance(fields.get(name), bool | None):
             raise ApiError(f"`{path}.{name}` must be a boolean", param=f"{path}.{name}", code="invalid_type")
-    given = {name: fields[name] for name in (*_FORMS, *_OPTIONS, "lenient") if fields.get(name) is not None}
+    options = {name: fields[name] for name in (*_FORMS, *_OPTIONS, "lenient") if fields.get(name) is not None}
     return StructuredOutputsParams(
-        **given,
+        **options,
         after=_free_text(fields.get("after"), f"{path}.after"),
         instead=_structured(fields.get("instead"), f"{path}.instead"),
         field="structured_outputs",

@@ -146,6 +146,6 @@ def _template_call(call: Any, path: str) -> dict[str, Any]:
         raise ApiError(f"`{path}` must be an object with a function that has a name", param=path, code="invalid_type")
     if not isinstance(call.get("id"), str | None):
         raise ApiError(f"`{path}.id` must be a string", param=f"{path}.id", code="invalid_type")
-    kept = {"name": function["name"], "arguments": function.get("arguments")}
-    turn = {"id": call.get("id"), "type": "function", "function": kept}
-    return turn if turn["id"] is not None else {"type": "function", "function": kept}
+    call_fields = {"name": function["name"], "arguments": function.get("arguments")}
+    turn = {"id": call.get("id"), "type": "function", "function": call_fields}
+    return turn if turn["id"] is not None else {"type": "function", "function": call_fields}

@@ -264,10 +264,10 @@ def _listed(item: Item) -> Item:
             part = "output_text" if role == "assistant" else "input_text"
             return {**common, "role": role, "content": [_listed_part(one, part) for one in _parts(item["content"])]}
         case "function_call":
-            kept = _kept(item, "call_id", "name", "arguments", "namespace")
+            fields = _kept(item, "call_id", "name", "arguments", "namespace")
             arguments = item["arguments"]
             written = arguments if isinstance(arguments, str) else orjson.dumps(arguments).decode()
-            return {**common, **kept, "arguments": written}
+            return {**common, **fields, "arguments": written}
         case "custom_tool_call":
             return {**common, **_kept(item, "call_id", "name", "input", "namespace")}
         case str() if kind in RUN_BY_CLIENTS:
@@ -281,8 +281,13 @@ def _listed(item: Item) -> Item:
             content = [_listed_part(one, "reasoning_text") for one in _parts(item.get("content") or [])]
             summary = [_listed_part(one, "summary_text") for one in _parts(item.get("summary") or [])]
             seal = item.get("encrypted_content")
-            known = isinstance(seal, str) and unsealed(seal) is not None
-            return {**common, "summary": summary, "content": content, **({"encrypted_content": seal} if known else {})}
+            readable = isinstance(seal, str) and unsealed(seal) is not None
+            return {
+                **common,
+                "summary": summary,
+                "content": content,
+                **({"encrypted_content": seal} if readable else {}),
+            }
 
 
 def _kept(item: Item, *names: str) -> Item:

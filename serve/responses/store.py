@@ -79,14 +79,14 @@ class StoredResponse:
 
 def find_items(stored: Iterable[StoredResponse], ids: Collection[str]) -> dict[str, dict[str, Any]]:
     """Items of responses, and of their input, that have one of ``ids``. For long ones it takes a while."""
-    found: dict[str, dict[str, Any]] = {}
+    items: dict[str, dict[str, Any]] = {}
     for response in stored:
-        if len(found) == len(ids):
+        if len(items) == len(ids):
             break
         if response.answer is not None:
-            known = {item["id"]: item for item in response.context()}
-            found = {id: item for id in ids if (item := known.get(id)) is not None} | found
-    return found
+            items_by_id = {item["id"]: item for item in response.context()}
+            items = {id: item for id in ids if (item := items_by_id.get(id)) is not None} | items
+    return items
 
 
 class ResponseStore(OwnedStore[StoredResponse]):

@@ -32,11 +32,11 @@ async def abort_requests(request: Request) -> Response:
     body = parse(await read_json(request), AbortRequest, ignored=ignored_fields(request))
     wanted = None if body.request_ids is None else frozenset(body.request_ids)
     every, owner = is_admin(request), owner_of(request)
-    own = [name for name in server.engine.request_ids if every or is_of(name, owner)]
-    found = [name for name in own if wanted is None or not wanted.isdisjoint(_names(name))]
-    for name in found:
+    request_ids = [name for name in server.engine.request_ids if every or is_of(name, owner)]
+    aborted = [name for name in request_ids if wanted is None or not wanted.isdisjoint(_names(name))]
+    for name in aborted:
         await server.engine.abort(name)
-    return _json({"status": "aborted", "aborted": len(found)})
+    return _json({"status": "aborted", "aborted": len(aborted)})
 
 
 async def pause(request: Request) -> Response:

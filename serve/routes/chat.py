@@ -159,12 +159,12 @@ class ChatAnswer:
     def prompt(self) -> dict[str, Any]:
         """What a request wants to know of its own prompt."""
         (prompt,) = self.turn.job.prompts
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self.body.return_token_ids:
-            found["prompt_token_ids"] = prompt.token_ids
+            fields["prompt_token_ids"] = prompt.token_ids
         if self.body.return_prompt_text:
-            found["prompt_text"] = whole_characters(prompt.text or "")
-        return found
+            fields["prompt_text"] = whole_characters(prompt.text or "")
+        return fields
 
     def choice(self, choice: CompletionOutput) -> dict[str, Any]:
         """A continuation as the response has it; its reasoning is counted."""
@@ -193,7 +193,7 @@ class ChatAnswer:
         """OpenAI's ``ChatCompletionChunk``s: a role per choice, deltas, a finish per choice, then the usage."""
         first, last = True, None
         readers = [self.turn.form.reader() for _ in range(self.body.choices)]
-        said = Joined()
+        joined_text = Joined()
         async with aclosing(self.turn.outputs()) as outputs:
             async for output in outputs:
                 if first:
@@ -205,10 +205,10 @@ class ChatAnswer:
                 last = output
                 for choice in output.outputs:
                     self.turn.tally.add_tokens(choice)
-                    for chunk in self._deltas(choice, readers[choice.index], said):
+                    for chunk in self._deltas(choice, readers[choice.index], joined_text):
                         yield chunk
         if self.conversation is not None:
-            self.conversation.record(said.message())
+            self.conversation.record(joined_text.message())
         if self.body.include_usage:
             end = {**self.envelope("chat.completion.chunk", []), "usage": self.turn.tally.usage()}
             if self.server.config.enable_per_request_metrics and last is not None:

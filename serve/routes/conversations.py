@@ -13,8 +13,8 @@ from llmjax.serve.conversations import Conversation
 
 async def get_conversation(request: Request) -> Response:
     """A conversation's messages."""
-    found = server_of(request).conversations.get(owner_of(request), request.path_params["conversation_id"])
-    return Response(_written(found), media_type="application/json")
+    conversation = server_of(request).conversations.get(owner_of(request), request.path_params["conversation_id"])
+    return Response(_written(conversation), media_type="application/json")
 
 
 def _written(conversation: Conversation) -> bytes:

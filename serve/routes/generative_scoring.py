@@ -65,8 +65,8 @@ async def _prompts(server: Server, body: GenerativeScoringRequest) -> list[Encod
     """
     if not isinstance(body.query, str):
         check_ids(server, body.query, field="query")
-    given: list[Any] = [*body.items]
-    for i, item in enumerate(given):
+    parts: list[Any] = [*body.items]
+    for i, item in enumerate(parts):
         if not isinstance(item, str):
             check_ids(server, item, field=f"items.{i}")
 
@@ -78,7 +78,7 @@ async def _prompts(server: Server, body: GenerativeScoringRequest) -> list[Encod
 
     def encoded() -> list[EncodedPrompt]:
         query = ids(body.query, "query", special=body.add_special_tokens)
-        items = [ids(item, f"items.{i}", special=False) for i, item in enumerate(given)]
+        items = [ids(item, f"items.{i}", special=False) for i, item in enumerate(parts)]
         return [EncodedPrompt(item + query if body.item_first else query + item) for item in items]
 
     prompts = await off_loop(encoded, size=len(body.query) + sum(map(len, body.items)))

@@ -26,12 +26,12 @@ async def invocations(request: Request) -> Response | ASGIApp:
 
 
 def _route(body: dict[str, Any], pooler: PoolerInfo | None) -> Callable[[Request], Awaitable[Response | ASGIApp]]:
-    given = {name for name, value in body.items() if value is not None}
+    names = {name for name, value in body.items() if value is not None}
     if pooler is None:
-        return chat_completions if "messages" in given else completions
-    if "query" in given:
+        return chat_completions if "messages" in names else completions
+    if "query" in names:
         return rerank
-    if any({*sides} <= given for sides in SIDES):
+    if any({*sides} <= names for sides in SIDES):
         return score
     return embeddings if pooler.task == "embed" else classify
 

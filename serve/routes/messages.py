@@ -148,8 +148,8 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     if "input_schema" not in tool:
         raise ApiError(f"`{path}.input_schema` is required", param=f"{path}.input_schema")
     function = {"parameters": tool["input_schema"]}
-    kept = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
-    return {"type": "function", "function": {**kept, **function}}
+    fields = {name: tool[name] for name in ("name", "description", "strict") if tool.get(name) is not None}
+    return {"type": "function", "function": {**fields, **function}}
 
 
 def _tool_choice(choice: Mapping[str, Any] | None) -> Any:
@@ -228,15 +228,15 @@ class MessageAnswer:
     def _usage(self) -> dict[str, Any]:
         usage = self.turn.tally.usage()
         cached = usage["prompt_tokens_details"]["cached_tokens"]
-        found = {
+        usage_fields = {
             "input_tokens": usage["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
         if (details := usage.get("completion_tokens_details")) is not None:
-            found["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
-        return found
+            usage_fields["output_tokens_details"] = {"thinking_tokens": details["reasoning_tokens"]}
+        return usage_fields
 
 
 MESSAGE_ROUTES = [

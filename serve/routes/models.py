@@ -38,8 +38,8 @@ async def get_model(request: Request) -> Response:
     server = server_of(request)
     name = request.path_params["model_id"]
     server.check_model(name)
-    known = name if name in server.engine.config.served_names else server.engine.info.model_name
-    return Response(orjson.dumps(_card(server, known)), media_type="application/json")
+    shown_name = name if name in server.engine.config.served_names else server.engine.info.model_name
+    return Response(orjson.dumps(_card(server, shown_name)), media_type="application/json")
 
 
 # Model ids may hold slashes.

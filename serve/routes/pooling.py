@@ -216,7 +216,7 @@ async def _inputs(
     if isinstance(body, InputBody):
         return body.inputs, "input"
     server.check_model(body.model)
-    keep, found, ignored = body.truncate_prompt_tokens, [], record_of(request).ignored
+    keep, texts, ignored = body.truncate_prompt_tokens, [], record_of(request).ignored
     cut = None if keep is None else Truncation(server.engine.info.max_model_len if keep == -1 else keep, "right", False)
     tools, named = await read_tools(body), len(ignored)
     for name, chat in body.chats().items():
@@ -224,8 +224,8 @@ async def _inputs(
         with other_names({"messages": name}):
             ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
             prompt = await chat_prompt(server, chat, tools=tools, truncation=cut)
-        found.append(prompt.token_ids)
-    return found, "messages"
+        texts.append(prompt.token_ids)
+    return texts, "messages"
 
 
 async def _vectors(
@@ -301,7 +301,7 @@ async def _made(
     check_priority(server.engine, body.priority or 0)
     own_name = body.request_id or record_of(request).id
     salt, priority = cache_salt_of(request, body.cache_salt), body.priority or 0
-    found: dict[int, PoolingRequestOutput] = {}
+    outputs_by_index: dict[int, PoolingRequestOutput] = {}
 
     async def work(waiting: Iterator[tuple[int, PooledTokens]]) -> None:
         for index, tokens in waiting:
@@ -309,7 +309,7 @@ async def _made(
             stream = server.engine.encode(tokens, params, name, priority=priority, cache_salt=salt)
             async with aclosing(stream) as outputs:
                 async for output in outputs:
-                    found[index] = output
+                    outputs_by_index[index] = output
             await asyncio.sleep(0)
 
     async def all_of_it() -> None:
@@ -326,7 +326,7 @@ async def _made(
 
     record = record_of(request)
     await guarded(request.receive, all_of_it(), timeout=server.config.request_timeout)
-    made = [found[index] for index in range(len(inputs))]
+    made = [outputs_by_index[index] for index in range(len(inputs))]
     record.prompt_tokens = sum(len(output.prompt_token_ids) for output in made)
     if any(output.error is not None for output in made):
         raise ApiError("the request was aborted", status=503, code="aborted", headers={"Retry-After": "1"})
@@ -352,12 +352,12 @@ async def _tokens(
     """
     size = min(params.dimensions or _pooler(server).size, _pooler(server).size)
     _check_numbers(size * len(inputs), field)
-    found: list[PooledTokens] = []
+    rows: list[PooledTokens] = []
 
     def take(some: Sequence[str | list[int] | TextPair]) -> None:
         for one in some:
             prompt: Any = {"prompt_token_ids": one} if isinstance(one, list) else one
-            found.append(server.engine.pooled_tokens(prompt, params, add_special_tokens=not plain))
+            rows.append(server.engine.pooled_tokens(prompt, params, add_special_tokens=not plain))
 
     try:
         at = 0
@@ -373,9 +373,9 @@ async def _tokens(
     except InvalidRequest as error:
         error.field = field if error.field == "prompt" else error.field
         raise
-    if found[0].of_tokens:
-        _check_numbers(size * sum(len(tokens.token_ids) for tokens in found), field)
-    return found
+    if rows[0].of_tokens:
+        _check_numbers(size * sum(len(tokens.token_ids) for tokens in rows), field)
+    return rows
 
 
 def _num_chars(one: str | list[int] | TextPair) -> float:

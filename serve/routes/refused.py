@@ -15,9 +15,9 @@ _TEXT = "models read and write text only"
 _ADAPTERS = "adapters are not supported; serve a model that they are merged into"
 _WEIGHTS = "weights come from files; a server that sleeps and is woken loads those of its model again"
 _SIZE = "how many processes run the model is decided at the start (--data-parallel-size)"
-_CHATS = "chats are asked at /v1/chat/completions, /v1/responses or /v1/messages"
-_RENDER = "/v1/chat/completions/render and /v1/completions/render are what is rendered"
-_DERENDER = "/inference/v1/generate says the text, too, with output_mode text, and /detokenize that of any tokens"
+_CHATS = "chats go to /v1/chat/completions, /v1/responses or /v1/messages"
+_RENDER = "use /v1/chat/completions/render or /v1/completions/render"
+_DERENDER = "/inference/v1/generate returns the text too with output_mode text, and /detokenize that of any tokens"
 REASONS: Mapping[str, str] = {
     "/v1/audio/transcriptions": _TEXT,
     "/v1/audio/translations": _TEXT,
@@ -33,10 +33,10 @@ REASONS: Mapping[str, str] = {
     "/v1/chat/completions/derender": _DERENDER,
     "/v1/systemone": _CHATS,
     "/cohere/v2/chat": _CHATS,
-    "/collective_rpc": "no code of requests is run",
+    "/collective_rpc": "code in requests is never run",
     "/scale_elastic_ep": _SIZE,
     "/is_scaling_elastic_ep": _SIZE,
-    "/fault_tolerance/{call:path}": "an engine's process that has died is started again by itself",
+    "/fault_tolerance/{call:path}": "an engine's process that dies is restarted automatically",
     "/get_world_size": _WEIGHTS,
     "/init_weight_transfer_engine": _WEIGHTS,
     "/start_weight_update": _WEIGHTS,

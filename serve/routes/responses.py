@@ -173,19 +173,19 @@ def _stream(server: Server, events: AsyncGenerator[bytes, None]) -> EventStream:
 
 async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[ChatRequest, list[Item]]:
     """The chat request that a request comes to, and all items that it is made of, as they are listed."""
-    own: list[Item] = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    input_items: list[Item] = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     before: list[Item] = []
     if body.previous_response_id is not None:
         previous = server.responses.get(owner_of(request), body.previous_response_id, field="previous_response_id")
-        _check_previous(server, previous, items=len(own))
+        _check_previous(server, previous, items=len(input_items))
         before = previous.context()
     ignored = record_of(request).ignored
-    own = await _dereferenced(server, own, owner_of(request))
+    input_items = await _dereferenced(server, input_items, owner_of(request))
 
     def read() -> tuple[list[Any], list[Item]]:
-        return messages_of(body.instructions, before, own, ignored), before + listed(own)
+        return messages_of(body.instructions, before, input_items, ignored), before + listed(input_items)
 
-    messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(own)))
+    messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(input_items)))
     given = (body.model_fields_set & GenerationRequest.model_fields.keys()) - {"response_format"}
     tools, choice = _tools(body)
     return ChatRequest.model_construct(
@@ -216,15 +216,15 @@ async def _dereferenced(server: Server, items: list[Item], owner: str) -> list[I
         return items
     if len(ids := set(places.values())) < len(places):
         raise ApiError("an item is referred to twice", param="input", code="invalid_value")
-    found = await asyncio.to_thread(find_items, server.responses.all(owner), ids)
+    stored_items = await asyncio.to_thread(find_items, server.responses.all(owner), ids)
     for i, id in places.items():
-        if id not in found:
-            message = f"there is no item {cut(id)!r}, or its response is not kept (any more)"
+        if id not in stored_items:
+            message = f"there is no item {cut(id)!r}, or its response is not kept or no longer kept"
             raise ApiError(message, status=404, param=f"input.{i}.id", code="not_found")
-    if sum(len(orjson.dumps(item)) for item in found.values()) > server.limits.bytes:
+    if sum(len(orjson.dumps(item)) for item in stored_items.values()) > server.limits.bytes:
         message = f"the items that are referred to take more than {server.limits.bytes} bytes"
         raise ApiError(message, param="input", code="invalid_value")
-    return [found[places[i]] if i in places else item for i, item in enumerate(items)]
+    return [stored_items[places[i]] if i in places else item for i, item in enumerate(items)]
 
 
 def _check_previous(server: Server, previous: StoredResponse, *, items: int) -> None:
@@ -271,10 +271,10 @@ def _flat(tool: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
     inner = _inner(tool)
     if not isinstance(tool.get("name"), str) or inner is None:
         raise ApiError(f"`{path}` must have a name and a list of tools with names", param=path, code="invalid_type")
-    found = [_tool(one, f"{path}.tools.{i}") for i, one in enumerate(inner)]
-    for one in found:
+    tools = [_tool(one, f"{path}.tools.{i}") for i, one in enumerate(inner)]
+    for one in tools:
         one["function"]["name"] = flat_name(tool["name"], one["function"]["name"])
-    return found
+    return tools
 
 
 def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
@@ -286,14 +286,14 @@ def _inner(tool: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 def _custom(body: ResponsesRequest) -> dict[str, InputForm | None]:
     """Custom tools by what the model calls them."""
-    found: dict[str, InputForm | None] = {}
+    forms: dict[str, InputForm | None] = {}
     for i, tool in enumerate(body.tools or []):
         inner = _inner(tool)
         for j, one in enumerate([tool] if inner is None else inner):
             if one.get("type") == "custom" and isinstance(name := one.get("name"), str):
                 path = f"tools.{i}" if inner is None else f"tools.{i}.tools.{j}"
-                found[name if inner is None else flat_name(tool["name"], name)] = input_form(one, path)
-    return found
+                forms[name if inner is None else flat_name(tool["name"], name)] = input_form(one, path)
+    return forms
 
 
 def _unheeded(body: InputRequest) -> list[str]:
@@ -320,8 +320,8 @@ def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
             param=f"{path}.type",
             code="unsupported_parameter",
         )
-    kept = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {name: tool[name] for name in kept if tool.get(name) is not None}}
+    names = ("name", "description", "parameters", "strict")
+    return {"type": "function", "function": {name: tool[name] for name in names if tool.get(name) is not None}}
 
 
 def _response_format(body: InputRequest) -> dict[str, Any] | None:
@@ -483,8 +483,8 @@ class Writing:
         names = TokenNames(self.server.engine.tokenizer, as_ids=False)
         top = self.body.top_logprobs or 0
         named = self.body.logprob_token_ids
-        found = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top, named=named)
-        entries: list[dict[str, Any]] = found["content"]
+        logprobs = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top, named=named)
+        entries: list[dict[str, Any]] = logprobs["content"]
         ended_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
         return entries[:-1] if ended_by_token and not self.body.include_stop_str_in_output else entries
 

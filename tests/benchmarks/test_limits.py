@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(native is None, reason="the C++ library is not b
 @pytest.mark.slow
 @pytest.mark.alone
 def test_numpy_does_not_exceed_what_the_loops_reach_and_comes_close_to_it() -> None:
-    """Of a matrix product and a sum numpy's libraries make much of what a machine can do: if they make more, a loop is
+    """In a matrix product and a sum numpy's libraries reach much of what a machine can do: if they make more, a loop is
     slow, and if they make next to nothing of it, its work is counted wrongly."""
     assert native is not None
     best, cores = limits(native.best), usable_cores()
@@ -50,7 +50,7 @@ def test_smaller_numbers_and_wider_registers_are_not_slower() -> None:
 
 
 def least_seconds(work: Callable[[], object]) -> float:
-    """Of the fastest time, with what numpy takes of threads."""
+    """Rates of the fastest time, with as many threads as numpy takes."""
     seconds = []
     for _ in range(REPEAT):
         began = time.perf_counter()

@@ -93,7 +93,7 @@ CALL = [{"index": 0, "function": {"arguments": '{"name": 1'}}]
         ("JSON", read(chunk(0, '{"name": "A", "age": 9}', "stop")), None),
         ("JSON", read(chunk(0, '{"name": "A', "length")), None),
         ("expression", read(chunk(0, "2020-01-01", "stop")), "not the form"),
-        ("stop strings", read(chunk(0, "It is the end, or", "stop")), "goes on behind"),
+        ("stop strings", read(chunk(0, "It is the end, or", "stop")), "goes on after"),
         ("tools", read(chunk(0, tool_calls=CALL), chunk(0, reason="tool_calls")), "not the arguments"),
         ("forced tools", read(chunk(0, "No.", "stop")), "no call"),
         ("logprobs", read(chunk(0, "a", "stop"), {"usage": {"completion_tokens": 9}}), "0 of 9"),

@@ -1,4 +1,4 @@
-"""Engines and devices of one machine: the arrangements, what is said of them, and all of it on a tiny model."""
+"""Engines and devices of one machine: the arrangements, the report about them, and all of it on a tiny model."""
 
 from __future__ import annotations
 

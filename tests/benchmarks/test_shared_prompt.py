@@ -1,4 +1,4 @@
-"""Streams behind one prompt and behind their own, on a tiny model, from flags to the tables."""
+"""Streams that share one prompt and streams with their own, on a tiny model, from flags to the tables."""
 
 from __future__ import annotations
 

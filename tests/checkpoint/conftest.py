@@ -161,7 +161,7 @@ def check_model(tmp_path: Path, family: str, same: Equal, packed: Packed) -> Cal
         """
         Args:
             pack: makes a layer.
-            settings: of the quantization: in config.json, or in `file`.
+            settings: settings of the quantization: in config.json, or in `file`.
             head: whether lm_head is quantized too.
             records: whether layers stay quantized, rather than being dequantized.
         """

@@ -67,7 +67,7 @@ def test_a_missing_head_is_an_error_unless_the_embedding_is_tied(tmp_path: Path)
 def test_a_head_of_its_own_is_used_though_the_embedding_is_said_to_be_tied(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As transformers has it since 5; files made of torch's hold the same numbers twice."""
+    """The checkpoint as transformers 5 writes it; files made of torch's hold the same numbers twice."""
     tensors = load_file(LLAMA / "model.safetensors")
     config = json.loads((LLAMA / "config.json").read_text()) | {"tie_word_embeddings": True}
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -50,7 +50,7 @@ class FakeIndex:
     """Serves ``/simple/<package>/`` and ``/files/<wheel>``; counts what it sends."""
 
     wheels: dict[str, bytes] = field(default_factory=dict)  # file name -> content
-    drop_after: list[int] = field(default_factory=list)  # one entry a file answer: cut it off after so many bytes
+    drop_after: list[int] = field(default_factory=list)  # one entry a file answer: cut it off after this many bytes
     statuses: list[int] = field(default_factory=list)  # one entry a file answer: an error status instead
     ranges: bool = True
     etag: str | None = '"first"'

@@ -88,7 +88,7 @@ class Terminal:
     def __init__(self, url: str, home: Path, *flags: str) -> None:
         self.master, slave = pty.openpty()
         environment = {**os.environ, "HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        # As a terminal starts it: who runs the tests in the background hands down that Ctrl-C is ignored.
+        # Like a terminal: tests that run in the background hand down that Ctrl-C is ignored.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             self.process = subprocess.Popen(

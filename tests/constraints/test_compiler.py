@@ -24,7 +24,7 @@ def compiler() -> GrammarCompiler:
 
 
 def accepts(compiler: GrammarCompiler, text: str, **form: Any) -> bool:
-    """Whether a form holds a text, and nothing behind it."""
+    """Whether a form holds a text, and nothing more."""
     matcher = compiler.matcher(compiler.grammar(StructuredOutputsParams(**form))).deep_copy()
     return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
 

@@ -105,7 +105,7 @@ def test_the_same_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", _COMMON)
 def test_terminals_of_lark(name: str) -> None:
-    """Those of the library, and what stands here for them."""
+    """Names of the library, and what stands here for them."""
     plain = matcher(f"start: X\n%import common.{name} -> X")
     several = matcher(in_json(f"start: {name}\n%import common ({name}, INT)"))
     inside = matcher(in_json(f"start: X\n%import common.{name} -> X"))

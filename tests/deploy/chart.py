@@ -31,7 +31,7 @@ def render(chart: Path, *, release: str, values: dict[str, Any]) -> list[dict[st
     """All objects of a chart.
 
     Args:
-        values: that differ from those of the chart.
+        values: values that differ from the chart's.
     """
     defaults = yaml.safe_load((chart / "values.yaml").read_text())
     if unknown := set(values) - set(defaults):
@@ -45,7 +45,7 @@ def render(chart: Path, *, release: str, values: dict[str, Any]) -> list[dict[st
 
 
 def merged(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """As Helm lays values over defaults: mappings are merged, all else is replaced."""
+    """Lays values over defaults as Helm does: mappings are merged, all else is replaced."""
     return defaults | {
         name: merged(defaults[name], value)
         if isinstance(value, dict) and isinstance(defaults.get(name), dict)
@@ -109,7 +109,7 @@ def _until_end(tokens: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _value(expression: str, scope: Scope) -> Any:
-    """Of a pipeline."""
+    """The value of a pipeline."""
     calls: list[list[str]] = [[]]
     for word in WORDS.findall(expression):
         if word == "|":

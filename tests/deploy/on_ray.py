@@ -60,7 +60,7 @@ def alive(kind: str) -> dict[str, int]:
 
 
 async def until(number: int, kind: str, *, but: str = "") -> None:
-    """Waits for so many actors of a class, while the application serves."""
+    """Waits for a number of actors of a class, while the application serves."""
     limit = time.monotonic() + 240
     while time.monotonic() < limit:
         details = serve.status().applications["default"]
@@ -93,7 +93,7 @@ async def gone(pids: list[int]) -> bool:
 
 
 async def killed(client: httpx.AsyncClient, number: int, kind: str, *, engine: bool) -> dict[str, Any]:
-    """What clients see while and after one of so many actors of a class is killed, or its engine."""
+    """What clients see while and after one of several actors of a class is killed, or its engine."""
     victim, pid = next(iter(alive(kind).items()))
     children = engines(pid)
     load = [asyncio.create_task(ask(client, stream=i % 2 == 0, max_tokens=400)) for i in range(REQUESTS)]
@@ -107,7 +107,7 @@ async def killed(client: httpx.AsyncClient, number: int, kind: str, *, engine: b
 
 
 async def clients(url: str, number: int, kind: str) -> dict[str, Any]:
-    """What clients see before, while and after one of so many actors of a class is killed."""
+    """What clients see before, while and after one of several actors of a class is killed."""
     async with httpx.AsyncClient(base_url=url, timeout=200) as client:
         await until(number, kind)
         found: dict[str, Any] = {"plain": await ask(client), "stream": await ask(client, stream=True)}

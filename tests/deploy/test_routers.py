@@ -1,4 +1,4 @@
-"""Two servers behind routers that their users have (``pip install vllm-router sglang-router``), as real processes."""
+"""Two servers and the routers of their users (``pip install vllm-router sglang-router``), as real processes."""
 
 from __future__ import annotations
 

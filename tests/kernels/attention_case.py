@@ -43,7 +43,7 @@ class Case:
 
     @property
     def all_pages(self) -> int:
-        """Those of other layers included."""
+        """Pages of all layers."""
         return self.first_page + self.num_pages
 
 
@@ -68,7 +68,7 @@ class Data:
 
 
 def ragged_batch(case: Case, rng: np.random.Generator) -> RaggedBatch:
-    """The case's rows on shuffled pages; where pages lie behind the window, they are given back."""
+    """The case's rows on shuffled pages; where pages lie before the window, they are given back."""
     assert all(kv - count >= case.common for count, kv in case.lengths if count)
     needed = [-(-kv // case.page_size) for _, kv in case.lengths]
     free = iter(rng.permutation(np.arange(1, case.num_pages)))

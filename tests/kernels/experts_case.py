@@ -22,7 +22,7 @@ class Maker:
         kind: a dtype; ``q4``; ``columns``: as q4, in an order of each expert's own; ``rounding``: as q4, with weights
             in bf16 and products that may round activations to int8.
         count: experts.
-        size, inner: of the model and of an expert.
+        size, inner: sizes of the model and of an expert.
     """
 
     def __init__(self, kind: str, count: int, *, size: int, inner: int) -> None:

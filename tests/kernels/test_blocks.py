@@ -312,7 +312,7 @@ def specified_attention(
 
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 def test_products_alone(kind: str) -> None:
-    """Without bias, norm behind and residual stream, which follow when devices have added up their parts."""
+    """Without bias, norm after and residual stream, which follow when devices have added up their parts."""
     make, heads, head_dim = Maker(kind), 4, 16
     norm = partial(make.norm, SIZE, plus_one=False)
     project = partial(make.projection, bias=True)
@@ -372,7 +372,7 @@ def test_what_the_library_takes_goes_to_it() -> None:
 @pytest.mark.parametrize("kind", ["q4", "bfloat16"])
 @pytest.mark.parametrize("decode", [False, True])
 def test_padding_is_left_out(kind: str, decode: bool, isa: str) -> None:
-    """Rows behind those of requests are zeros, whatever they hold. The others are what they would be in a full program,
+    """Rows after those of requests are zeros, whatever they hold. The others are what they would be in a full program,
     since a prompt's tokens may be cached; those of decodes are computed as the fewer rows that they are."""
     make, used, rows = Maker(kind), 3, 16
     full = make.floats(rows, SIZE)

@@ -355,7 +355,7 @@ EXACT = {
 @pytest.mark.parametrize("name", MEANS)
 @pytest.mark.parametrize("cache", EXACT)
 def test_queries_of_zero_give_the_mean_of_what_they_see(name: str, cache: str, isa: str) -> None:
-    """Of integers, so that a key too few or too many shows, however coarse a type is."""
+    """Values are integers, so that a key too few or too many shows, however coarse a type is."""
     case = replace(MEANS[name], cache=cache)
     data = integers_of(case)
     out = np.asarray(run(data, pages_of(data))[0], np.float64)
@@ -366,7 +366,7 @@ def test_queries_of_zero_give_the_mean_of_what_they_see(name: str, cache: str, i
 @each_isa
 @pytest.mark.parametrize("decode", [False, True])
 def test_means_in_bfloat16_are_exact(decode: bool, isa: str) -> None:
-    """Of 64 keys, whose mean bfloat16 holds."""
+    """The mean of 64 keys is one that bfloat16 holds."""
     lengths = ((1, 64), (1, 200), (1, 128)) if decode else ((3, 70), (40, 140), (1, 64))
     case = Case(lengths, decode=decode, window=64, cache="bfloat16", activations="bfloat16")
     data = integers_of(case, largest=3)

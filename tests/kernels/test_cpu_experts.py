@@ -76,7 +76,7 @@ def specified(kind: str, rows: int, choices: int, activation: str, bias: bool) -
 
 @dataclass(frozen=True)
 class Rounded:
-    """Experts whose inputs may be rounded to int8, each with so many rows."""
+    """Experts whose inputs may be rounded to int8, each with a number of rows."""
 
     loads: tuple[int, ...]
     size: int

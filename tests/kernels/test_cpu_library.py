@@ -123,7 +123,7 @@ def test_a_missing_compiler_is_an_error_that_names_it(monkeypatch: pytest.Monkey
 def test_a_compiler_without_the_standard_library_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As clang is where no libstdc++ of its liking is installed."""
+    """Like clang where no libstdc++ that it can use is installed."""
     first, second, _ = build.COMPILERS
     for name, status in ((first, 1), (second, 0)):
         (tmp_path / name).write_text(f"#!/bin/sh\nexit {status}\n")
@@ -226,7 +226,7 @@ def test_all_that_python_calls_is_looked_for_when_the_library_is_loaded() -> Non
 def test_a_library_that_lacks_a_function_is_not_used(
     function: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As one of older sources does; here the name is made another one in the file."""
+    """A library of older sources does; here the name is made another one in the file."""
     if not cpu_library.LIBRARY.exists():
         pytest.skip("the C++ library is not built")
     older = tmp_path / "library.so"

@@ -32,7 +32,7 @@ def parts_of(
 
 
 def blocks_of(programs: np.ndarray, keys: int = 64) -> np.ndarray:
-    """That each program reads."""
+    """The blocks that each program reads."""
     return -(-(programs[:, 2] - programs[:, 1]) // keys)
 
 

@@ -87,7 +87,7 @@ def arguments(case: Case, seed: int = 0) -> tuple[jax.Array, jax.Array, jax.Arra
 
 
 def error(case: Case, seed: int = 0, *, interpret: bool = True) -> float:
-    """Of the kernels, relative to the norm of the reference."""
+    """Error of the kernels, relative to the norm of the reference."""
     given = arguments(case, seed)
     assert refuses(*given, activation=case.activation) is None
 

@@ -304,7 +304,7 @@ def compiled_for(card: Card, module: Any) -> list[Any]:
 @pytest.mark.parametrize("card", [RTX_4090, H100, B200, RTX_5090], ids=lambda card: card.name)
 @pytest.mark.parametrize("group", [128, 4096])
 def test_8_bit_floats_are_multiplied_by_tensor_cores_that_know_them(group: int, card: Card) -> None:
-    """Of weights with a scale for each block of columns and for each row. For Hopper Triton makes halves of the
+    """Weights have a scale for each block of columns or for each row. For Hopper Triton makes halves of the
     codes, whose products of warpgroups want another order of them."""
     weight = dataclasses.replace(matrix(RowFormat(4096, Codes(8, "e4m3"), group, "f32")), activations="fp8")
     arguments = Shape((64, 4096), jnp.bfloat16), weight, None

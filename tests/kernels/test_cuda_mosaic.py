@@ -27,7 +27,7 @@ pytestmark = pytest.mark.jax_api
 
 ROOT = Path(__file__).parents[2]
 BF16 = {"activations": "bfloat16", "cache": "bfloat16"}
-# Keys begin behind the window; heads are filled up to a power of two.
+# The window begins after the first key; heads are filled up to a power of two.
 RAGGED = Case(((20, 150),), heads=3, kv_heads=1, head_dim=64, padding=0, window=70, softcap=20.0, **BF16)
 
 
@@ -38,8 +38,8 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def error(case: Case, *, interpret: object = None) -> float:
-    """Of the kernel, relative to the norm of the reference; rows of one token are left out, as `attend` does. What no
-    token has stored is not a number, which the kernel is not to meet."""
+    """Error of the kernel, relative to the norm of the reference; rows of one token are left out, as in `attend`. What
+    no token has stored is NaN, which the kernel must not read."""
     data = make_data(case)
     pages = filled_pages(case, data.filling, as_bits=False)
     pages = reference.write_kv(pages, data.k, data.v, data.batch.places(case.page_size))

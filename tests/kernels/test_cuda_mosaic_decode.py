@@ -58,7 +58,7 @@ def stored(case: Case, data: Data) -> KVPages:
 
 
 def error(case: Case, *, shares: int, keys: int = 64, heads: int = 16) -> float:
-    """Of the kernels, relative to the norm of the reference. What no query sees is not a number."""
+    """Error of the kernels, relative to the norm of the reference. What no query sees is not a number."""
     data = make_data(case)
     pages, clean = stored(case, without_unseen(data)), stored(case, data)
     assert refuses(jnp.asarray(data.q), pages) is None
@@ -77,14 +77,14 @@ MOST = {"bfloat16": 3e-3, "float16": 4e-4, "int8": 3e-3}
 
 
 def test_whole_rows_equal_the_reference() -> None:
-    """Of two runs of each warp at most; nothing is merged."""
+    """Each warp has two runs at most; nothing is merged."""
     whole = replace(PLAIN, lengths=((1, 220), (1, 3), (0, 0), (1, 129)), window=200)
     assert error(whole, shares=5, keys=256) < MOST["bfloat16"]
 
 
 @pytest.mark.slow
 def test_tables_are_read_up_to_the_last_page_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A simulation forgives what is behind an array; a card does not."""
+    """A simulation forgives what is after an array; a card does not."""
     places: set[int] = set()
     look_up = Threads.look_up
 

@@ -74,7 +74,7 @@ def random_tensor(form: RowFormat, *, size_out: int, dtype: str = "float32", per
 
 
 def relative_error(out: np.ndarray, x: np.ndarray, weight: QTensor) -> float:
-    """Of |x| |w|."""
+    """Error relative to |x| |w|."""
     dense = np.asarray(weight.dequantize(), np.float64)
     sizes = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(dense, axis=1)
     return float((np.abs(out - x.astype(np.float64) @ dense.T) / sizes).max())

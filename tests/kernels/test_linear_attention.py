@@ -37,7 +37,7 @@ def expected(tokens: tuple[np.ndarray, ...]) -> np.ndarray:
 
 @pytest.mark.parametrize("cuts", [(150,), (1, 149), (64, 64, 22), (7, 1, 90, 1, 51), (63, 65, 22)])
 def test_chunks_and_single_tokens(tokens: tuple[np.ndarray, ...], expected: np.ndarray, cuts: tuple[int, ...]) -> None:
-    """Of a row beside one of which each step has one token, over states that began as noise."""
+    """A row of chunks beside a row of which each step has one token, over states that began as noise."""
     check(tokens, expected, cuts)
 
 

@@ -69,7 +69,7 @@ def test_sums_are_those_of_all_devices(other: subprocess.Popen[str]) -> None:
             np.testing.assert_array_equal(found, of_device(0, shape, round) + of_device(1, shape, round))
     assert other.stdout is not None
     assert float(other.stdout.read()) == pytest.approx(float(found.sum()))
-    # And now that it has gone, who waits for it hears so.
+    # And now that it has gone, whoever waits for it hears so.
     errors: list[Exception] = []
     began = threading.Event()
 

@@ -26,7 +26,7 @@ def shown() -> list[tuple[str, list[str]]]:
 
 
 def lacking(text: str, lines: list[str]) -> list[str]:
-    """Lines that do not begin one of the text, behind those before them."""
+    """Lines that do not begin one of the text, after those before them."""
     rest, missing = iter(text.splitlines()), []
     for line in lines:
         if not any(own.startswith(line) for own in rest):

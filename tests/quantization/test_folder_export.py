@@ -127,7 +127,7 @@ def test_shards(tmp_path: Path) -> None:
 
 
 def test_a_quantized_source(tmp_path: Path) -> None:
-    """Of GGUF, and what was stored quantized and stays plain gets the model's type."""
+    """A GGUF source: what was stored quantized and stays plain gets the model's type."""
     export_gguf(open_checkpoint(GOLDEN / "llama"), tmp_path / "a.gguf", scheme="q8_0")
     source = open_checkpoint(tmp_path / "a.gguf")
     assert source.tensors["model.embed_tokens.weight"].type_name == "Q8_0" and source.quantization == "gguf"

@@ -76,7 +76,7 @@ def check(model: LoadedModel, logits: Callable[[Any], np.ndarray], *, atol: floa
     """Compares with plain weights, and these with the golden ones.
 
     Args:
-        atol: of weights.
+        atol: absolute tolerance of weights.
         products: what stays quantized.
     """
     kept = {name for name, weight in model.params.items() if isinstance(weight, QTensor)}
@@ -112,7 +112,7 @@ def test_files(tmp_path: Path, logits: Callable[[Any], np.ndarray], scheme: str,
 
 @SLOW
 def test_blocks_of_float8(tmp_path: Path, logits: Callable[[Any], np.ndarray]) -> None:
-    """As Qwen publishes them: a scale for each block of a matrix, experts one by one."""
+    """Blocks as Qwen publishes them: a scale for each block of a matrix, experts one by one."""
     source, stored = open_checkpoint(QWEN3_NEXT), {}
     for name, tensor in with_separate_experts(source.tensors, mixtral=False).items():
         values = tensor.read(F32)

@@ -61,7 +61,7 @@ def test_long_lists_within_their_range_pass() -> None:
 
 
 def test_a_form_under_its_older_name() -> None:
-    """As vLLM's users write it."""
+    """The name that vLLM's users write."""
     form = llmjax.GuidedDecodingParams(regex="a+", backend="xgrammar")
     params = llmjax.SamplingParams(guided_decoding=form)
     assert params.structured_outputs is form and isinstance(form, llmjax.StructuredOutputsParams)

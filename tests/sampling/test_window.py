@@ -39,7 +39,7 @@ def counted(state: SamplerState, words: jax.Array, position: jax.Array, tokens: 
 @settings(deadline=None)
 @given(window=st.integers(1, W), prompt=TOKENS, before=TOKENS, after=TOKENS)
 def test_the_state_is_of_the_last_tokens(window: int, prompt: list[int], before: list[int], after: list[int]) -> None:
-    """A slot that is set up behind some tokens, of a request that was preempted for example, and goes on from there."""
+    """A slot that is set up after some tokens, of a request that was preempted for example, and goes on from there."""
     prompt = [0, *prompt]
     sampling, free = resolved(window), resolved(None)
     text, older = [*prompt, *before], max(0, len(prompt) + len(before) - window)

@@ -29,7 +29,7 @@ def scripted_engine(
     context: int,
     compile_cache_dir: str,
 ) -> EngineConfig:
-    """Settings of an engine that runs such a model, which is written for it; arguments as of ``write_scripted``."""
+    """Settings of an engine that runs such a model, which is written here; arguments are ``write_scripted``'s."""
     folder.mkdir()
     write_scripted(folder, scripts, special=special, template=template, context=context)
     return EngineConfig(

@@ -118,7 +118,7 @@ def test_a_prefix_of_a_proxy_does_not_open_a_path() -> None:
 
 
 def test_a_proxy_may_leave_its_prefix_on_a_path_or_take_it_off() -> None:
-    """As uvicorn has it: it puts the prefix in front of every path."""
+    """The same as with uvicorn, which puts the prefix in front of every path."""
     app = app_of(root_path="/llm", api_key=["one"])
     transport = httpx.ASGITransport(app, root_path="/llm")
 
@@ -406,7 +406,7 @@ def test_requests_are_aborted_by_their_own_key(
 
 
 def test_the_engines_ids_say_whose_requests_are(running: Any) -> None:
-    """Of every kind of route, by the ids that the engine was given."""
+    """Owners of requests to every kind of route, by the ids that the engine was given."""
     seen: list[str] = []
     engine = running.engine
     app = create_app(engine, ServerConfig(api_key=["one", "two"]))

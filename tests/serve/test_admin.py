@@ -259,7 +259,7 @@ def test_a_paused_server_bounds_what_waits(guarded: Any, admin: httpx.Client) ->
     limit = guarded.engine.config.max_num_seqs + guarded.engine.config.max_num_queued_reqs
     assert admin.post("/pause").status_code == 200
     waiting, _ = begun_later(guarded, admin, ENDLESS)
-    guarded.engine._held_back += limit - 1  # as if so many had come
+    guarded.engine._held_back += limit - 1  # as if that many had come
     try:
         answer = admin.post("/v1/completions", json=ENDLESS)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "queue_full")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.waiting import until
 
-# Takes seconds, if nobody ends it: what comes first does not hang on who gets the processor first.
+# Takes seconds, if nobody ends it: what comes first does not depend on which thread gets the processor first.
 LONG: dict[str, Any] = {"prompt": [40, 41, 42], "max_tokens": 480, "n": 32, "ignore_eos": True, "temperature": 0}
 
 

@@ -61,7 +61,7 @@ class Strict:
     received: Received
 
     def later(self, sock: socket.socket, count: int, seconds: float) -> None:
-        """So many seconds after all ``count`` bytes of a connection have come."""
+        """A number of seconds after all ``count`` bytes of a connection have come."""
         self.received.wait(sock, count)
         self.loop.put_forward(seconds)
 
@@ -182,7 +182,7 @@ def test_late_headers(strict: Strict, connect: Connect) -> None:
         sock.sendall(b"h")  # which does not give it more time
         strict.later(sock, len(start) + 1, READ_TIMEOUT / 2)
         check_refused(everything(sock), 408, "request_timeout")
-    with connect() as sock:  # behind a complete one
+    with connect() as sock:  # after a complete one
         two = GET + b"GET /vers"
         sock.sendall(two)
         strict.later(sock, len(two), READ_TIMEOUT)
@@ -229,7 +229,7 @@ def test_silent_connections_are_closed(strict: Strict, connect: Connect) -> None
 
 
 def test_idle_connections_are_few(strict: Strict, connect: Connect) -> None:
-    """Of more than three the ones that have been idle longest are closed, but none before its client could send."""
+    """With more than three, those that have been idle longest are closed, but none before its client could send."""
 
     def asked() -> socket.socket:
         sock = connect()
@@ -309,7 +309,7 @@ class Timers:
         return SimpleNamespace(cancel=lambda: self.set.remove(entry) if entry in self.set else None)
 
     def due(self, seconds: float) -> None:
-        """Runs the one timer of so many seconds."""
+        """Runs the one timer of this many seconds."""
         (entry,) = [entry for entry in self.set if entry[0] == seconds]
         self.set.remove(entry)
         entry[1]()

@@ -71,7 +71,7 @@ def test_what_is_damaged_is_an_error(name: str) -> None:
     data = random.Random(1).randbytes(500)
     whole = write(data)
     for end in range(1, len(whole)):
-        if name not in ("members", "frames"):  # which may end behind each
+        if name not in ("members", "frames"):  # which may end after each
             with pytest.raises(ApiError, match="its end is missing"):
                 decoded(coding, [whole[:end]])
     for at in range(len(whole)):

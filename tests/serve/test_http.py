@@ -1,4 +1,4 @@
-"""HTTP/1.1 as RFC 9112 has it: raw bytes against a connection with a small application behind it."""
+"""HTTP/1.1 as RFC 9112 has it: raw bytes against a connection that serves a small application."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def check_bad(answer: tuple[int, bytes], words: str = "") -> None:
 def test_an_offer_of_another_protocol_is_not_taken_up(
     connect: Callable[[], socket.socket], pieces: int, chunked: bool
 ) -> None:
-    """Java's client sends it with its first request; the request and those behind it are answered as any."""
+    """Java's client sends it with its first request; the request and those after it are answered as any."""
     body = CHUNKED + b"5\r\nhello\r\n0\r\n\r\n" if chunked else b"Content-Length: 5\r\n\r\nhello"
     stream = HEAD % 1 + OFFER + body + HEAD % 2 + body + HEAD % 3 + OFFER + b"\r\n" + HEAD % 4 + OFFER + body
     sock = connect()

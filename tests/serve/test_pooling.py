@@ -451,7 +451,7 @@ def test_a_model_that_generates_says_what_it_serves(running: Running, path: str)
     [("openai-embeddings", "random"), ("vllm-pooling", "random"), ("vllm-rerank", "random-rerank")],
 )
 def test_a_load_of_each_kind(embedder: Running, tmp_path: Path, backend: str, data: str) -> None:
-    """As ``llmjax bench serve`` makes it."""
+    """A load of each kind that ``llmjax bench serve`` makes."""
     flags = ["--backend", backend, "--dataset-name", data, "--random-batch-size", "2", "--num-prompts", "6"]
     found = bench(embedder, tmp_path, *flags, "--percentile-metrics", "e2el", "--random-vocab-size", "20")
     assert found["total_input_sequences"] == 6 and found["input_sequence_throughput"] > 0

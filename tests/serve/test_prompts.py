@@ -161,7 +161,7 @@ async def test_special_tokens_that_users_spell(tiny_model: Path, split: bool) ->
 
 
 async def test_a_text_that_begins_with_what_begins_texts_gets_it_twice(tiny_model: Path) -> None:
-    """As the documentation says; a rendered chat has ``add_special_tokens: false``."""
+    """The token that begins texts is added although it is there; a rendered chat has ``add_special_tokens: false``."""
     tokenizer = load_tokenizer(tiny_model)
     begins = tokenizer.encode("")
     text = tokenizer.decode(begins, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""SmolLM2 behind the server: what a user sees after ``make serve``."""
+"""SmolLM2 on a server: what a user sees after ``make serve``."""
 
 from __future__ import annotations
 

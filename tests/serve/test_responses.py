@@ -248,7 +248,7 @@ def test_formats_of_custom_tools(http: httpx.Client) -> None:
         found = answer(http, "plain", tools=[digits], tool_choice=choice, max_output_tokens=200, seed=1, temperature=1)
         assert all(re.fullmatch("[0-9]{3,5}", item["input"]) for item in found["output"]), found["output"]
     lines = {"type": "grammar", "syntax": "lark", "definition": 'start: LINE~1..2\nLINE: /"[a-z]{1,3}"\\n/'}
-    # The script calls the tool, with another text; a form of what is said leaves calls theirs.
+    # The script calls the tool, with another text; a form for the answer's text leaves calls theirs.
     for field in ({"tool_choice": "required"}, {"tool_choice": "auto"}, {"text": {"format": {"type": "json_object"}}}):
         response = http.post(
             RESPONSES, json=body("edited", tools=[{**EDIT, "format": lines}], max_output_tokens=300, seed=1, **field)

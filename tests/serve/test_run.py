@@ -107,7 +107,7 @@ def test_sigterm_lets_streams_finish_and_answers_whatever_else_there_is(engine_c
         until(lambda: bool(short))
         body = {"prompt": [40, 41], "stream": True, "ignore_eos": True, **ENDLESS}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as endless:
-            lines = endless.iter_lines()  # who forgets it closes the connection
+            lines = endless.iter_lines()  # dropping it would close the connection
             next(lines)
             server.send_signal(signal.SIGTERM)
             wait_closed(url)
@@ -216,7 +216,7 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: 
 
 @pytest.mark.slow
 def test_other_ranks_are_told_of_the_end(engine_config: EngineConfig) -> None:
-    """Those that users or mpiexec start would else end as if rank 0 had died, or be aborted by JAX."""
+    """Ranks that users or mpiexec start would else end as if rank 0 had died, or be aborted by JAX."""
     config = engine_config.replace(nnodes=2, tensor_parallel_size=2, master_port=free_port("127.0.0.1"))
     other = subprocess.Popen(serve_command(config.replace(node_rank=1)), stderr=subprocess.PIPE, text=True)
     try:
@@ -259,7 +259,7 @@ def test_the_first_sigterm_of_another_rank_is_left_to_rank_0(caplog: pytest.LogC
     try:
         _end_with_rank_0()
         signal.raise_signal(signal.SIGTERM)
-        assert caplog.messages == ["SIGTERM: this rank ends when rank 0 does; another one ends it at once"]
+        assert caplog.messages == ["SIGTERM: this rank ends when rank 0 does; a second SIGTERM ends it at once"]
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)

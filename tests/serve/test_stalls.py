@@ -30,7 +30,7 @@ CONTEXT = 2048
 TIMES = 5  # the median gap: what another client may at most notice,
 UNSEEN = 0.04  # seconds, or else no more than this, which nobody sees, however short the other gaps are
 TRIES = 4  # the machine may be busy with something else:
-ALONE = 2  # then a gap may be so many times the longest of a stream with nothing beside it
+ALONE = 2  # then a gap may be this many times the longest of a stream with nothing beside it
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES, FILES = "/v1/responses", "/v1/messages", "/v1/files"
 BOUNDARY = b"between-the-parts"
@@ -38,7 +38,7 @@ TYPES = {FILES: f"multipart/form-data; boundary={BOUNDARY.decode()}"}  # of bodi
 
 
 def fill(start: bytes, item: bytes, end: bytes) -> bytes:
-    """As many items, with commas between them, as fit."""
+    """A text of as many items, with commas between them, as fit."""
     count = (LIMIT - len(start) - len(end)) // (len(item) + 1)
     return start + b",".join([item] * count) + end
 
@@ -150,7 +150,7 @@ def wait_idle(pid: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """That a process has taken: user and system, proc(5)."""
+    """CPU time that a process has taken: user and system, proc(5)."""
     user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 

@@ -296,7 +296,7 @@ FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": ARGUME
 
 
 def test_a_form_is_of_what_is_said_and_leaves_calls_to_the_model(http: httpx.Client) -> None:
-    """As at OpenAI: an answer is a call, or content that has the form."""
+    """An answer is, as at OpenAI, a call, or content that has the form."""
     one = {"response_format": FORM, "tools": FORCED, "parallel_tool_calls": False, "max_tokens": 300}
     for script in ("thought and call", "llama", "coder"):
         (found,) = answer(http, script, **one)["choices"]

@@ -114,7 +114,7 @@ def test_no_client_has_pages_taken_from_a_server_of_its_own(servers: list[Runnin
     [
         ({"n": 2}, "is for one prompt and one answer"),
         ({"prompt": [[1], [2]]}, "is for one prompt and one answer"),
-        ({"stream": True}, "is answered whole, not as a stream"),
+        ({"stream": True}, "cannot be streamed"),
         ({"kv_transfer_params": {"do_remote_prefill": True}}, "kv_role kv_consumer or kv_both"),
         ({"kv_transfer_params": 5}, "dictionary"),
     ],

@@ -32,7 +32,7 @@ def fp8(x: np.ndarray, *, exponent: int, bias: int) -> np.ndarray:
     codes = np.arange(128)
     raised, part = codes >> fraction, (codes & (2**fraction - 1)) / 2**fraction
     values = np.where(raised == 0, part * 2.0 ** (1 - bias), (1 + part) * 2.0 ** (raised - bias))
-    last = 0x7E if exponent == 4 else 0x7B  # behind it: not a number, or infinite
+    last = 0x7E if exponent == 4 else 0x7B  # after it: not a number, or infinite
     away = np.abs(np.abs(x.astype(np.float64))[:, None] - values[None, : last + 1])
     order = np.lexsort((np.broadcast_to(codes[: last + 1] % 2, away.shape), away), axis=1)
     return (order[:, 0] | np.where(np.signbit(x), 0x80, 0)).astype(np.uint8)

@@ -146,7 +146,7 @@ def test_continue_final_message() -> None:
     )
     trimming = "{% for m in messages %}[{{ m.content|trim }}]{% endfor %}"
     assert shown(trimming, [*USER, answer], continued=True) == "[Hi][Sure,"
-    # The same text once more behind the message: what counts is where the message ends.
+    # The same text once more after the message: what counts is where the message ends.
     assert shown(STRINGS + "{{ 'Sure, no' }}", [*USER, answer], continued=True) == "u:Hi;a:Sure, "
     parts = [{"role": "user", "content": PARTS}]
     assert shown(LOOPING, parts, continued=True) == "(a)(b"
@@ -171,7 +171,7 @@ def test_the_environment_is_transformers() -> None:
     assert ours.filters.keys() == jinja.filters.keys() and ours.tests.keys() == jinja.tests.keys()
     assert ours.globals.keys() - jinja.globals.keys() == {"raise_exception", "strftime_now"}
     assert shown("{{ dict(a=1).a }}{{ dict.fromkeys([1]) }}{{ namespace({'a': 2}, self=3).self }}") == "1{1: None}3"
-    # What is set inside of a generation block is not seen behind it.
+    # What is set inside of a generation block is not seen after it.
     assert shown("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}") == "21"
 
 
@@ -192,11 +192,11 @@ def test_ordinary_expressions(source: str, text: str) -> None:
 
 
 class Role(str):
-    """As enums of strings are."""
+    """A subclass of str, as enums of strings are."""
 
 
 class Answer:
-    """As the openai package returns them."""
+    """A message as the openai package returns it."""
 
     def model_dump(self, *, exclude_none: bool) -> dict[str, Any]:
         assert exclude_none

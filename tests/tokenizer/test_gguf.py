@@ -141,7 +141,7 @@ def test_bpe_of_words(lowercase: bool, corpus: list[str], golden: Golden, same_i
     ],
 )
 def test_pieces(pre: str, text: str, pieces: list[str]) -> None:
-    """Of pre-tokenizers that the golden file does not have, as llama.cpp's expressions cut them."""
+    """Pieces of pre-tokenizers that the golden file does not have, as llama.cpp's expressions cut them."""
     found = PRE_TOKENIZERS[pre].pre_tokenizer().pre_tokenize_str(text)
     assert [text[start:end] for _, (start, end) in found] == pieces
 

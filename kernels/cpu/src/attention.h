@@ -24,7 +24,7 @@ struct Batch {
   int first_token(int row) const { return decode ? row : query_start[row]; }
   int queries(int row) const { return decode ? (kv_len[row] > 0) : query_start[row + 1] - query_start[row]; }
   const int32_t* pages(int row) const { return page_table + static_cast<size_t>(row) * pages_per_row; }
-  // Tokens of requests, the first ones: what lies behind them fills up a program's size, and nobody reads it.
+  // Tokens of requests, the first ones: what follows them fills up a program's size, and nobody reads it.
   int used() const {
     if (!decode) return query_start[rows];
     int row = rows;
@@ -43,7 +43,7 @@ struct AttentionArguments {
   xla::ffi::AnyBuffer pages;
   float scale, softcap;  // softcap 0: none
   int32_t window;        // 0: none
-  bool causal;           // false: keys behind a query are visible too
+  bool causal;           // false: keys after a query are visible too
   int32_t cache_type, page_size;
   bool token_scales, decode;
   int32_t value_dim = 0;  // of latent pages, whose keys begin with their values; 0: others
@@ -65,7 +65,7 @@ class PagedAttention {
   void append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases);
   // Tokens of requests, see Batch.
   int used() const { return batch_.used(); }
-  // Zeros for the tokens before and behind those of requests.
+  // Zeros for the tokens before and after those of requests.
   void clear_padding() const;
 
  private:

@@ -28,10 +28,10 @@ constexpr int kTileColumns = kBytewise<T> ? 64 : 32;  // elements of a tile's ro
 class LinesAhead {
  public:
   LinesAhead() = default;
-  // `pieces` of memory, a multiple of kPlaces, of so many lines each.
+  // `pieces` of memory, a multiple of kPlaces, of `lines` lines each.
   LinesAhead(const void* const* pieces, int count, int lines)
       : pieces_(pieces), apart_(count / kPlaces), lines_(lines), left_(count / kPlaces * lines) {}
-  // A line at each place, so many times.
+  // A line at each place, kTimes times.
   template <int kTimes>
   void next() {
 #pragma GCC unroll 4

@@ -37,7 +37,7 @@ inline void multiply_pairs(const uint16_t* x, const uint32_t* panel, int chunks,
   }
 }
 
-// x and weights in bf16. Where columns end within a chunk, x is zero behind them.
+// x and weights in bf16. Where columns end within a chunk, x is zero after them.
 template <class Codes>
 inline void bf16_panels(const QuantizedMatrix& w, const QuantizedInput& in, int begin, int end, char* workspace) {
   const FloatValues<Codes> values(w);

@@ -41,7 +41,7 @@ struct PanelOutputs {
   }
 };
 
-// All rows of x with `width` rows of a matrix, panels of so many columns. fill(begin, count) writes columns `begin` to
+// All rows of x with `width` rows of a matrix, panels of `columns` columns. fill(begin, count) writes columns `begin` to
 // `begin + count` of them to the panel; pass(m, passing, begin, count, sums) multiplies rows m to m + passing of x with it:
 // sums [passing][width], one after the other.
 template <class Fill, class Pass>

@@ -1,5 +1,5 @@
 // Products of many rows of x, rounded to int8, with codes of at most 8 bits on Intel's tile registers: twice as many products at once
-// as of bf16, and codes only have to become bytes. Sums of a span of columns, which share a scale of x and one of each row of the
+// as with bf16, and codes only have to become bytes. Sums of a span of columns, which share a scale of x and one of each row of the
 // matrix, are exact; then they become floats in vectors, some rows at a time, while the tile unit multiplies the next span.
 
 #ifndef LLMJAX_INT8_TILES_H_

@@ -166,7 +166,7 @@ int llmjax_fit_affine(const float* x, const float* weights, size_t numbers, size
   return 1;
 }
 
-// out: so many blocks of a type. 1 if it was done; 0: the type is not known here; -1: a
+// out: `blocks` blocks of a type. 1 if it was done; 0: the type is not known here; -1: a
 // weight is infinite or not a number; -2: a scale would exceed float16.
 int llmjax_quantize(int type, const float* weights, size_t blocks, uint8_t* out) {
   const llmjax::Quantizer* quantizer = llmjax::find_quantizer(type);

@@ -28,7 +28,7 @@ struct Attention {
   Type activations, cache;
   float scale, softcap;  // softcap 0: none
   int window;            // 0: none
-  bool causal;           // false: keys behind a query are visible too
+  bool causal;           // false: keys after a query are visible too
   const void* q;         // [T, H, h]
   const float* sinks;    // [H] or null
   void* out;             // [T, H, size of a value]

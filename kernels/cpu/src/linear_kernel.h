@@ -28,7 +28,7 @@ constexpr int kStreams = kFewRegisters && kRows == 4 && sizeof(T) < sizeof(float
 template <class T>
 constexpr int kMaxVectorRows = sizeof(T) == sizeof(float) ? 48 : 16;
 
-// From so many rows on x comes in the order of pairs: with fewer, bringing it there costs more than it saves.
+// From this many rows on, x comes in the order of pairs: with fewer, bringing it there costs more than it saves.
 constexpr int kMinPairRows = 3;
 
 // Dot products of kRows rows of x with kStreams rows of the weight. kInPairs: x is in the order of pairs of T; `ahead`, with

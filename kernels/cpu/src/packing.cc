@@ -54,7 +54,7 @@ void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
   }
 }
 
-// Q4_0 to Q5_1: 32 codes behind a scale, perhaps a minimum, and perhaps their fifth bits.
+// Q4_0 to Q5_1: a scale, perhaps a minimum, perhaps fifth bits, then 32 codes.
 template <bool kMinimum, bool kFifth>
 struct Small {
   static constexpr size_t kElems = 32, kFifths = kMinimum ? 4 : 2, kNibbles = kFifths + (kFifth ? 4 : 0), kBytes = kNibbles + 16;

@@ -42,12 +42,12 @@ struct Rows {
   int count, program;
 };
 
-// Of so many tokens, those of requests, the first ones, as RaggedBatch.used has them: what lies behind them fills up a
+// How many of a step's tokens are requests', the first ones, as in RaggedBatch.used; what follows them fills up a
 // program's size, and nobody reads it. `used` empty: all. `decode`: these choose the method, of which there are programs for
 // every few rows.
 xla::ffi::ErrorOr<Rows> rows_in_use(const xla::ffi::Buffer<xla::ffi::DataType::S32>& used, bool decode, int tokens);
 
-// Zeros for the rows behind them.
+// Zeros for the rows after them.
 void clear_padding(float* out, const Rows& rows, int tokens, int size);
 
 class Products {

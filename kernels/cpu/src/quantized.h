@@ -10,10 +10,12 @@
 
 namespace llmjax {
 
-constexpr int kChunk = 32;    // columns whose codes fill whole words
-constexpr int kTileRows = 16;  // rows of a matrix whose words lie side by side
-constexpr int kStepColumns = 64;  // whose bytes a tile register holds of 16 rows
-constexpr int kSpanColumns = 256;  // that share a scale of int8 of x for tile registers
+// Units; kernels/cpu/README.md has all of them beside ggml's names. A group is columns of a row that share a scale (ggml's
+// block, or sub-block of K-quants), a super group those that share a super scale (super-block), a record all words of a row.
+constexpr int kChunk = 32;         // columns whose codes fill whole words
+constexpr int kTileRows = 16;      // rows of a matrix whose words lie side by side: a tile
+constexpr int kStepColumns = 64;   // columns of 16 rows whose bytes fill a tile register
+constexpr int kSpanColumns = 256;  // columns of x that share a scale of int8 for tile registers
 
 enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
 enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2 };
@@ -57,7 +59,7 @@ struct QuantizedMatrix {
   }
 };
 
-// How to multiply. Float vectors and panels are exact f32; the others round x to int8 or int16 by blocks of columns, or x and
+// How to multiply. Float vectors and panels are exact f32; the others round x to int8 or int16 by spans of columns, or x and
 // the dequantized weights to bf16.
 enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels, kInt8Tiles };
 constexpr int kMethods = 7;
@@ -73,7 +75,7 @@ struct Rounding {
 struct QuantizedInput {
   int rows, size_in, block;
   const float* x;     // [rows, size_in] as it came, or null
-  int round_columns;  // that share a scale of int8 or int16: 32 or 64
+  int round_columns;  // of a span that shares a scale of int8 or int16: 32 or 64
   float* floats;
   float* float_sums;  // of halves of chunks: [..., 2, block]
   int8_t* bytes;

@@ -134,7 +134,7 @@ inline void round_span(const QuantizedInput& in, const float* x, int count, int 
 }
 #endif
 
-// Calls round(columns, place, c) for the columns of a row that share a scale: f32, zeros behind the last one; `c` is the first
+// Calls round(columns, place, c) for the columns of a row that share a scale: f32, zeros after the last one; `c` is the first
 // of `chunks_of_scale` chunks.
 template <class Round>
 inline void each_scale(const QuantizedInput& in, const float* x, int row, int chunks_of_scale, const Round& round) {

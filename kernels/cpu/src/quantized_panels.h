@@ -49,7 +49,7 @@ inline void each_panel(const QuantizedMatrix& w, int begin, int end, char* works
   }
 }
 
-// Panels have room for whole chunks; columns behind the last one are not multiplied.
+// Panels have room for whole chunks; columns after the last one are not multiplied.
 template <class Codes>
 inline void float_panels(const QuantizedMatrix& w, const QuantizedInput& in, int begin, int end, char* workspace) {
   const FloatValues<Codes> values(w);

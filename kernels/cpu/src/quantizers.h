@@ -13,7 +13,7 @@ enum class Quantized { kDone, kNotFinite, kTooLarge };  // kTooLarge: a scale wo
 
 struct Quantizer {
   int type;  // as GGUF files number them
-  // weights: of so many blocks, one after the other, as blocks are.
+  // weights: those of `blocks` blocks, one after the other; so is what is written.
   Quantized (*quantize)(const float* weights, size_t blocks, uint8_t* out);
 };
 

@@ -7,13 +7,13 @@
 
 namespace {
 
-// Hardware fetches the lines behind those read, but loses track at the end of each page, and memory gives less to a core that
+// Hardware prefetches the lines after those read, but loses track at the end of each page, and memory gives less to a core that
 // reads it in one place than in some. So an array is blocks of kPlaces runs, and while a block is read the next one is fetched,
 // kLines lines of every run in turn.
 template <int kLines>
 class ReadAhead {
  public:
-  // For a walk over the `bytes` of `array` that begin at `at`, in so many steps.
+  // For a walk over the `bytes` of `array` that begin at `at`, in `steps` steps.
   ReadAhead(const void* array, const void* at, size_t bytes, int steps) : step_(static_cast<int>(bytes)), turn_(kTurn * steps) {
     const size_t before = static_cast<size_t>(static_cast<const char*>(at) - static_cast<const char*>(array));
     const size_t turn = before / kTurn, of_block = turn % kTurns;

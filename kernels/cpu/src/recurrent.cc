@@ -221,7 +221,7 @@ ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Fl
   return ffi::Error::Success();
 }
 
-// What all handlers take behind inputs of their own.
+// What all handlers take after inputs of their own.
 template <class Binding>
 auto with_states(Binding inputs) {
   return std::move(inputs)

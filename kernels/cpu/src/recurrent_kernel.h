@@ -30,13 +30,13 @@ inline float dot(const float* a, const float* b, int size) {
 template <int kTokens>
 struct TokenBlock {
   const float *q[kTokens], *k[kTokens];  // as they meet the state before the block, but for of_state
-  const float* added[kTokens];           // keys of what each writes, as it stands behind the last token, but for at_end
+  const float* added[kTokens];           // keys of what each writes, as it stands after the last token, but for at_end
   const float* v[kTokens];
   float* out[kTokens];
   float beta[kTokens];
-  // What is left of the state behind each token, and of what each has written behind the last one.
+  // What is left of the state after each token, and of what each has written after the last one.
   float of_state[kTokens], at_end[kTokens];
-  const float* left;  // [k], where each channel forgets at a rate of its own: of the state behind the last token
+  const float* left;  // [k], where each channel forgets at a rate of its own: of the state after the last token
   // What token i sees of what token j has written: by its query, j <= i, and by its key, j < i.
   float by_query[kTokens][kTokens], by_key[kTokens][kTokens];
 
@@ -61,7 +61,7 @@ struct TokenBlock {
   void forget(const Recurrence& call, const float* decay) {
     constexpr int kSums = kTokens * (kTokens + 1);
     constexpr int kPadded = (kSums + kLanes - 1) / kLanes * kLanes;
-    float sums[kPadded] = {};  // [i, j + 1]: behind token i of what token j has written, of the state where j = -1
+    float sums[kPadded] = {};  // [i, j + 1]: after token i of what token j has written, of the state where j = -1
     for (int i = 0; i < kTokens; ++i) {
       // Each sum by itself: differences of sums cancel where a token has forgotten nearly everything.
       for (int j = 0; j <= i; ++j) {
@@ -281,7 +281,7 @@ void convolve(const Convolution& call, const Stretch& tokens, int begin, int end
       std::memcpy(row, tokens.from + static_cast<size_t>(i) * call.channels + begin, size * sizeof(float));
     }
   }
-  // The input so many places after the oldest that the first token sees.
+  // The input `place` places after the oldest that the first token sees.
   const auto input = [&](int place) {
     return place < kept ? before + static_cast<size_t>(place) * size
                         : call.x + (static_cast<size_t>(tokens.token) + place - kept) * call.channels + begin;

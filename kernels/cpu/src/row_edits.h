@@ -13,7 +13,7 @@ namespace llmjax {
 struct RowEdits {
   const uint32_t* mask;  // a bit for each token that may be sampled, null: all may
   const float* bias;     // [size], null: none
-  const int32_t *ban_previous, *ban_token;  // [num_bans]: the token is forbidden behind the other one
+  const int32_t *ban_previous, *ban_token;  // [num_bans]: the token is forbidden right after the other one
   int num_bans, last_token;
   const uint16_t* output_count;  // [size], null: no penalties
   const bool* prompt_seen;       // [size]

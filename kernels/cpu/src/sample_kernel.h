@@ -61,7 +61,7 @@ class Sampler {
     return select((Int)(x == splat(peak_)), Vec{}, z);
   }
 
-  // Calls body(i, z) for the vectors of the row; behind its end z is -infinity.
+  // Calls body(i, z) for the vectors of the row; past its end z is -infinity.
   template <class Body>
   void each(const Body& body) const {
     int i = 0;

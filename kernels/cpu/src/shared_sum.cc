@@ -3,7 +3,7 @@
 //
 // Every device has two buffers there. It writes its array into one of them, counts, waits until all others have counted
 // as far, and adds up all arrays in the order of the devices, so that the sum is the same on each. The buffers take
-// turns: who has seen the others' next count knows that they have read what came before, and may write there again.
+// turns: a device that has seen the others' next count knows that they have read what came before, and may write there again.
 // Sums that do not need each other may come in any order, so they have places of their own: each has counts and buffers.
 
 #include <algorithm>
@@ -31,7 +31,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kHeader = 4096;  // bytes
 constexpr int kSpins = 64, kYields = 200;
-constexpr long kNap = 20'000'000;  // ns, after which who sleeps looks up
+constexpr long kNap = 20'000'000;  // ns after which a sleeping thread looks again
 constexpr auto kPatience = std::chrono::seconds(300);
 
 struct Header {
@@ -154,7 +154,7 @@ ffi::Error sum_handler(ffi::Buffer<ffi::F32> x, ffi::BufferR0<ffi::S32> number, 
 
 extern "C" {
 
-// Bytes of the file in which so many devices meet.
+// Bytes of the file in which this many devices meet.
 size_t llmjax_shared_bytes(uint32_t devices, uint32_t places, size_t room) {
   const size_t counts = static_cast<size_t>(devices) * places;
   return before_buffers(counts) + counts * 2 * room * sizeof(float);

@@ -83,7 +83,7 @@ inline float fmax2(float a, float b) { return a > b ? a : b; }
 inline Vec load(const float* p) { return load_as<Vec>(p); }
 inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof(v)); }
 
-// The first `count` lanes, zeros behind.
+// The first `count` lanes, zeros after them.
 inline Vec load_part(const float* p, int count) {
   Vec v{};
   std::memcpy(&v, p, count * sizeof(float));

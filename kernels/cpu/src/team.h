@@ -25,7 +25,7 @@
 
 namespace llmjax {
 
-// How a thread rounds and whether subnormals are zeros to it: members of a team do as who calls them.
+// How a thread rounds and whether subnormals are zeros to it: members of a team take both from the calling thread.
 #if defined(__x86_64__)
 using FloatMode = unsigned;
 inline FloatMode float_mode() { return _mm_getcsr(); }
@@ -156,7 +156,7 @@ class Team {
     return nullptr;
   }
 
-  // Sees to it that there are so many members, as far as the system has threads. How many there are, `count` at most.
+  // Makes `count` members exist, as far as the system has threads. Returns how many there are, `count` at most.
   size_t hire(size_t count) {
     count = count < kMost - 1 ? count : kMost - 1;
     if (members() < count) {
@@ -174,7 +174,7 @@ class Team {
     return members() < count ? members() : count;
   }
 
-  // Wakes those behind a thread in the tree of a call's threads; where one works for another call, those behind that.
+  // Wakes a thread's children in the tree of a call's threads; where a child works for another call, its children.
   void wake_children(size_t thread, uint64_t number) {
     for (size_t t = 2 * thread + 1; t <= 2 * thread + 2 && t < threads_of(number); ++t) {
       const uint64_t state = members_[t]->state.load();
@@ -257,7 +257,7 @@ class Team {
     Member& self = *members_[thread];
     std::unique_lock<std::mutex> lock(self.mutex);
     self.state.store(kAsleep);
-    // After the store, as who wakes looks at states after it has seen the call open. Not at posted_: a member that finds a
+    // After the store, since a waking thread looks at states after it has seen the call open. Not at posted_: a member that finds a
     // call before it is posted wakes others already.
     bool wanted = ending_.load();
     for (const Call& call : calls_) wanted = wanted || wants(call.open.load(), thread, last);
@@ -269,7 +269,7 @@ class Team {
   }
 
   Call calls_[kCalls];
-  std::unique_ptr<Member> members_[kMost];  // from 1 on: thread 0 is who calls
+  std::unique_ptr<Member> members_[kMost];  // from 1 on: thread 0 is the caller
   std::mutex hiring_;
   Atomic<size_t> hired_{0};
   Atomic<bool> ending_{false};

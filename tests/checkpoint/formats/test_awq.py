@@ -57,7 +57,7 @@ def test_logits(check_model: Callable, check_logits: Callable) -> None:
 
 
 def marlin_zeros(zeros: np.ndarray) -> np.ndarray:
-    """As candle-vLLM's convert_awq_marlin.py reorders zero points, [groups, out], before it packs them in turn."""
+    """Zero points, [groups, out], in the order of candle-vLLM's convert_awq_marlin.py, before it packs them in turn."""
     permutation = [i + 8 * j for i in range(8) for j in range(8)]
     found = zeros.reshape(-1, 64)[:, permutation].reshape(-1, 8)[:, ORDER].reshape(zeros.shape)
     words = np.zeros((len(zeros), zeros.shape[1] // 8), np.uint32)

@@ -17,7 +17,7 @@ SCALE = np.float32(0.75)
 
 
 def packer(*, divided: bool, scales: int = 1) -> Callable[[int, int], Packed]:
-    """As transformers packs: the first quarter of all rows in the lowest bits, then the next one."""
+    """Codes as transformers packs them: the first quarter of all rows in the lowest bits, then the next one."""
     rng = np.random.default_rng(0)
 
     def pack(outputs: int, inputs: int) -> Packed:

@@ -140,7 +140,7 @@ MASKED = {
 
 
 def without_pretraining(checkpoint: Checkpoint, conversion: Conversion) -> Checkpoint:
-    """Without what stands behind the first token for sentence pairs of the training, and buffers, which no file has,
+    """Without what follows the first token for sentence pairs of the training, and buffers, which no file has,
     nor what a converter leaves out."""
     left_out = ("pooler.dense", "embeddings.position_ids", "cls.", "lm_head.", "decoder.")
     tensors = {n: t for n, t in checkpoint.tensors.items() if not n.startswith(left_out)}
@@ -237,7 +237,7 @@ def vectors(model: Path, cache: str, prompts: list[list[int]], **settings: Any) 
     "name", ["xlm-roberta", *(pytest.param(name, marks=pytest.mark.slow) for name in ("roberta", *MASKED))]
 )
 def test_vectors(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
-    """Of RoBERTa, and of models with heads of their training."""
+    """RoBERTa, and models that still have the heads of their training."""
     golden = np.load(POOLED / name / "golden.npz")
     path = converted(name, tmp_path, (ROBERTA | MASKED)[name], cut=CUT if "roberta" in name else 0)
     cases = ("long", "short")
@@ -251,7 +251,7 @@ def test_vectors(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
     at_levels(CLASSIFIERS, fast=("bert-reranker", "modernbert-labels"), slow=("xlm-roberta-labels", "roberta-labels")),
 )
 def test_scores_of_classifiers(name: str, tmp_path: Path, compile_cache_dir: str) -> None:
-    """As transformers has them; BERT's pooler is kept here, which llama.cpp's converter drops."""
+    """Names as in transformers; BERT's pooler is kept here, which llama.cpp's converter drops."""
     golden, conversion = np.load(POOLED / name / "golden.npz"), CLASSIFIERS[name]
     labels = list(json.loads((POOLED / name / "config.json").read_text())["id2label"].values())
     named = {"classifier.output_labels": labels} if len(labels) > 1 else {}

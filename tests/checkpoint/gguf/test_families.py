@@ -36,10 +36,10 @@ class Conversion:
     """What the converter does to a family.
 
     Attributes:
-        arch: of the gguf package.
+        arch: an architecture of the gguf package.
         keys: those of the architecture, of a config.json.
         changed: a tensor by its name in the source as it is stored.
-        differences: of the configuration that GGUF has no key for.
+        differences: what the configuration has for which GGUF has no key.
     """
 
     arch: gguf.MODEL_ARCH
@@ -114,7 +114,7 @@ def gemma3(config: Config) -> dict[str, Any]:
 
 
 def chatglm(config: Config) -> dict[str, Any]:
-    """Of the checkpoints with keys of their own; other names are `glm`."""
+    """Checkpoints with keys of their own; other names are `glm`."""
     return {
         "block_count": config["num_layers"],
         "context_length": config["seq_length"],
@@ -140,7 +140,7 @@ def gemma2(config: Config) -> dict[str, Any]:
 
 
 def gemma_of_layers(config: Config) -> dict[str, Any]:
-    """Of the Gemmas with embeddings for each layer."""
+    """The Gemmas with embeddings for each layer."""
     return {
         "attention.sliding_window": config["sliding_window"],
         "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in config["layer_types"]],
@@ -291,7 +291,7 @@ def gpt_oss(config: Config) -> dict[str, Any]:
 
 
 def many_experts(config: Config) -> dict[str, Any]:
-    """Of families with DeepSeek's keys; some files leave out what is as readers assume."""
+    """Families with DeepSeek's keys; some files leave out what is as readers assume."""
     return like_llama(config) | {
         "expert_count": config["n_routed_experts"],
         "expert_used_count": config["num_experts_per_tok"],
@@ -425,7 +425,7 @@ def phi3(config: Config) -> dict[str, Any]:
 
 
 def own_keys(config: Config) -> dict[str, Any]:
-    """Of a family with names of its own for them."""
+    """A family with names of its own for them."""
     names = {
         "block_count": ("n_layer", "n_layers", "num_hidden_layers"),
         "context_length": ("n_positions", "seq_length", "max_seq_len", "max_position_embeddings"),
@@ -524,7 +524,7 @@ def deepseek2(config: Config) -> dict[str, Any]:
 
 
 def deepseek2_absorbed(config: Config) -> dict[str, Any]:
-    """As newer files have them: sizes as kernels see them, and those of heads beside."""
+    """Keys of newer files: sizes as kernels see them, and those of heads beside."""
     rank, keys = config["kv_lora_rank"], deepseek2(config)
     return keys | {
         "attention.head_count_kv": 1,
@@ -840,7 +840,7 @@ def indexed(config: Config) -> dict[str, Any]:
 
 
 def channels(config: Config) -> dict[str, Any]:
-    """Of state spaces of channels."""
+    """State spaces of channels."""
     size = config["hidden_size"]
     return {
         "ssm.conv_kernel": 4,
@@ -1275,7 +1275,7 @@ def test_baichuan_is_rotated_by_its_size(size: int, rotated: bool, tmp_path: Pat
 
 
 def qwen3_next_apart(path: Path) -> Checkpoint:
-    """As newer files have it, in more tensors than the original."""
+    """The layout of newer files, in more tensors than the original."""
     return converted("qwen3-next", path, replace(CONVERSIONS["qwen3-next"], parts=queries_to_gates_apart))
 
 

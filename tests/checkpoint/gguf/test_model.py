@@ -130,7 +130,7 @@ def test_llama_config(path: Path) -> None:
 
 @pytest.mark.parametrize("value", [[1, 2], [0.5, 1.5], ["a", "b"], "text", True, 0.5], ids=repr)
 def test_values_of_any_type_are_read_or_refused(path: Path, value: Any) -> None:
-    """Of arrays where a number is expected, too."""
+    """Arrays are refused where a number is expected, too."""
     own = [*KEYS, "attention.key_length", "attention.sliding_window", "rope.scaling.type", "expert_count"]
     general = ["general.file_type", "general.sampling.temp", "split.count", "split.no", "tokenizer.ggml.bos_token_id"]
     for key in (*own, *general):

@@ -49,7 +49,7 @@ def load(name: str) -> torch.nn.Module:
 
 @torch.no_grad()
 def nlls(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
-    """Of ids[1:], f64."""
+    """Negative log-likelihoods of ids[1:], f64."""
     logprobs = torch.log_softmax(model(torch.tensor([ids]), use_cache=False).logits[0].double(), -1)
     return -logprobs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
@@ -72,7 +72,7 @@ def halves(model: torch.nn.Module, ids: list[int], *, context: int) -> dict[str,
     count = 0
     for i in range(len(ids) // context):
         window = [BOS, *ids[i * context + 1 : (i + 1) * context]]
-        # The logits at positions context / 2 to context - 2 are compared with the tokens behind them.
+        # The logits at positions context / 2 to context - 2 are compared with the tokens after them.
         for value in nlls(model, window)[context // 2 :].tolist():
             nll += value
             nll2 += value * value

@@ -132,11 +132,11 @@ void what_is_done_is_only_looked_at() {
     phase.start({256, [&](size_t) { ++done; }}, threads);
     reset();
     phase.work(threads - 1);
-    check(done == 256 && changes == static_cast<long>(256 + threads), "changes of who does it all", threads);
+    check(done == 256 && changes == static_cast<long>(256 + threads), "changes by one that does it all", threads);
     reset();
     for (size_t t = 0; t < threads; ++t) phase.work(t);
     phase.wait();
-    check(done == 256 && changes == 0, "changes of who is late", threads);
+    check(done == 256 && changes == 0, "changes by one that is late", threads);
   }
 }
 
@@ -190,7 +190,7 @@ void two_callers_do_not_wait_for_each_other() {
   check(team.members() == 4, "members of two callers");
 }
 
-// Those behind a member that works for another call are woken all the same.
+// Children of a member that works for another call are woken all the same.
 void the_tree_goes_past_busy_members() {
   Sleepy team;
   run_together(team, 7, [](size_t) {});

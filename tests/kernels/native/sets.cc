@@ -238,7 +238,7 @@ void check_quantized(int isa) {
 
 // ---- Plain matrices, and what stands between products ----
 
-void check_linear(int isa, int size_in) {  // whole pairs of vectors, and half a pair behind them
+void check_linear(int isa, int size_in) {  // whole pairs of vectors, and half a pair after them
   constexpr int kOut = 80, kRows = 49;
   const LinearKernels& kernels = *find_linear_kernels(size_in);
   for (Type type : {Type::kF32, Type::kBf16, Type::kF16}) {

@@ -72,7 +72,7 @@ def logits_of(family: str) -> Callable[[Checkpoint], np.ndarray]:
 
 
 def hidden_of(source: Checkpoint, tokens: list[int]) -> np.ndarray:
-    """The residual stream behind a model's layers, f32 [T, D]."""
+    """The residual stream after a model's layers, f32 [T, D]."""
     config = source.model_config()
     graph, shapes = models.abstract_model(config, dtype=F32, activation_dtype=F32)
     model = models.merge(graph, {name: jnp.asarray(source.tensors[name].read(F32)) for name in shapes})
@@ -179,7 +179,7 @@ def test_outputs_gain(family: str, method: str, platform: Platform) -> None:
 
 
 def test_errors_are_those_of_outputs(platform: Platform) -> None:
-    """Of the first projection, whose inputs no quantized layer has touched."""
+    """The errors are the first projection's, whose inputs no quantized layer has touched."""
     source = opened("llama")
     plan = SavePlan.of(source, "int4", group_size=16)
     result = next(calibrate(plan, SEQUENCES, settings("gptq"), platform))
@@ -444,7 +444,7 @@ OTHERS += ["stablelm-2-12b", "bloom", "mpt", "gpt-bigcode", "exaone4", "nemotron
 def test_eight_bits_of_other_layers_are_the_same_model(
     family: str, method: str, platform: Platform, tmp_path: Path
 ) -> None:
-    """Halves and mixers side by side, norms with means and biases, norms behind halves; learned positions."""
+    """Sublayers and mixers side by side, norms with means and biases, norms after sublayers; learned positions."""
     source = opened(family)
     plan = SavePlan.of(source, "int8")
     results = list(calibrate(plan, SEQUENCES, settings(method, clip=False), platform))

@@ -142,7 +142,7 @@ def test_records_of_batches_are_in_the_quota(tmp_path: Path) -> None:
     fourth = asyncio.run(ended(batches, file))
     assert batches.of("a") == [fourth]
     fill()
-    with pytest.raises(ApiError, match="delete files") as raised:
+    with pytest.raises(ApiError, match="delete some files") as raised:
         batches.create(state={}, owner="a", file=file, endpoint=TEXT, metadata=None)
     assert raised.value.status == 413 and batches.of("a") == [fourth]  # nothing is let go of in vain
     assert asyncio.run(ended(batches, requests(store, owner="b"))).status == "completed"

@@ -171,7 +171,7 @@ FAMILIES = {
     {%- elif m.content is not none -%}{{ shown(m) }}{%- endif -%}<|im_end|>
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|im_assistant|>assistant<|im_middle|>{%- endif -%}""",
-    # Gemma 4: the system's text must be a string, others' need not; a call takes in the results behind it.
+    # Gemma 4: the system's text must be a string, others' need not; a call takes in the results after it.
     "gemma": """{{ bos_token }}
 {%- set ns = namespace(after_tool=false) %}
 {%- if messages[0].role == 'system' or tools %}<|turn>system

@@ -46,7 +46,7 @@ def by_definition(raw: np.ndarray, name: str) -> np.ndarray:
 
 
 def random_rows(name: str, seed: int, shape: tuple[int, int]) -> np.ndarray:
-    """uint8 [rows, bytes] of so many blocks a row, every code of which is a number."""
+    """uint8 [rows, bytes] of a number of blocks a row, every code of which is a number."""
     block = BY_NAME[name][1]
     raw = np.random.default_rng(seed).integers(0, 256, (shape[0], shape[1] * block.nbytes), dtype=np.uint8)
     blocks = raw.reshape(-1, block.nbytes)
