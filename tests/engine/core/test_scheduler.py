@@ -768,6 +768,50 @@ def test_out_of_pages_preempts_the_newest_and_changes_no_token() -> None:
     assert engine.totals.preemptions == sum(preempted.values())
 
 
+def sequences_of(*lengths: int) -> list[Sequence]:
+    """With prompts of these lengths, in the order in which they came."""
+    return [
+        Sequence(
+            request=request(str(order), prompt_of(length, order), max_tokens=16),
+            index=0,
+            order=order,
+            seed=0,
+            tokens=prompt_of(length, order),
+            times=SequenceTimes(arrival=0),
+        )
+        for order, length in enumerate(lengths)
+    ]
+
+
+def test_tokens_of_a_preempted_sequence_are_left_to_the_others() -> None:
+    """Grammars force several tokens of two sequences; the first one needs the page of the third, which decodes."""
+    shape = Shape(
+        page_size=8, spans=(ALL,), num_pages=(4,), max_num_seqs=3, max_num_batched_tokens=10, max_model_len=24
+    )
+    scheduler = SimulatedEngine(shape).scheduler
+    first, second, third = sequences = sequences_of(8, 1, 1)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert scheduler.plan().admitted == sequences
+    for sequence, count in ((first, 8), (second, 5), (third, 1)):
+        sequence.tokens += [0] * count
+    plan = scheduler.plan()
+    assert plan.num_preempted == third.times.num_preemptions == 1
+    # The third one's token was planned before it was preempted: of the budget of 10, the second one has it now.
+    assert [(row.sequence, row.count) for row in plan.rows] == [(first, 8), (second, 2)]
+
+
+def test_a_prompt_that_is_not_to_be_cut_waits_for_a_step_that_holds_it() -> None:
+    whole = Scheduler(SimulatedEngine(PLAIN).kv, max_num_seqs=4, max_num_batched_tokens=16, whole_prompts=True)
+    cut = Scheduler(SimulatedEngine(PLAIN).kv, max_num_seqs=4, max_num_batched_tokens=16)
+    planned = {}
+    for scheduler in (whole, cut):
+        for sequence in sequences_of(10, 7, 9):
+            scheduler.add(sequence)
+        planned[scheduler] = [[row.count for row in scheduler.plan().rows] for _ in range(2)]
+    assert planned == {whole: [[10], [7, 9]], cut: [[10, 6], [1, 9]]}
+
+
 def test_priorities_order_the_queue() -> None:
     shape = Shape(
         page_size=4, spans=(ALL,), num_pages=(41,), max_num_seqs=1, max_num_batched_tokens=16, max_model_len=32
