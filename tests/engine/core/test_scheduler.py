@@ -854,6 +854,21 @@ def test_generated_tokens_are_found_again() -> None:
     assert engine.totals.prefix_cache_hits >= 12
 
 
+@pytest.mark.parametrize("length", [6, 8])
+def test_pages_of_a_sequence_that_runs_are_found_as_soon_as_they_are_full(length: int) -> None:
+    engine = SimulatedEngine(PLAIN)
+    prompt = prompt_of(5)
+    engine.add(request("a", prompt, max_tokens=20))
+    (running,) = engine._sequences["a"]
+    while len(running.tokens) < length:
+        engine.step()
+    engine.add(request("b", [*running.tokens[:length], 0], max_tokens=1))
+    (later,) = engine._sequences["b"]
+    engine.step()
+    assert later.num_cached_tokens == length // 4 * 4
+    assert len(running.tokens) < length + 4  # no page of it has become full meanwhile
+
+
 @pytest.mark.parametrize(("salts", "hits"), [((None, None), 8), (("x", "x"), 8), (("x", "y"), 0), ((None, "x"), 0)])
 def test_salts_keep_prefixes_apart(salts: tuple[str | None, str | None], hits: int) -> None:
     engine = SimulatedEngine(PLAIN)
@@ -977,6 +992,22 @@ def test_windows_hold_no_more_pages_than_they_need() -> None:
         engine.step()
         most = max(most, engine.kv.pools[1].used)
     assert most <= (5 + 4) // 2 + 2
+
+
+@pytest.mark.parametrize(("page_size", "window"), [(2, 5), (4, 6), (8, 6)])
+def test_while_a_sequence_decodes_pages_behind_the_window_are_given_back_at_once(page_size: int, window: int) -> None:
+    shape = replace(PLAIN, page_size=page_size, spans=(ALL, LastTokens(window)), num_pages=(33, 33))
+    engine = SimulatedEngine(shape)
+    engine.add(request("a", prompt_of(9), max_tokens=20))
+    (sequence,) = engine._sequences["a"]
+    engine.step()
+    steps = 0
+    while not engine.idle:
+        engine.step()
+        if engine.scheduler.running:
+            last, steps = sequence.num_computed - 1, steps + 1
+            assert engine.kv.pools[1].used == last // page_size - (last - window + 1) // page_size + 1
+    assert steps == 19
 
 
 def test_abort_in_every_state() -> None:
