@@ -825,6 +825,19 @@ def test_priorities_order_the_queue() -> None:
     assert order == ["high", "middle", "low"]
 
 
+def test_who_has_the_least_priority_gives_way_and_not_who_came_in_last() -> None:
+    engine = SimulatedEngine(replace(PLAIN, num_pages=(9,)))
+    engine.add(request("low", prompt_of(6), max_tokens=20, priority=1))
+    engine.step()
+    engine.add(request("high", prompt_of(6, 1), max_tokens=20))
+    (low,), (high,) = engine._sequences["low"], engine._sequences["high"]
+    ended = []
+    while not engine.idle:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["high", "low"]
+    assert (low.times.num_preemptions, high.times.num_preemptions) == (1, 0)
+
+
 def test_continuations_share_the_prompt() -> None:
     engine = SimulatedEngine(PLAIN)
     engine.add(request("a", prompt_of(9), n=4, max_tokens=3))
