@@ -38,14 +38,18 @@ class KernelBuildHook(BuildHookInterface):
         """Compiles into the source tree, where an editable install runs and from which a wheel takes its files."""
         if self.target_name != "wheel":
             return
+        target = os.environ.get(TARGET_VARIABLE)
+        if target and version == "editable":
+            raise ValueError(
+                f"{TARGET_VARIABLE}={target} is for wheels: an editable install runs on this machine alone"
+            )
         if version == "editable":  # llmjax/ itself and configs/ stay where they are
             build_data["force_include_editable"] = {"serve/__main__.py": "serve.py"}
             for name in LINKED_PACKAGES:
                 link = Path(self.root) / "llmjax" / name
                 if not link.exists():  # a source archive brings no links
                     link.symlink_to(Path("..") / name)
-        target = os.environ.get(TARGET_VARIABLE)
-        platform = self._cross(target, build_data) if target and version != "editable" else self._native()
+        platform = self._cross(target, build_data) if target else self._native()
         if platform is not None:
             # The library speaks C with Python and XLA, so it fits every Python 3 on the platform.
             build_data["pure_python"] = False

@@ -18,7 +18,7 @@ from llmjax.kernels.devices import CPU, platform_of
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libllmjax_cpu.so"
-TARGETS = (
+FFI_TARGETS = (
     "llmjax_argmax",
     "llmjax_attention",
     "llmjax_linears",
@@ -172,7 +172,7 @@ def _opened() -> _Opened | str:
         handle = ctypes.CDLL(str(LIBRARY))
         for function in FUNCTIONS:
             getattr(handle, function)
-        for target in TARGETS:
+        for target in FFI_TARGETS:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(handle, target)), platform="cpu")
     except (OSError, AttributeError, RuntimeError) as error:
         return f"{LIBRARY.name} cannot be used: {error}; {AGAIN}"

@@ -103,14 +103,15 @@ class Parser(argparse.ArgumentParser):
 
     def _with_switches(self, argv: Sequence[str]) -> list[str]:
         """``--x false`` as ``--no-x`` and ``--x=true`` as ``--x``, where ``--x`` is a switch, as older versions of vLLM
-        have them."""
+        have them. Of a command that takes texts, a word after ``--x`` is one of these."""
         actions = self._option_string_actions
+        takes_texts = any(action.nargs in ("*", "+") for action in self._get_positional_actions())
         end = argv.index("--") if "--" in argv else len(argv)
         arguments = list(argv[:end])
         written: list[str] = []
         while arguments:
             name, equals, word = arguments.pop(0).partition("=")
-            if not equals and arguments and name in actions:
+            if not equals and arguments and name in actions and not takes_texts:
                 word = arguments[0]
             if name not in actions or actions[name].nargs != 0 or word.lower() not in ("true", "false"):
                 written.append(name + equals + (word if equals else ""))

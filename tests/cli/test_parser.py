@@ -73,6 +73,24 @@ def test_the_positional_model_stands_anywhere() -> None:
         assert parse(line.split()).engine.model == "m"
 
 
+@pytest.mark.parametrize(
+    ("line", "texts", "switch"),
+    [
+        ("--lines true", ["true"], True),
+        ("--lines false --file x true", ["false", "true"], True),
+        ("--lines=false true", ["true"], None),
+        ("--lines=true FALSE", ["FALSE"], True),
+    ],
+)
+def test_true_and_false_are_texts_where_a_command_takes_texts(line: str, texts: list[str], switch: bool | None) -> None:
+    parser = Parser(prog="llmjax generate", description="")
+    parser.add_argument("prompts", nargs="*")
+    parser.add_argument("--lines", action="store_const", const=True)
+    parser.add_argument("--file")
+    values = parser.parse(line.split())
+    assert (values.prompts, values.lines) == (texts, switch)
+
+
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: from-file\nport: 1\nkv_cache_memory_bytes: 1GiB\n")
     configs = parse(["--config", str(tmp_path / "c.yaml"), "--p", "2", "--mem", "1"])

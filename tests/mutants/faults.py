@@ -355,6 +355,13 @@ MUTANTS = (
     Mutant(
         "a body may be as large as it likes if its size is not told",
         "serve/body.py",
+        "                    if whole > limits.bytes:\n",
+        "                    if whole < 0:\n",
+        ("tests/serve/test_body.py",),
+    ),
+    Mutant(
+        "a compressed body may be as long as it likes if it stands for little",
+        "serve/body.py",
         "                if size > limits.bytes:\n",
         "                if size < 0:\n",
         ("tests/serve/test_body.py",),

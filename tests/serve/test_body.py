@@ -168,6 +168,14 @@ def test_a_bomb_is_refused_before_it_has_grown(size: int) -> None:
     assert len(sent(most, content_encoding="gzip").json()["prompt"]) == LIMIT - 14
 
 
+def test_a_long_body_that_stands_for_little_is_refused() -> None:
+    empty = gzip.compress(b"")
+    some = gzip.compress(b'{"a": 1}') + empty * ((LIMIT - 100) // len(empty))
+    assert sent(some, content_encoding="gzip").json() == {"a": 1}
+    response = sent(some + empty * 10, content_encoding="gzip")
+    assert code_of(response) == (413, "body_too_large") and response.headers["connection"] == "close"
+
+
 @pytest.mark.parametrize("length", [True, False])
 def test_what_is_too_large_ends_the_connection(length: bool) -> None:
     headers = {"content_length": str(LIMIT + 1)} if length else {}

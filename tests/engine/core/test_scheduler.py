@@ -776,6 +776,50 @@ def test_out_of_pages_preempts_the_newest_and_changes_no_token() -> None:
     assert engine.totals.preemptions == sum(preempted.values())
 
 
+def sequences_of(*lengths: int) -> list[Sequence]:
+    """With prompts of these lengths, in the order in which they came."""
+    return [
+        Sequence(
+            request=request(str(order), prompt_of(length, order), max_tokens=16),
+            index=0,
+            order=order,
+            seed=0,
+            tokens=prompt_of(length, order),
+            times=SequenceTimes(arrival=0),
+        )
+        for order, length in enumerate(lengths)
+    ]
+
+
+def test_tokens_of_a_preempted_sequence_are_left_to_the_others() -> None:
+    """Grammars force several tokens of two sequences; the first one needs the page of the third, which decodes."""
+    shape = Shape(
+        page_size=8, spans=(ALL,), num_pages=(4,), max_num_seqs=3, max_num_batched_tokens=10, max_model_len=24
+    )
+    scheduler = SimulatedEngine(shape).scheduler
+    first, second, third = sequences = sequences_of(8, 1, 1)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    assert scheduler.plan().admitted == sequences
+    for sequence, count in ((first, 8), (second, 5), (third, 1)):
+        sequence.tokens += [0] * count
+    plan = scheduler.plan()
+    assert plan.num_preempted == third.times.num_preemptions == 1
+    # The third one's token was planned before it was preempted: of the budget of 10, the second one has it now.
+    assert [(row.sequence, row.count) for row in plan.rows] == [(first, 8), (second, 2)]
+
+
+def test_a_prompt_that_is_not_to_be_cut_waits_for_a_step_that_holds_it() -> None:
+    whole = Scheduler(SimulatedEngine(PLAIN).kv, max_num_seqs=4, max_num_batched_tokens=16, whole_prompts=True)
+    cut = Scheduler(SimulatedEngine(PLAIN).kv, max_num_seqs=4, max_num_batched_tokens=16)
+    planned = {}
+    for scheduler in (whole, cut):
+        for sequence in sequences_of(10, 7, 9):
+            scheduler.add(sequence)
+        planned[scheduler] = [[row.count for row in scheduler.plan().rows] for _ in range(2)]
+    assert planned == {whole: [[10], [7, 9]], cut: [[10, 6], [1, 9]]}
+
+
 def test_priorities_order_the_queue() -> None:
     shape = Shape(
         page_size=4, spans=(ALL,), num_pages=(41,), max_num_seqs=1, max_num_batched_tokens=16, max_model_len=32
@@ -787,6 +831,19 @@ def test_priorities_order_the_queue() -> None:
     while not engine.idle:
         order += [output.request_id for output in engine.step() if output.finish_reason]
     assert order == ["high", "middle", "low"]
+
+
+def test_who_has_the_least_priority_gives_way_and_not_who_came_in_last() -> None:
+    engine = SimulatedEngine(replace(PLAIN, num_pages=(9,)))
+    engine.add(request("low", prompt_of(6), max_tokens=20, priority=1))
+    engine.step()
+    engine.add(request("high", prompt_of(6, 1), max_tokens=20))
+    (low,), (high,) = engine._sequences["low"], engine._sequences["high"]
+    ended = []
+    while not engine.idle:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["high", "low"]
+    assert (low.times.num_preemptions, high.times.num_preemptions) == (1, 0)
 
 
 def test_continuations_share_the_prompt() -> None:
@@ -816,6 +873,21 @@ def test_generated_tokens_are_found_again() -> None:
     longer = prompt_of(6) + first
     run(engine, [Arrival(request("b", longer, max_tokens=1), 0)], max_steps=50)
     assert engine.totals.prefix_cache_hits >= 12
+
+
+@pytest.mark.parametrize("length", [6, 8])
+def test_pages_of_a_sequence_that_runs_are_found_as_soon_as_they_are_full(length: int) -> None:
+    engine = SimulatedEngine(PLAIN)
+    prompt = prompt_of(5)
+    engine.add(request("a", prompt, max_tokens=20))
+    (running,) = engine._sequences["a"]
+    while len(running.tokens) < length:
+        engine.step()
+    engine.add(request("b", [*running.tokens[:length], 0], max_tokens=1))
+    (later,) = engine._sequences["b"]
+    engine.step()
+    assert later.num_cached_tokens == length // 4 * 4
+    assert len(running.tokens) < length + 4  # no page of it has become full meanwhile
 
 
 @pytest.mark.parametrize(("salts", "hits"), [((None, None), 8), (("x", "x"), 8), (("x", "y"), 0), ((None, "x"), 0)])
@@ -941,6 +1013,22 @@ def test_windows_hold_no_more_pages_than_they_need() -> None:
         engine.step()
         most = max(most, engine.kv.pools[1].used)
     assert most <= (5 + 4) // 2 + 2
+
+
+@pytest.mark.parametrize(("page_size", "window"), [(2, 5), (4, 6), (8, 6)])
+def test_while_a_sequence_decodes_pages_behind_the_window_are_given_back_at_once(page_size: int, window: int) -> None:
+    shape = replace(PLAIN, page_size=page_size, spans=(ALL, LastTokens(window)), num_pages=(33, 33))
+    engine = SimulatedEngine(shape)
+    engine.add(request("a", prompt_of(9), max_tokens=20))
+    (sequence,) = engine._sequences["a"]
+    engine.step()
+    steps = 0
+    while not engine.idle:
+        engine.step()
+        if engine.scheduler.running:
+            last, steps = sequence.num_computed - 1, steps + 1
+            assert engine.kv.pools[1].used == last // page_size - (last - window + 1) // page_size + 1
+    assert steps == 19
 
 
 def test_abort_in_every_state() -> None:
