@@ -84,6 +84,7 @@ FAMILIES = (
         from_hf,
         DEFAULTS,
         architectures=("ChatGLMModel", "ChatGLMForConditionalGeneration"),
+        named="GlmForCausalLM",
         model_types=("chatglm",),
         names=NAMES,
     ),

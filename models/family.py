@@ -16,10 +16,10 @@ class Family:
     """Architectures whose config.json one function reads in the same way.
 
     Attributes:
-        read: makes a model of the keys; raises UnsupportedModel where one is wrong or not supported. The model is named
-            after the first of ``architectures``.
+        read: makes a model of the keys; raises UnsupportedModel where one is wrong or not supported.
         defaults: what a missing key means.
         architectures: what a config.json has in ``architectures``, each with its ending (``ForCausalLM``).
+        named: the architecture that models are named after once they are read; None: the first of ``architectures``.
         model_types: what a config.json without ``architectures`` has in ``model_type``.
         aliases: other names of keys, see ``Fields``.
         names: what checkpoints call their tensors, or a function of the config.json that tells; None: what the model
@@ -31,6 +31,7 @@ class Family:
     read: Callable[[Fields], ModelConfig]
     defaults: Mapping[str, Any]
     architectures: Sequence[str]
+    named: str | None = None
     model_types: Sequence[str] = ()
     aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
     names: Names | Callable[[Mapping[str, Any]], Names] | None = None

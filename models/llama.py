@@ -49,5 +49,12 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 FAMILIES = (
     Family(from_hf, DEFAULTS, architectures=("LlamaForCausalLM",), model_types=("llama",)),
-    Family(from_hf, DEFAULTS, architectures=("YiForCausalLM",), model_types=("Yi",), names=YI_NAMES),
+    Family(
+        from_hf,
+        DEFAULTS,
+        architectures=("YiForCausalLM",),
+        named="LlamaForCausalLM",
+        model_types=("Yi",),
+        names=YI_NAMES,
+    ),
 )

@@ -73,7 +73,7 @@ def model_config(
     architecture, made = _architecture(config)
     family = family_of(architecture)
     model = family.read(family.fields(config, max_model_len=max_model_len))
-    model = replace(model, architecture=family.architectures[0])
+    model = replace(model, architecture=family.named or family.architectures[0])
     if config.get("is_causal") is False and model.causal:
         model = replace(model, layers=tuple(_bidirectional(layer, architecture) for layer in model.layers))
     labels = TokenLabels.of(config)

@@ -101,7 +101,7 @@ class ModelShape:
         """The shape that llama.cpp calls 70B."""
         return self.layers == 80 and (
             self.architecture == "Qwen2ForCausalLM"
-            or (self.architecture in ("LlamaForCausalLM", "YiForCausalLM") and self.heads != self.kv_heads)
+            or (self.architecture == "LlamaForCausalLM" and self.heads != self.kv_heads)
         )
 
 

@@ -54,14 +54,14 @@ def test_model_types_are_of_the_first_architecture_of_their_family() -> None:
 
 
 def test_a_model_is_called_after_its_architecture() -> None:
-    """Also where another family's function reads it."""
+    """Also where another family's function reads it, but for those that are other models under another name."""
     for name, keys in {
         "Glm4MoeLiteForCausalLM": {},
         "MiniCPMForCausalLM": {},
-        "YiForCausalLM": {},
-        "ChatGLMModel": {},
     }.items():
         assert model_config({"architectures": [name], **keys}).architecture == name
+    assert model_config({"architectures": ["YiForCausalLM"]}).architecture == "LlamaForCausalLM"
+    assert model_config({"architectures": ["ChatGLMModel"]}).architecture == "GlmForCausalLM"
     assert model_config({"architectures": ["MPTForCausalLM"]}).architecture == "MptForCausalLM"
 
 
