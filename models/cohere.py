@@ -77,13 +77,13 @@ FAMILIES = (
         DEFAULTS,
         architectures=("CohereForCausalLM",),
         model_types=("cohere",),
-        aliases={"max_position_embeddings": ("model_max_length")},
+        aliases={"max_position_embeddings": ("model_max_length",)},
     ),
     Family(
         cohere2_from_hf,
         DEFAULTS_2,
         architectures=("Cohere2ForCausalLM",),
         model_types=("cohere2",),
-        aliases={"sliding_window_pattern": ("layer_switch")},
+        aliases={"sliding_window_pattern": ("layer_switch",)},
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +30,10 @@ class Family:
 
     read: Callable[[Fields], ModelConfig]
     defaults: Mapping[str, Any]
-    architectures: Sequence[str]
+    architectures: tuple[str, ...]
     named: str | None = None
-    model_types: Sequence[str] = ()
-    aliases: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    model_types: tuple[str, ...] = ()
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     names: Names | Callable[[Mapping[str, Any]], Names] | None = None
     unit_head_vocabulary: int | None = None
     rewards_by_one_matrix: bool = False

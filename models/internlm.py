@@ -75,6 +75,6 @@ FAMILIES = (
         DEFAULTS_3,
         architectures=("InternLM3ForCausalLM",),
         model_types=("internlm3",),
-        aliases={"qkv_bias": ("attention_bias"), "bias": ("mlp_bias")},
+        aliases={"qkv_bias": ("attention_bias",), "bias": ("mlp_bias",)},
     ),
 )
