@@ -28,7 +28,6 @@ UNREAD = (
     "llmjax/checkpoint",
     "llmjax/config.py",
     "llmjax/constraints",
-    "llmjax/engine",
     "llmjax/parallel",
     "llmjax/quantization",
     "llmjax/settings.py",

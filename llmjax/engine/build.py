@@ -57,7 +57,8 @@ def build_engine(
     """Loads the model and starts to compile its step programs.
 
     Args:
-        share: of the machine, where several engines divide it; the first of them shows how far loading has got.
+        share: this engine's part of the machine, where several engines divide it; the first of them shows the progress
+            of loading.
         located: told where the model is, before anything of it is read.
 
     Raises:
@@ -104,7 +105,7 @@ def load(
     *,
     located: Callable[[Path], None] = lambda path: None,
 ) -> tuple[EngineConfig, StepCompiler]:
-    """Loads what this process has of the model, and divides its memory; arguments and errors as of ``build_engine``.
+    """Loads this process's part of the model, and divides its memory; see ``build_engine`` for arguments and errors.
 
     Returns:
         The configuration, with what follows from the model, and the compiler of its steps.
@@ -191,7 +192,7 @@ def _engine(
         page_size=config.page_size,
         num_slots=config.max_num_seqs,
         pages_per_sequence=kv_plan.pages_per_sequence,
-        # Keys of a text whose tokens see those behind them are of that text alone.
+        # Where tokens attend to later ones, KV entries depend on the whole text, so no other text can share them.
         share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=_prompt_kind(model, compiler.draft_model),
         tier=tier_of(config, compiler, group, taker),
@@ -220,7 +221,8 @@ def _engine(
 
 
 def _prompt_kind(*models: LoadedModel | None) -> Callable[[int], tuple[int, ...]]:
-    """Of a prompt's length: prompts of one kind have the same keys for the same tokens in all models."""
+    """Returns a function that gives the kind of a prompt from its length: prompts of one kind have the same KV entries
+    for the same tokens in all models."""
     kinds = [model.config.prompt_kind for model in models if model is not None]
     return lambda prompt_len: sum((kind(prompt_len) for kind in kinds), ())
 

@@ -37,8 +37,8 @@ class Constraint:
     * These are accepted, too. Without a grammar the constraint is ``over``, and the sequence goes on without it.
 
     Args:
-        matcher: of the grammar, at its beginning; it is copied. None: there is no grammar.
-        budget: of reasoning tokens; None: there is none.
+        matcher: the grammar's matcher, in its initial state; it is copied. None: there is no grammar.
+        budget: most reasoning tokens; None: there is no limit.
         jumps: whether forced tokens are put down without being sampled. Where tokens have scores or are counted for
             penalties, each of them is sampled.
         free_run: how far a sequence with a grammar may run without masks; None: it always needs one.

@@ -39,8 +39,9 @@ class Refusals:
         self._counts = dict(PRIORS)
 
     def priors(self) -> dict[bool, tuple[float, float]]:
-        """Tokens that were allowed, and that were not, behind wide masks (True) and others: one refusal, or as much as
-        a sequence goes by, so that one with which it is different soon finds out."""
+        """The counts that a new sequence begins with: tokens that were allowed, and that were refused, after wide masks
+        (True) and after others. They are scaled to one refusal, or to the length of a sequence's memory, so that a
+        sequence that behaves differently soon outweighs them."""
         found = {}
         for wide, (allowed, refused) in self._counts.items():
             ratio = min(allowed / refused, SUREST)
@@ -49,7 +50,7 @@ class Refusals:
         return found
 
     def ran(self, *, wide: bool, allowed: int, refused: bool) -> None:
-        """A run of some sequence."""
+        """Notes a run of some sequence."""
         self._counts[wide] = _added(self._counts[wide], allowed, refused, memory=LASTING)
 
 
@@ -58,22 +59,22 @@ class FreeRun:
     small models seldom write the commas and brackets that a form wants, large ones nearly always.
 
     Args:
-        met: by the sequences of the same engine.
+        met: the refusals that the sequences of the same engine have met.
     """
 
     def __init__(self, met: Refusals) -> None:
         self._met = met
         self._counts = met.priors()
         self._wide = False
-        self._masked = True  # the next token needs a mask: the first does, and one behind a token that was refused
+        self._masked = True  # the next token needs a mask: it is the first, or comes after one that was refused
 
     @property
     def steps(self) -> int:
         """Tokens that the next dispatch may sample; 0: one, under a mask.
 
         The host reads a dispatch while the next one runs. So a token that is refused costs what was sampled from there
-        on, half of K steps, the whole dispatch behind it, and a step under a mask. Where that happens with chance p, K
-        steps take LAUNCH / K + p (1.5 K + 0.5 + MASK) of a step for each token: least for a K of √(LAUNCH / 1.5 p).
+        on, half of K steps, the whole dispatch after it, and a step under a mask. Where that happens with probability
+        p, K steps take LAUNCH / K + p (1.5 K + 0.5 + MASK) of a step for each token: least for K = √(LAUNCH / 1.5 p).
         """
         if self._masked:
             return 0
@@ -83,13 +84,13 @@ class FreeRun:
         return steps if cost < MASK else 0
 
     def ran(self, *, allowed: int, of: int) -> None:
-        """A run sampled so many tokens, of which the first ``allowed`` were."""
+        """Notes that a run sampled ``of`` tokens, the first ``allowed`` of which were allowed."""
         self._masked = allowed < of
         self._counts[self._wide] = _added(self._counts[self._wide], allowed, self._masked, memory=MEMORY)
         self._met.ran(wide=self._wide, allowed=allowed, refused=self._masked)
 
     def masked(self, share: float) -> None:
-        """A token is sampled under a mask that leaves this share of the vocabulary."""
+        """Notes that a token is sampled under a mask that allows this share of the vocabulary."""
         self._wide = share >= WIDE
         allowed, refused = self._counts[self._wide]
         self._counts[self._wide] = (allowed, max(FADING * refused, RAREST))
@@ -105,7 +106,7 @@ def num_allowed(matcher: StepMatcher, tokens: Sequence[int]) -> int:
     """How many of some tokens are those that masks would have let through, one after another.
 
     Args:
-        matcher: before the first of them; stays as it is.
+        matcher: the matcher in the state before the first of them; it is not changed.
     """
     reader = matcher.deep_copy()
     for count, token in enumerate(tokens):

@@ -134,7 +134,7 @@ def tokenizer_of(config: EngineConfig, model_path: str, *, gguf: GGUFFile | None
 
     Args:
         model_path: the model's folder or file.
-        gguf: that file, if it is open already.
+        gguf: the model's GGUF file, if it is already open.
     """
     if config.skip_tokenizer_init:
         return None

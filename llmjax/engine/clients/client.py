@@ -62,7 +62,7 @@ class EngineClient(ABC):
     Attributes:
         info: what it is.
         totals: what it has done.
-        loggers: who is told of each step, ``totals`` first; users record requests and rejections there.
+        loggers: receivers of each step's counts, ``totals`` first; users record requests and rejections there.
     """
 
     info: EngineInfo
@@ -162,8 +162,8 @@ class RunningEngine(EngineClient):
     def check_health(self) -> None:
         """Raises EngineDead if the engine has ended, or has not answered for ``STUCK_AFTER`` seconds.
 
-        It is asked here, so who wants to know of an engine that hangs has to look more than once. Some time before that
-        the log shows where its threads stand.
+        The engine is asked by this call, so one that hangs is only noticed by calls that are repeated. Some time before
+        the error is raised, the log shows where the engine's threads stand.
         """
         if self.error is not None:
             raise EngineDead(f"the engine stopped: {self.error}")

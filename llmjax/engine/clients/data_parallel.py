@@ -48,7 +48,7 @@ class DataParallelEngine(RunningEngine):
     ends all.
 
     Args:
-        config: of every engine; ``data_parallel_size`` says how many.
+        config: the configuration of every engine; ``data_parallel_size`` says how many there are.
         policy: how often an engine may die.
 
     Raises:
@@ -180,7 +180,7 @@ class DataParallelEngine(RunningEngine):
 
     @property
     def exit_status(self) -> int:
-        """That of the engine that has died too often."""
+        """The exit status of the engine that has died too often."""
         return self._exit_status
 
     def _engines(self) -> list[ProcessEngine]:
@@ -251,7 +251,7 @@ class DataParallelEngine(RunningEngine):
                 self._coming.remove(engine)
 
     def _wait_and_serve(self, place: _Place, engine: ProcessEngine) -> None:
-        if self._ending.is_set():  # who said so may not have known of it
+        if self._ending.is_set():  # `stop` may have run before this engine was listed
             engine.kill()
         engine.wait_loaded()
         _check_equal(self.info, engine.info, place.share)

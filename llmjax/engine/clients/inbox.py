@@ -22,7 +22,7 @@ class Inbox:
     """Hands requests to a loop, those with a grammar by way of a thread. Belongs to the thread that receives messages.
 
     Args:
-        config, info: of the engine.
+        config, info: the engine's.
     """
 
     def __init__(self, loop: EngineLoop, config: EngineConfig, info: EngineInfo) -> None:

@@ -20,8 +20,8 @@ from llmjax.errors import EngineDead
 
 
 class InlineEngine(EngineClient):
-    """An engine that works when its user asks for outputs. A step that fails is its last one, for it may have taken the
-    state on the device with it, and the prefix cache knows of pages that it should have computed."""
+    """An engine that works when its user asks for outputs. A step that fails is its last one: it may have destroyed the
+    state on the device, and the prefix cache lists pages that the step should have computed."""
 
     def __init__(self, engine: LoadedEngine) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class InlineEngine(EngineClient):
         return (EngineState(serving=self._error is None),)
 
     def submit(self, request: EngineRequest) -> int:
-        """As everywhere.
+        """Adds a request, as in every client.
 
         Raises:
             EngineDead: a step has failed.
@@ -56,7 +56,7 @@ class InlineEngine(EngineClient):
         return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """As everywhere, but who calls it is not told of the end again."""
+        """Ends a request, as in every client, except that no output reports the end to the caller."""
         if self._error is not None:
             return
         with _uninterrupted():

@@ -60,7 +60,7 @@ class ProcessEngine(RunningEngine):
 
     Args:
         config: everything; the process loads the model and compiles.
-        share: of the machine, where several engines divide it; log lines then name the engine.
+        share: this engine's part of the machine, where several engines divide it; log lines then name the engine.
 
     Attributes:
         loaded: done when the model is there, or with why it is not.
@@ -100,7 +100,7 @@ class ProcessEngine(RunningEngine):
         self._writer.start()
 
     def located(self) -> str:
-        """As of every engine; raises as ``wait_loaded``, if it is not loaded any further."""
+        """Where the model's files are. Raises what ``wait_loaded`` raises if loading fails before they are found."""
         return self._located.result()
 
     def wait_loaded(self) -> EngineInfo:
@@ -119,7 +119,7 @@ class ProcessEngine(RunningEngine):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         return self._process.pid
 
     def _show_stacks(self) -> None:
@@ -188,7 +188,7 @@ class ProcessEngine(RunningEngine):
 
     @property
     def exit_status(self) -> int:
-        """That of the process: 128 and the signal's number if one killed it, as shells have it."""
+        """The exit status of the process, as shells report it: 128 plus the signal's number if a signal killed it."""
         if self._error is None:
             return 0
         code = self._code or 1
@@ -294,7 +294,7 @@ def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def python_environment() -> dict[str, str]:
-    """Of a fresh interpreter that is to find what this one finds."""
+    """The environment for a new interpreter that has to find the same modules as this one."""
     return {**os.environ, "PYTHONPATH": python_path()}
 
 
@@ -318,8 +318,8 @@ def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Of a process that has been killed or has ended by itself. Where the system says it before the last of its threads
-    has ended and its memory has been given back, nobody waits for that."""
+    """The exit code of a process that has been killed or has ended by itself. Where the system reports it before the
+    process's last thread has ended and its memory is free, this does not wait for either."""
     code = process.poll()
     if code is None and sys.platform == "linux":
         with suppress(OSError, ValueError):
@@ -341,7 +341,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _log(message: Log, engine: str | None) -> None:
-    """As if the record had been made here: this process knows which ones are wanted, and how they look."""
+    """Logs a record as if it had been made here: this process knows which levels are enabled, and the log format."""
     to = logging.getLogger(message.name)
     if to.isEnabledFor(message.level):
         text = message.message if engine is None else f"{engine}: {message.message}"

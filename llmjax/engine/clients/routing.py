@@ -172,7 +172,7 @@ class Router:
         return max(1, min(request.max_tokens, max(round(self._guess), params.min_tokens)))
 
     def _digests(self, request: EngineRequest) -> list[bytes]:
-        """Of the prompt's full pages that an engine may find cached, chained as engines do."""
+        """The digests of the prompt's full pages that an engine may have cached, chained as engines chain them."""
         if not self._capacity or request.params.prompt_logprobs is not None:
             return []
         size, tokens = self._page_size, request.prompt_token_ids

@@ -49,7 +49,7 @@ class WaitedEngine(EngineClient):
         return number
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """As everywhere, but who calls it is not told of the end again."""
+        """Ends a request, as in every client, except that no output reports the end to the caller."""
         self._engine.abort(request_id, index)
         self._end(request_id, index)
 

@@ -104,7 +104,7 @@ class Start(Message, tag="start"):
 
 
 class Submit(Message, tag="submit"):
-    """To the engine: a request. Texts stay behind: they have become tokens, or concern the client alone."""
+    """To the engine: a request. It has no texts: they have become tokens, or concern the client alone."""
 
     request_id: int
     prompt: bytes  # int32
@@ -375,8 +375,8 @@ class Channel:
     Args:
         incoming: union of the messages that come.
         limit: bytes of the longest one.
-        seconds: that a message may take from when it is waited for until it is there, or until it is sent, in however
-            many pieces; one thread alone uses the channel then. None: any time.
+        seconds: time limit for a whole message, in however many pieces: from the call that waits for it until it is
+            there, or until it is sent. Only one thread uses the channel then. None: there is no limit.
         clock: seconds.
 
     Attributes:
@@ -408,7 +408,7 @@ class Channel:
 
     @property
     def address(self) -> str:
-        """Of this side, where the connection is one of a network."""
+        """The address of this side, where the connection is a network connection."""
         address: str = self._socket.getsockname()[0]
         return address
 
@@ -428,7 +428,7 @@ class Channel:
         self.send_encoded(self.encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """As ``send``."""
+        """Sends a message that ``encode`` has made, as ``send`` does."""
         with self._lock:
             if self.seconds is not None:
                 self._socket.settimeout(self.seconds)  # of all of it

@@ -32,7 +32,7 @@ class Engine:
 
     ``step`` dispatches the next step before it reads the one before, so the device never waits for the host; tokens
     come out one step late. While decodes run undisturbed, a dispatch takes several steps. Where drafts of the next
-    tokens promise more, the step before is read first, for they follow from its tokens.
+    tokens promise more, the step before is read first, because drafts follow from its tokens.
 
     Args:
         kv: page tables, as planned.
@@ -40,7 +40,7 @@ class Engine:
         runner: what computes steps.
         pace: steps that a dispatch may take.
         vocab_size: logits of the model.
-        seed: of the requests that bring none.
+        seed: the seed for requests that have none.
         rewinds: whether tokens that were sampled can be taken back.
         speculation: drafts of next tokens; None: there are none.
         compilations: the number of programs that have been compiled until now.
@@ -82,7 +82,7 @@ class Engine:
 
     @property
     def loggers(self) -> list[StatLogger]:
-        """Those who receive the counts of each step; more may be added."""
+        """The receivers of each step's counts; more may be added."""
         return self._recorder.loggers
 
     @property
@@ -321,7 +321,7 @@ class Engine:
         return outputs
 
     def freeze(self) -> None:
-        """Dispatches nothing until it may go on; requests keep their pages, and new ones wait behind them."""
+        """Dispatches nothing until ``go_on`` is called; requests keep their pages, and new ones wait after them."""
         self._frozen = True
 
     def go_on(self) -> None:

@@ -131,6 +131,6 @@ class Speculation(Protocol):
         """Notes what a step took.
 
         Args:
-            rows: of the program, which may be more than there were.
-            drafts: of the row that had most; 0: there were none.
+            rows: rows of the program, which may be more than the step had.
+            drafts: most drafts that a row had; 0: there were none.
         """

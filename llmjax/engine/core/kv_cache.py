@@ -259,8 +259,8 @@ class KVCache:
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Registers the pages that the next step fills by computing ``num_tokens`` more tokens.
 
-        Registering before the step has run is safe: the device runs steps in order. What a page of keys holds may even
-        be read in the same step, for it is written first; what may not be is not `LayerStates.readable`.
+        Registering before the step has run is safe: the device runs steps in order. A page of KV entries may even be
+        read in the same step, which writes them first; what may not be is not `LayerStates.readable`.
         """
         sequence.num_computed += num_tokens
         if len(sequence.tokens) >= (sequence.num_committed + 1) * self.page_size:
@@ -271,7 +271,7 @@ class KVCache:
         sequence.num_computed -= num_tokens
 
     def forget(self, sequence: Sequence) -> None:
-        """Has nobody find what was computed for a sequence, for it cannot be relied on."""
+        """Removes what was computed for a sequence from the prefix cache, because it cannot be relied on."""
         for index in range(sequence.num_committed):
             key = self.keys.of(sequence, index)
             for number, group in enumerate(self.groups):

@@ -43,7 +43,7 @@ class Load:
     longest: int  # tokens of a sequence
 
     def pages(self, tokens: int) -> int:
-        """How many hold so many tokens."""
+        """Number of pages that hold ``tokens`` tokens."""
         return -(-tokens // self.page_size)
 
 
@@ -249,7 +249,7 @@ class FullPages(LayerStates):
 
 
 class WindowPages(FullPages):
-    """The traces of the last tokens, as many as a window shows; pages behind it are given back."""
+    """The KV entries of the last tokens, as many as a sliding window shows; pages that it has passed are freed."""
 
     keeps_all: ClassVar[bool] = False
 
@@ -305,17 +305,17 @@ class _Entries:
 
 
 class StateSlots(LayerStates):
-    """The state that the last token left: recurrent layers.
+    """The states of recurrent layers after the last token.
 
-    A page holds one state, that after the last token computed among those whose table entry it is. Tokens of a page
-    rewrite it in place; the first token of the next page reads it and writes another one, so that a full page stays
-    behind as the snapshot of the state at its end, under the page's key, and nothing is copied. Whoever continues from
+    A page holds one state: the state after the last computed token of those whose table entry names the page. Tokens of
+    a page rewrite it in place; the first token of the next page reads it and writes another one. So a full page remains
+    as the snapshot of the state at its end, under the page's key, and nothing is copied. A sequence that continues from
     it reads it and writes a page of its own.
 
-    Kept are the states at the end of a dispatch and, if there is room, at the last page boundary before: at the end of
-    each chunk of a prompt, of the last full page of a prompt, and of the last full page of an output. The other pages
-    that a dispatch fills have the table entry of the next one that is kept. Of an output only the latest snapshot
-    stays, for a text is continued where it ended. All others stay until they are the least recently used ones.
+    The states that are kept are those at the end of a dispatch and, if there is room, at the last page boundary before:
+    at the end of each chunk of a prompt, of the last full page of a prompt, and of the last full page of an output. The
+    other pages that a dispatch fills have the table entry of the next one that is kept. Only the latest snapshot of an
+    output stays, because a text is continued where it ended. All others stay until they are the least recently used.
 
     A state is found only from the next plan on. Rows of one step begin together, so a state that another row of it
     computes does not exist yet.
@@ -372,7 +372,7 @@ class StateSlots(LayerStates):
         last = (end - 1) // self.page_size
         new = self.pool.allocate(1)
         assert new is not None
-        # Pages before the first token's are another's, or behind.
+        # Pages before the first token's are other sequences', or are no longer needed.
         at = max(self._last(sequence) + 1, sequence.num_computed // self.page_size)
         if at < last and self._has_spare:
             snapshot = self.pool.allocate(1)

@@ -1,4 +1,4 @@
-"""Who is told which pages the prefix cache of the device gets and loses."""
+"""The interface to receivers of the prefix cache's changes: which pages the device gets and loses."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class Pace:
 
     Args:
         most: steps that no dispatch exceeds.
-        seconds: that a dispatch should take at most.
+        seconds: time that a dispatch should take at most.
     """
 
     def __init__(self, most: int, *, seconds: float = DISPATCH_SECONDS) -> None:
@@ -44,7 +44,7 @@ class ChunkPace:
     takes as many as a step may have, and a slow one cuts prompts into smaller chunks.
 
     Args:
-        seconds: that such a step should take at most.
+        seconds: time that such a step should take at most.
     """
 
     def __init__(self, *, seconds: float = CHUNK_SECONDS) -> None:

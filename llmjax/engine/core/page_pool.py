@@ -1,4 +1,4 @@
-"""The pages of one KV group: who holds which, which hold a known prefix, which to give out next. No device in it."""
+"""The pages of one KV group: their holders, the prefixes that they cache, and which to give out next; without JAX."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PageKey:
         """The parent of first pages: no two kinds or names have the same, and no page's digest is one.
 
         Args:
-            kind: of whoever shares pages, at most 9 letters.
+            kind: what shares pages, such as "salt"; at most 9 letters.
             name: which of that kind; any string, lone surrogates too.
         """
         return hashlib.blake2b(
@@ -91,7 +91,7 @@ class PagePool:
         return len(self._free) + len(self._cached)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` pages with one holder each, or None (and no change) if there are not so many."""
+        """``count`` pages with one holder each; None, and no change, if fewer are available."""
         if count > self.available:
             return None
         pages = []

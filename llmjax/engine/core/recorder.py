@@ -15,13 +15,13 @@ class StepRecorder:
     """Measures steps from one to the next.
 
     Args:
-        kv, scheduler: of the engine, for their counts.
-        pace: of decode steps.
+        kv, scheduler: the engine's, for their counts.
+        pace: decode steps that a dispatch may take.
         compilations: the number of programs that have been compiled until now.
 
     Attributes:
         chunk_pace: tokens of a step that has both decodes and parts of prompts.
-        loggers: who receives the counts.
+        loggers: receivers of the counts.
     """
 
     def __init__(self, kv: KVCache, scheduler: Scheduler, pace: Pace, compilations: Callable[[], int]) -> None:

@@ -63,17 +63,17 @@ class StepPlan:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Of the first step."""
+        """Tokens of the first step."""
         return sum([row.count + len(row.drafts) for row in self.rows])
 
     @cached_property
     def drafts(self) -> int:
-        """Of the row that has most."""
+        """Most drafts that a row has."""
         return max([len(row.drafts) for row in self.rows], default=0)
 
     @cached_property
     def steps(self) -> int:
-        """Of the row that takes most."""
+        """Most steps that a row takes."""
         return max([row.steps for row in self.rows], default=1)
 
     @cached_property
@@ -210,7 +210,8 @@ class Scheduler:
             max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
             drafts: guesses at what follows the tokens of sequences of which nothing is in flight. They are used if
                 there are `only_decodes`, as far as there is room for them; then the dispatch is one step.
-            chunk_tokens: of a step that has decodes and parts of prompts, which they wait for; None: as of any other.
+            chunk_tokens: most tokens of a step that has both decodes and prompt chunks, because the decodes wait for
+                the chunks; None: as many as any step may have.
         """
         self.kv.begin_plan()
         decodes: list[Sequence] = []
@@ -259,8 +260,8 @@ class Scheduler:
         return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted)
 
     def _micro_batch(self, decodes: list[Sequence], *, others: bool) -> list[Sequence]:
-        """Those whose turn it is: nothing of theirs is in flight, so their step may begin before the last one ends.
-        Where all are in flight, the first ones are parted from the others.
+        """The decodes whose turn it is: none of their steps is in flight, so their next one may begin before the last
+        dispatch ends. Where all are in flight, the first ones are separated from the others.
 
         Args:
             others: the step has chunks to compute meanwhile.
@@ -273,7 +274,7 @@ class Scheduler:
     def _fitting(
         self, counts: dict[Sequence, int], drafts: Mapping[Sequence, tuple[int, ...]]
     ) -> dict[Sequence, tuple[int, ...]]:
-        """As much of the drafts as the host need not come between, and as there are pages for."""
+        """The beginnings of the drafts that can run without the host in between, and for which there are pages."""
         fitting = {}
         for sequence in counts:
             own = drafts.get(sequence, ())[: min(sequence.steps_left, sequence.steps_alone) - 1]

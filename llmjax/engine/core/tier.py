@@ -139,7 +139,7 @@ class Tier(ABC):
         """Starts to fetch pages into host memory, where they stay until `end_fetch`.
 
         Args:
-            owner: who waits for them.
+            owner: identifies the one that waits for them.
             names: all pages that are to be restored together, those in host memory included.
             transfer: which other server has them; None: the disk has them.
 

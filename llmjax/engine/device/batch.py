@@ -224,7 +224,7 @@ class BatchLayout:
 
     @cached_property
     def _empty(self) -> Ints:
-        """Of a plan without rows."""
+        """The packed array of a plan without rows."""
         packed = np.zeros(self.size, np.int32)
         parts = self.parts(packed)
         parts["slot"][:] = parts["new_slot"][:] = self.num_slots
@@ -304,7 +304,7 @@ class BatchLayout:
 
         Args:
             packed: i32 [size].
-            rows: with its changes made.
+            rows: the state of rows, to which the batch's changes have been applied.
         """
         part = self._taken_apart(packed)
         decode, slot, query_start = self.bucket.decode, part["slot"], part["query_start"]

@@ -82,8 +82,8 @@ def make_device_state(
 
     Args:
         scales, draft_scales: `LoadedModel.kv_calibration` of the model, and of the draft model.
-        config: of the model that a device runs.
-        vocab_size: of the whole model.
+        config: configuration of the part of the model that a device runs.
+        vocab_size: size of the whole model's vocabulary.
         as_bits, as_words: as in ``llmjax.kernels.attention.make_pages``.
         draft: the draft model, if there is one.
     """

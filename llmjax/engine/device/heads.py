@@ -49,7 +49,7 @@ def ends(hidden: jax.Array, batch: StepBatch) -> Ends:
 
     Args:
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``.
+        batch: the batch that ``forward`` was given.
     """
     return Ends(
         hidden=hidden if batch.decode else hidden[batch.last],
@@ -81,12 +81,12 @@ def sample(
     rows sample, logits are of these alone: most rows of a step that computes a prompt are padding.
 
     Args:
-        model: with its weights.
-        state: as ``forward`` has left it.
-        ends: of the rows.
+        model: the model, with its weights.
+        state: the state that ``forward`` returned.
+        ends: where the rows end.
         max_logprobs: top alternatives that are reported.
         mask: i32 [R, ceil(V / 32)], the tokens that a row may sample, as bits; None: all.
-        waits: bool [], nothing is sampled or noted yet, for another dispatch does it; None: never.
+        waits: bool [], nothing is sampled or noted yet, because another dispatch does it; None: never.
         few: rows, fewer than there are; 0: all rows sample or none.
     """
     rows, slot = state.rows, ends.slot
@@ -167,15 +167,16 @@ def verify(
     and token alone, it is also the very token that a step without drafts would have sampled.
 
     Args:
-        model: with its weights.
-        state: as ``forward`` has left it.
+        model: the model, with its weights.
+        state: the state that ``forward`` returned.
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``, in the drafted family: each row's first token is known, the others are drafts.
-        drafts: of a row at most, K - 1.
+        batch: the batch that ``forward`` was given, in the drafted family: each row's first token is known, the others
+            are drafts.
+        drafts: most drafts of a row, K - 1.
         max_logprobs: top alternatives that are reported.
 
     Returns:
-        The state, which is that after the tokens that were kept, and these: [K, R], NO_TOKEN after the last one.
+        The state after the tokens that were kept, and these tokens: [K, R], NO_TOKEN after the last one.
     """
     rows, fed, row = state.rows, batch.tokens, batch.row
     first, count = batch.query_start[:-1], jnp.diff(batch.query_start)
@@ -231,14 +232,14 @@ def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: i
     """Log-probabilities of the prompt token after each position, a block of logits at a time.
 
     Args:
-        model: with its weights.
+        model: the model, with its weights.
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``, in the mixed family.
-        vocab_size: of the whole model.
+        batch: the batch that ``forward`` was given, in the mixed family.
+        vocab_size: size of the whole model's vocabulary.
         max_logprobs: top alternatives that are reported.
 
     Returns:
-        Of ``batch.targets``; zeros unless a row asks.
+        The log-probabilities of ``batch.targets``; zeros unless a row asks for them.
     """
     targets = batch.targets
     assert targets is not None  # the mixed family has them

@@ -170,12 +170,12 @@ def take_pages(arrays: tuple[jax.Array, ...], page: jax.Array, *, layers: tuple[
     """The content of some pages.
 
     Args:
-        arrays: each of some layers' pages, one layer after another [layers * pages, …].
-        page: i32 [B], which, in each layer.
-        layers: of each array.
+        arrays: each has the pages of some layers, one layer after another: [layers * pages, …].
+        page: i32 [B], numbers of the pages, the same in each layer.
+        layers: number of layers in each array.
 
     Returns:
-        Of each array [B, layers, …].
+        The content from each array: [B, layers, …].
     """
     return tuple(array[_places(array, page, own)] for array, own in zip(arrays, layers, strict=True))
 
@@ -194,7 +194,7 @@ def _places(array: jax.Array, page: jax.Array, layers: int) -> jax.Array:
 
 
 def _moved(array: jax.ShapeDtypeStruct, count: int, *, layers: int) -> jax.ShapeDtypeStruct:
-    """Shapes of the content of this many pages; devices have the same parts of it as of the array."""
+    """The shape of the content of ``count`` pages, which is divided among devices as the array is."""
     sharding = array.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))

@@ -36,11 +36,11 @@ def pool(
     What a mean, or the first token, needs of a text that is cut into chunks is summed up in the state.
 
     Args:
-        model: with its weights.
-        state: as ``forward`` has left it.
+        model: the model, with its weights.
+        state: the state that ``forward`` returned.
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``, in the mixed family; its ``steps`` say which rows end.
-        position: i32 [T], of the tokens in their texts.
+        batch: the batch that ``forward`` was given, in the mixed family; its ``steps`` say which rows end.
+        position: i32 [T], positions of the tokens in their texts.
     """
     pooler = model.config.pooler
     assert pooler is not None and state.pooled is not None

@@ -53,8 +53,8 @@ def step(
     """Runs one dispatch: ``forward`` and its heads.
 
     Args:
-        weights: in the order of ``names``; a tuple, because sorting a dict's keys at every dispatch costs time. Behind
-            them those of the draft model.
+        weights: the model's weights in the order of ``names``, then those of the draft model. A tuple, because sorting
+            a dict's keys at every dispatch costs time.
         state: donated.
         packed: i32 [layout.size], from ``BatchLayout.pack``.
         graph: the model's graph definition (static).
@@ -63,8 +63,8 @@ def step(
         max_logprobs: top alternatives that are reported (static).
         before: as in ``forward``.
         draft: a model that makes drafts (static); None: there is none.
-        spans: of the groups of layers that the batch has tables of, where the model has some of its layers (static);
-            None: the model's own.
+        spans: spans of the groups of layers for which the batch has page tables, where this rank has only some of the
+            model's layers (static); None: the model's own.
     """
     state, batch = begin(state, packed, layout=layout)
     merged = partial(_merged, graph=graph, names=names)

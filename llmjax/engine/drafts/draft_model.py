@@ -45,7 +45,7 @@ def load_draft(
     """Loads the model that makes drafts.
 
     Args:
-        config: of the engine; what it says of its model's files does not hold for this one.
+        config: the engine's configuration; its settings for the model's files do not apply to the draft model.
         speculative: which model.
         platform: where.
         target: the model that verifies.

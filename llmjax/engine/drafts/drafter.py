@@ -22,19 +22,19 @@ class Drafter(Protocol):
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafts behind right ones that are right themselves."""
+        """Probability that a draft is right if all drafts before it are."""
         ...
 
     def verified(self, *, right: int, of: int) -> None:
-        """A step has verified so many drafts, of which the first ``right`` were."""
+        """Notes that a step has verified ``of`` drafts, the first ``right`` of which were right."""
         ...
 
 
 class Acceptance:
-    """How good drafts have been of late.
+    """How good recent drafts have been.
 
     Args:
-        share: of drafts behind right ones that are right, before there were any.
+        share: first estimate of ``share``, from before there are any drafts.
     """
 
     def __init__(self, share: float = PRIOR) -> None:
@@ -42,11 +42,11 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """Of the drafts behind right ones, those that are right themselves."""
+        """Share of the drafts that are right, among those before which all drafts are right."""
         return self._right / (self._right + self._wrong)
 
     def learn(self, *, right: int, of: int) -> None:
-        """Of so many drafts the first ``right`` were."""
+        """Notes that the first ``right`` of ``of`` drafts were right."""
         self._right = MEMORY * self._right + right
         self._wrong = MEMORY * self._wrong + (right < of)
 

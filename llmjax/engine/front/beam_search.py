@@ -37,15 +37,15 @@ class Beam:
 
 
 class BeamSearch:
-    """A search under way: somebody has the next token of each of ``prompts`` scored, and gives ``take`` the results.
+    """A search under way: its user has the next token of each of ``prompts`` scored, and gives ``take`` the results.
 
     Args:
         prompt: its token ids.
         params: how to search.
-        max_tokens: that fit, of those that ``params`` asks for.
+        max_tokens: most tokens to generate: those that ``params`` asks for, as far as they fit.
         eos: tokens that end a text.
         keep_logprobs: so that continuations have them.
-        cache_salt: of every request of the search.
+        cache_salt: the cache salt of every request of the search.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class Frontend:
 
     Args:
         config: limits and policies.
-        info: of the engine that the requests are for.
+        info: describes the engine that the requests are for.
         new_id: makes that engine's ids of requests; the ids that users give are known here alone.
         tokenizer: None: token ids in, token ids out.
 
@@ -153,7 +153,7 @@ class Frontend:
         """The text of tokens that follow a prompt.
 
         Args:
-            options: of ``Tokenizer.detokenizer``.
+            options: keyword arguments of ``Tokenizer.detokenizer``.
         """
         assert self.tokenizer is not None
         detokenizer = self.tokenizer.detokenizer(prompt_ids=prompt_ids, **options)

@@ -55,7 +55,7 @@ class Continuation:
         return bisect_left(self.token_starts, len(self.text)) if self.token_starts else len(self.token_ids)
 
     def cut(self, end: int) -> None:
-        """Leaves out the tokens that begin behind so many characters."""
+        """Drops the tokens whose text begins at character ``end`` or later."""
         keep = bisect_left(self.token_starts, end)
         del self.token_ids[keep:], self.token_starts[keep:]
         if self.logprobs is not None:

@@ -20,10 +20,10 @@ def text_pairs(
     instruction: str | None = None,
     chat_template: str | None = None,
 ) -> list[TextPair]:
-    """One text with each of the others, or pair by pair.
+    """Pairs of one text with each of the others, or of texts at the same place in both lists.
 
     Args:
-        instruction, chat_template: of all pairs, as in `TextPair`.
+        instruction, chat_template: the same for all pairs; see `TextPair`.
 
     Raises:
         InvalidRequest: there are none, or their numbers differ.
@@ -71,7 +71,7 @@ def scored(
     """The pairs' scores.
 
     Args:
-        made: of `pair_inputs`, in order.
+        made: outputs of the requests that `pair_inputs` made, in order.
     """
     if pooler is None or pooler.task == "classify":
         return [

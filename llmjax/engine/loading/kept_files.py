@@ -11,10 +11,10 @@ class Damaged(Exception):
 
 
 def check_owner(status: os.stat_result) -> None:
-    """That nobody but its user, or root, can have written a file.
+    """Checks that only this process's user, or root, can have written a file.
 
     Raises:
-        Damaged: somebody else may have.
+        Damaged: another user may have written it.
     """
     if not hasattr(os, "geteuid"):
         return

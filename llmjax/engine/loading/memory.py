@@ -76,7 +76,7 @@ class ProgramMemory:
 
     @classmethod
     def of(cls, executable: Any) -> ProgramMemory | None:
-        """As XLA has planned it; None: this device's compiler does not say."""
+        """The memory of a program as XLA has planned it; None: this device's compiler does not say."""
         found = executable.memory_analysis()
         if found is None:
             return None
@@ -245,8 +245,8 @@ def _more_memory(platform: Platform) -> str:
 def _divide(budget: int, page_bytes: Mapping[Span, int], load: Load, *, for_states: int) -> dict[Span, int]:
     """Pages per group: equal numbers until a group has all it can use.
 
-    A recurrent state counts by itself, for it is not a page of tokens: first as many as ``for_states`` bytes hold, at
-    least three, and in the end more, if memory is left.
+    Recurrent states are counted separately, because they are not pages of tokens: first as many as ``for_states`` bytes
+    hold, at least three, and more at the end if memory is left.
     """
     useful = {span: kind_of(span).useful_pages(span, load) for span in page_bytes}
     found: dict[Span, int] = {}
@@ -280,9 +280,9 @@ class KVFootprint:
     """What the KV cache of one type takes.
 
     Attributes:
-        token_bytes: of a token in the layers that keep all, scales included.
-        window_bytes: window in tokens to bytes of a token in the layers that keep no more than that.
-        state_bytes: of a sequence in the layers that keep one state.
+        token_bytes: bytes of a token in the layers that keep all tokens, scales included.
+        window_bytes: maps a window in tokens to the bytes of a token in the layers that keep no more than that window.
+        state_bytes: bytes of a sequence in the layers that keep one state.
     """
 
     token_bytes: float
@@ -314,7 +314,7 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
     """The KV cache's needs of a model.
 
     Args:
-        dtype: of the stored keys and values; one-byte types with a scale a token and head.
+        dtype: type of the stored keys and values; one-byte types have a scale for each token and head.
         page_size: tokens in a page.
     """
     pages = page_bytes_by_span(model, KVLayout.of(dtype, page_size=page_size))
@@ -327,10 +327,10 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
 
 def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int:
     """Bytes of a model's weights on the device: quantized matrices as they are kept there unless the configuration says
-    what becomes of them, others in its type.
+    otherwise, others in the device's type.
 
     Args:
-        tensors: of a checkpoint, by name; those that the model does not use count too.
+        tensors: a checkpoint's tensors, by name; those that the model does not use count too.
 
     Raises:
         CheckpointError: a tensor's stored type is not supported.

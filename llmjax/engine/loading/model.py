@@ -43,7 +43,7 @@ T = TypeVar("T")
 # Buffers that old checkpoints carry and that are computed here.
 IGNORED_SUFFIXES = (
     "embeddings.position_ids",
-    "pooler.dense.weight",  # behind BERT's first token, for sentence pairs of its training
+    "pooler.dense.weight",  # BERT's pooler of the first token, trained on sentence pairs
     "pooler.dense.bias",
     ".rotary_emb.inv_freq",
     ".rotary_pos_emb.inv_freq",  # ChatGLM
@@ -71,13 +71,13 @@ class LoadedModel:
 
     @property
     def num_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return sum(weight.nbytes for weight in self.params.values())
 
     @property
     def digest(self) -> str:
-        """Of what it is on every rank: its definition, and the shapes and types of its weights, not their values;
-        where ranks have layers of their own, the type of what they pass on instead of these."""
+        """A digest of what is the same on every rank: the model's definition, and the shapes and types of its weights,
+        not their values; where ranks have different layers, the type of their hidden states in place of the weights."""
         if self.graph.config.embeds and self.graph.config.has_head:
             found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
         else:
@@ -86,7 +86,7 @@ class LoadedModel:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Of weights in the host's memory."""
+        """Bytes of the weights in the host's memory."""
         return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
 
 
@@ -230,7 +230,7 @@ def _stored_as(checkpoint: Checkpoint) -> str:
 def declare(
     config: ModelConfig, platform: Platform, programs: ProgramCache
 ) -> tuple[ModelGraph, dict[str, jax.ShapeDtypeStruct]]:
-    """As ``models.abstract_model``, which needs Flax: what it has said is kept, so that later starts need none."""
+    """Does what ``models.abstract_model`` does, which needs Flax: its result is kept, so later starts need no Flax."""
     types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
     parts = ("what a model declares", config, types)
     return programs.kept(parts, lambda: models.abstract_model(config, **types))

@@ -50,9 +50,9 @@ class PackedWeights:
     """The packed matrices of one model: read from their file if there is one, else packed and written to it.
 
     Args:
-        path: of the file; None: nothing is kept.
-        limit: bytes of all such files.
-        stay: whether matrices stay where they have been packed, and so can be written when they are all there.
+        path: path of the file; None: nothing is kept.
+        limit: most bytes of all such files.
+        stay: whether matrices stay where they were packed, so that they can be written once all of them are there.
     """
 
     def __init__(self, path: Path | None = None, *, limit: int = 0, stay: bool = False) -> None:
@@ -68,10 +68,10 @@ class PackedWeights:
     def of(
         cls, directory: Path | None, config: EngineConfig, checkpoint: Checkpoint, platform: Platform, *, files: Any
     ) -> PackedWeights:
-        """Those of a model as it is configured.
+        """The packed weights of a model with its configuration.
 
         Args:
-            directory: of JAX's compilation cache; None: nothing is kept.
+            directory: folder of JAX's compilation cache; None: nothing is kept.
             files: `identity` of the checkpoint, from before it was opened.
         """
         limit = config.packed_weights_bytes
@@ -94,10 +94,10 @@ class PackedWeights:
         return cls(directory / FOLDER / key, limit=limit, stay=platform.device.platform == "cpu")
 
     def words(self, name: str, source: RowSource | RowStack, *, tile: int) -> np.ndarray:
-        """As `pack`; what was found in the file is read-only.
+        """Packs a matrix as `pack` does, or finds it in the file; what was found is read-only.
 
         Args:
-            name: of the matrix, or of the part of it; each once.
+            name: name of the matrix, or of the part of it; each may be given once.
         """
         found = self._found.get(name)
         if found is not None and found.shape == words_shape(source, tile=tile):
@@ -130,7 +130,7 @@ class PackedWeights:
             self._writer = None
 
     def wait(self, timeout: float) -> None:
-        """Until `keep` is done, or so many seconds."""
+        """Waits until `keep` is done, for ``timeout`` seconds at most."""
         if self._finishing is not None:
             self._finishing.join(timeout)
 
@@ -271,7 +271,7 @@ class _Pieces:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._begun = bytearray()  # less than a huge page, behind what is written
+        self._begun = bytearray()  # what follows the written part, less than a huge page
         self.written = 0
 
     def put(self, array: np.ndarray, start: int) -> None:

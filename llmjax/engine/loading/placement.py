@@ -36,11 +36,11 @@ class Placer:
     Args:
         platform: the devices, and how they want quantized matrices.
         activations: what products with quantized matrices round activations to, unless a matrix says.
-        offloaded: the last so many experts of each stack that a device has go to the host's memory instead.
+        offloaded: number of experts of each stack, the last ones, that go to the host's memory, not to the device.
         packed: where packed matrices are kept from start to start.
 
     Raises:
-        ConfigError: the device cannot read that.
+        ConfigError: the device cannot read the host's memory.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Placer:
     def place(
         self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct, *, cut: Cut | None = None
     ) -> jax.Array | QTensor | SplitStack:
-        """Reads a tensor and starts its way to the device; waits for those before the last ones.
+        """Reads a tensor and starts its copy to the device; waits for all copies but the last few.
 
         Args:
-            name: in the model.
-            kept: what becomes of it.
-            shape: that the model wants, with its dtype.
+            name: name in the model.
+            kept: the form in which it is kept.
+            shape: shape and dtype that the model wants.
             cut: which part of it each device has; None: all of it.
         """
         weight: jax.Array | QTensor | SplitStack
@@ -115,7 +115,7 @@ class Placer:
         """Parts on their devices, as one weight.
 
         Args:
-            memory: of the devices, as JAX names it; None: their own.
+            memory: memory of the devices, as JAX names it; None: their default memory.
         """
         if cut is None:
             return self._one(name, parts[0], kept, dtype, self._platform.everywhere_in(memory))

@@ -52,7 +52,7 @@ class ProgramSpec:
     """Everything that a program is compiled from.
 
     Attributes:
-        function: of a module.
+        function: a function at the top level of a module.
         arguments: pytrees of ``jax.ShapeDtypeStruct``s, one for each of its positional arguments.
         device: where it runs.
         static: its keyword arguments.
@@ -60,7 +60,7 @@ class ProgramSpec:
         options: XLA's compiler options.
         sharding: where several devices run it, each with its part of the arguments; these then say where they lie, or
             are the same everywhere.
-        results: of such a program, a prefix of their tree with PartitionSpecs as leaves.
+        results: how the results of such a program are divided: a prefix of their tree with PartitionSpecs as leaves.
     """
 
     function: Callable[..., Any]
@@ -108,7 +108,7 @@ class ProgramCache:
     processes.
 
     Args:
-        folder: of the programs; None: nothing is kept.
+        folder: folder of the programs; None: nothing is kept.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -163,8 +163,8 @@ class ProgramCache:
         """Returns what ``make`` has made in this start or one before.
 
         Args:
-            parts: all that decides it beside the sources, as ``digest`` takes it; first what it is.
-            make: of a value that can be pickled.
+            parts: all that decides the value besides the sources, as ``digest`` takes it; first what the value is.
+            make: makes a value that can be pickled.
         """
         try:
             name = None if self._folder is None else digest(sources_digest(), *parts)
@@ -187,9 +187,9 @@ class ProgramCache:
         """Returns what ``make`` has found out about programs, in this start or one before.
 
         Args:
-            specs: gives those of the programs; not called if nothing is kept.
-            what: it finds out.
-            make: of a value that can be pickled; nothing is kept of what it raises.
+            specs: returns the programs' specifications; not called if nothing is kept.
+            what: name of what ``make`` finds out.
+            make: makes a value that can be pickled; errors that it raises are not kept.
         """
         signatures = [] if self._folder is None else [self.signature(spec) for spec in specs()]
         return make() if not signatures or None in signatures else self.kept((what, signatures), make)

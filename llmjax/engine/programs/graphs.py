@@ -60,7 +60,7 @@ class _Dispatch:
     """One dispatch of the test.
 
     Attributes:
-        first: of ROWS, that the first row that samples asks for; None: all rows are greedy.
+        first: index in ROWS of what the first row that samples asks for; None: all rows are greedy.
         ends: all rows are biased, and their token ends them.
         sampling: how many of the last rows sample, the others being in the middle of their prompts; None: all do.
     """
@@ -98,7 +98,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     """The compiler that the configuration asks for: where there are CUDA graphs, one that uses them.
 
     Args:
-        compiler: of plain programs.
+        compiler: compiles programs without graphs.
         decode_steps: decode steps that a dispatch may take as a graph.
     """
     if not compiler.platform.is_cuda:
@@ -141,7 +141,7 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     Both run the same few dispatches, from a new state each.
 
     Args:
-        reference: of the same buckets; what its programs sample is right.
+        reference: a compiler with the same buckets, whose programs are known to sample correctly.
     """
     buckets = _tested(compiler)
     with ThreadPoolExecutor() as threads:

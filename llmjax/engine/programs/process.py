@@ -40,8 +40,8 @@ class Environment:
     """What the process has to be like to compile what its parent would; it comes before all specifications.
 
     Attributes:
-        settings: of JAX.
-        folder: where programs are kept, which is named by all of the environment.
+        settings: JAX's settings.
+        folder: where programs are kept; its name is a digest of the environment.
     """
 
     settings: Mapping[str, Any]
@@ -52,7 +52,7 @@ class CompileProcess:
     """Compiles programs at low priority and keeps them where the engine finds them. It ends with this process.
 
     Args:
-        cache: that keeps programs.
+        cache: keeps the programs.
         specs: what they are made from, by names, in the order in which they are wanted; of one CPU device.
 
     Attributes:
@@ -60,7 +60,7 @@ class CompileProcess:
 
     Raises:
         OSError: it cannot be started.
-        PicklingError: of something in a specification nothing else can be told.
+        PicklingError: something in a specification cannot be sent to another process.
     """
 
     def __init__(self, cache: ProgramCache, specs: Mapping[Hashable, ProgramSpec]) -> None:

@@ -32,7 +32,7 @@ class CompileThreads:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closed = False
         self._threads = [_CompileThread(self._tasks, f"{NAME}-{i}") for i in range(count)]
-        # Who forgets to close it ends the threads as well, but does not wait for them: garbage is collected in the
+        # Without a call of `close`, garbage collection ends the threads, but does not wait for them: it runs in the
         # middle of anything, and what a thread has begun may need a lock that is held there.
         weakref.finalize(self, _drop, self._tasks, count).atexit = False
         atexit.unregister(_end_all)

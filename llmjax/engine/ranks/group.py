@@ -95,7 +95,7 @@ class RankZero(Group, Protocol):
         """Has each of the other ranks write its part of some pages.
 
         Args:
-            command: with the parts of all other ranks, one after another.
+            command: the pages, with the parts of all other ranks one after another.
         """
 
     def page_shapes(self, group: int) -> list[PageShape]:

@@ -1,4 +1,4 @@
-"""How ranks find each other: where rank 0 listens, who may join, and the proofs that both sides know the secret."""
+"""How ranks find each other: where rank 0 listens, which may join, and the proofs that both sides know the secret."""
 
 from __future__ import annotations
 

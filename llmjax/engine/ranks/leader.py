@@ -93,7 +93,7 @@ class Leader(Member):
         for peer in self._peers:
             peer.channel.send(Meet("" if why else name, devices))
         if why:
-            logger.info("ranks add up by way of the network, for they share no memory (%s)", why)
+            logger.info("ranks add up over the network, because they share no memory (%s)", why)
             return False
         self.watch(lambda lost: shared_sum.stop())
         return True

@@ -29,11 +29,11 @@ class LocalRanks:
     """Starts a process for each device but the first, or for each stage but that of rank 0; they end with this one.
 
     Args:
-        config: of one process with all devices.
+        config: configuration of one process with all devices.
 
     Attributes:
-        config: of rank 0.
-        share: of the machine, that rank 0 gets.
+        config: configuration of rank 0.
+        share: the part of the machine that rank 0 gets.
     """
 
     def __init__(self, config: EngineConfig) -> None:

@@ -83,7 +83,7 @@ class OneStage:
     """Every rank has all layers, and applies every command at once.
 
     Args:
-        executor: of rank 0.
+        executor: the executor of rank 0.
         group: the ranks.
     """
 
@@ -118,7 +118,7 @@ class LastStage:
     started here.
 
     Args:
-        executor: of the last stage.
+        executor: the executor of the last stage.
         group: all stages.
     """
 

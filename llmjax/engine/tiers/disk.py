@@ -31,8 +31,8 @@ CHECKSUM_BYTES = 16
 HEADER_BYTES = len(MAGIC) + CHECKSUM_BYTES
 SUFFIX = ".kv"
 NAME = re.compile(rf"([0-9a-f]{{{2 * DIGEST_BYTES}}})-(\d+){re.escape(SUFFIX)}")
-UNFINISHED = "."  # how the names of files begin that are being written
-FORGOTTEN = 3600.0  # seconds without a write, after which such a one is nobody's
+UNFINISHED = "."  # beginning of the names of files that are being written
+FORGOTTEN = 3600.0  # seconds without a write, after which such a file counts as abandoned
 KEPT_FREE = 0.05  # of the disk
 LOOKS = 16  # at the whole folder, while as many bytes are written as it may hold: others write there too
 
@@ -41,10 +41,10 @@ class DiskPages:
     """The pages of one identity; may be used by several threads.
 
     Args:
-        folder: of all identities; made if it is not there.
+        folder: folder of all identities; made if it is not there.
         identity: hexadecimal digits.
-        limit: bytes of all files in the folder, those of other identities too. The least recently used go first.
-        formats: of pages, by group.
+        limit: most bytes of all files in the folder, those of other identities too. The least recently used go first.
+        formats: formats of pages, by group.
 
     Raises:
         OSError: the folder cannot be made, read or written.
@@ -71,7 +71,7 @@ class DiskPages:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files in the folder, as far as is known."""
+        """Bytes of all files in the folder, as far as is known."""
         return self._num_bytes
 
     def write(self, name: PageName, page: KeptPage) -> int:
@@ -126,13 +126,13 @@ class DiskPages:
         return None
 
     def remove(self, name: PageName) -> None:
-        """A page that need not be there."""
+        """Removes a page if it is there."""
         self._drop(name)
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
     def forget_all(self) -> None:
-        """No page is known any more; `remove_all` is to follow."""
+        """Forgets all pages; `remove_all` has to follow."""
         with self._lock:
             self._known = set()
             self._looks += 1
@@ -143,7 +143,7 @@ class DiskPages:
             self.remove(name)
 
     def _warn(self, why: str) -> int:
-        """Says that pages are not kept; returns the bytes that are written of such a one."""
+        """Says that pages are not kept, and returns 0, the bytes that were written."""
         if not self._warned:
             logger.warning("%s: pages are not kept (said once): %s", self._all, why)
         self._warned = True
@@ -167,7 +167,7 @@ class DiskPages:
             self._known.discard(name)
 
     def _make_room(self, size: int) -> None:
-        """Removes what was not used for longest, until so many bytes more are within the limit."""
+        """Removes the least recently used pages until ``size`` more bytes are within the limit."""
         with self._lock:
             look = self._looks
             looked = self._known and self._unseen < self._limit // LOOKS
@@ -201,7 +201,7 @@ class DiskPages:
 
     @staticmethod
     def _files(folder: Path) -> Iterator[tuple[PageName, tuple[float, int, Path]]]:
-        """Of a folder: each page's last use, bytes and path. Files that nobody finishes any more are removed."""
+        """Yields the pages of a folder, each with its last use, bytes and path. Removes abandoned unfinished files."""
         try:
             entries = list(os.scandir(folder))
         except OSError:  # another process has removed it

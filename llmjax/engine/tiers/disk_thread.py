@@ -19,7 +19,7 @@ class DiskThread:
     """Makes calls in the order in which they come.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,13 +35,13 @@ class DiskThread:
         self._queue.put((call, 0))
 
     def offer(self, call: Call, num_bytes: int, *, limit: int) -> bool:
-        """The same, unless the calls before hold more than ``limit`` bytes together with this one.
+        """Adds a call, unless the waiting calls and this one together hold more than ``limit`` bytes.
 
         Args:
-            num_bytes: that this one holds.
+            num_bytes: bytes that this call holds.
 
         Returns:
-            Whether it will be made.
+            Whether the call will be made.
         """
         if not self._load.take(num_bytes, limit):
             return False

@@ -19,7 +19,7 @@ class PageFormat:
 
     Args:
         page_size: tokens.
-        shapes: of a page's content.
+        shapes: shapes and types of the arrays in a page.
     """
 
     page_size: int
@@ -27,7 +27,7 @@ class PageFormat:
 
     @property
     def num_bytes(self) -> int:
-        """Of a page."""
+        """Bytes of a page."""
         return 4 * self.page_size + sum(shape.size * shape.dtype.itemsize for shape in self.shapes)
 
     def encode(self, page: KeptPage) -> bytes:

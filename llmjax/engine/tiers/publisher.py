@@ -29,7 +29,7 @@ class EventPublisher:
 
     Args:
         config: where to, and how many are kept.
-        rank: of the engine, which is added to the port of each endpoint.
+        rank: the engine's rank, which is added to the port of each endpoint.
 
     Raises:
         ConfigError: pyzmq is not there, or an endpoint cannot be used.
@@ -96,7 +96,7 @@ class EventPublisher:
 
 
 def endpoint_of(endpoint: str, rank: int) -> str:
-    """The endpoint of an engine: engines count on from its port, or have their number behind another one's name."""
+    """The endpoint of an engine: its rank is added to the port of a TCP endpoint, and appended to other names."""
     if not rank:
         return endpoint
     if not endpoint.startswith("tcp://"):
@@ -117,7 +117,7 @@ def _open(socket: Any, endpoint: str, *, always_bind: bool = False) -> None:
 
 
 def _send(waiting: Any, published: Any, replay: Any, topic: bytes, buffer: deque[tuple[bytes, bytes]]) -> None:
-    """On the thread: it has the sockets, for they may not be used on two."""
+    """Runs on the thread, which alone uses the sockets, because ZeroMQ sockets are not thread-safe."""
     import zmq
 
     poller = zmq.Poller()
@@ -127,7 +127,7 @@ def _send(waiting: Any, published: Any, replay: Any, topic: bytes, buffer: deque
     count = 0
     while True:
         ready = dict(poller.poll())
-        if waiting not in ready:  # who asks gets all that was published before
+        if waiting not in ready:  # a subscriber asks for messages that it has missed
             _replay(replay, buffer)
             continue
         if not (payload := waiting.recv()):

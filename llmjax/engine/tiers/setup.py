@@ -109,8 +109,8 @@ def transfer_of(
 
 
 def secret_of(config: EngineConfig) -> str:
-    """The word that servers must know that exchange pages with this one: ``master_secret``, or one that is made and
-    logged, for without any whoever reaches a port could give and take pages."""
+    """The secret of the servers that exchange pages with this one: ``master_secret``, or one that is made and logged.
+    Without a secret, anyone that reaches a port could give and take pages."""
     if config.master_secret:
         return config.master_secret
     made = secrets.token_urlsafe(SECRET_BYTES)
@@ -123,8 +123,8 @@ def secret_of(config: EngineConfig) -> str:
 
 
 def _agreed_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero) -> str:
-    """A digest of what both sides must have alike. Machines differ in paths and devices: files are those of the same
-    names and sizes, and who knows the secret is believed that they hold the same."""
+    """A digest of what must be the same on both sides. Machines differ in paths and devices, so files are compared by
+    name and size, and servers that know the secret are trusted to have the same content in them."""
     model = compiler.model
     formats, divided = whole_page_formats(compiler, ranks)
     return digest(
@@ -141,10 +141,10 @@ def _agreed_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZe
 
 
 def whole_page_formats(compiler: StepCompiler, ranks: RankZero) -> tuple[list[PageFormat], tuple[int, ...]]:
-    """Of each group of layers, as engines of the model exchange its pages.
+    """The formats in which engines of the same model exchange pages, by group of layers.
 
     Returns:
-        The formats, and numbers of processes and devices, if engines must have as many to exchange pages.
+        The formats, and the numbers of processes and of devices if only engines with equal numbers can exchange pages.
     """
     formats = page_formats(compiler, ranks)
     parts = [page_parts(compiler, ranks, group) for group in range(len(formats))]
@@ -156,7 +156,7 @@ def whole_page_formats(compiler: StepCompiler, ranks: RankZero) -> tuple[list[Pa
 
 
 def page_formats(compiler: StepCompiler, ranks: RankZero) -> list[PageFormat]:
-    """Of each group of layers: what this process has of a page, and then what each of the others has."""
+    """The format of a page, by group of layers: first this process's part, then the part of each other process."""
 
     def shapes(group: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in ranks.page_shapes(group)]

@@ -37,23 +37,23 @@ MORE_BYTES = 4096  # of a message with a page beside the page
 GIVEN_SECONDS = 120.0  # that pages wait to be taken
 CONNECT_SECONDS = 5.0  # that a server has to be reached, and for each thing that it says or takes
 MOST_TAKERS = 32  # at once
-MOST_STRANGERS = 64  # who have not proved yet that they may be takers
+MOST_STRANGERS = 64  # connections that have not proved yet that they may take pages
 
 
 class Hello(Message, tag="hello"):
-    """From who gives, first."""
+    """The giver's first message."""
 
     nonce: bytes
 
 
 class Take(Message, tag="take"):
-    """From who takes: pages are wanted.
+    """The taker's request for pages.
 
     Args:
-        nonce: for the other side to prove the secret with.
-        proof: of the secret.
-        identity: of what decides what pages hold.
-        name: of the pages.
+        nonce: the giver has to prove the secret with it.
+        proof: proves that the taker knows the secret.
+        identity: digest of what decides the content of pages.
+        name: name of the pages.
     """
 
     nonce: bytes
@@ -63,10 +63,10 @@ class Take(Message, tag="take"):
 
 
 class Given(Message, tag="given"):
-    """From who gives: so many pages follow.
+    """The giver's answer: ``count`` pages follow.
 
     Args:
-        proof: of the secret.
+        proof: proves that the giver knows the secret.
     """
 
     proof: bytes
@@ -82,7 +82,7 @@ class Page(Message, tag="page"):
 
 
 class NotGiven(Message, tag="not_given"):
-    """From who gives, last."""
+    """The giver's last message, if it gives no pages."""
 
     reason: str
 
@@ -132,10 +132,10 @@ class PageGiver:
     Args:
         config: where, and how many bytes may wait.
         bound: as ``bind`` gives it; it is closed with the giver.
-        identity: of what decides what pages hold.
-        secret: that who takes them must know.
-        formats: of pages, by group.
-        seconds: that pages wait to be taken.
+        identity: digest of what decides the content of pages.
+        secret: the secret that takers must know.
+        formats: formats of pages, by group.
+        seconds: how long pages wait to be taken.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -209,7 +209,7 @@ class PageGiver:
             self._gifts.clear()
             self._changed.notify_all()
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for others to come
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
         self._socket.close()
         self._reader.close(0.0)
 
@@ -271,9 +271,9 @@ class PageTaker:
 
     Args:
         peers: the servers, each ``host:port``; nothing connects elsewhere.
-        identity: of what decides what pages hold.
-        secret: that who gives them must know.
-        formats: of pages, by group.
+        identity: digest of what decides the content of pages.
+        secret: the secret that givers must know.
+        formats: formats of pages, by group.
     """
 
     def __init__(self, peers: Sequence[str], *, identity: str, secret: str, formats: Sequence[PageFormat]) -> None:
@@ -327,5 +327,5 @@ def _next(messages: Iterator[Any], kind: Any) -> Any:
 
 
 def _proof(secret: str, nonce: bytes, *, by: str) -> bytes:
-    """That somebody knows the secret; ``by``: who, for an answer is of no use to the other side."""
+    """Proves that the side ``by`` knows the secret. The proof names the side, so the other one cannot reuse it."""
     return hmac.digest(secret.encode(), f"kv pages, {by}: ".encode() + nonce, "sha256")

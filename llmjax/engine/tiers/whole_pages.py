@@ -26,12 +26,12 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 @dataclass(frozen=True)
 class PageParts:
-    """How the ranks of an engine have a page.
+    """How a page is divided among the ranks of an engine.
 
     Args:
-        shapes: of what each rank has of it, an array for each stack of layers.
-        order: the ranks as what they have follows each other.
-        axes: of each array, along which ranks divide it; None: each has all of it.
+        shapes: shapes of each rank's part, one for each stack of layers.
+        order: the ranks, in the order in which their parts follow each other.
+        axes: the axis along which ranks divide each array; None: each rank has all of it.
         heads: key/value heads of all devices, one device after another, NOTHING where one has less; None: all heads in
             their order, or vectors that heads share.
     """
@@ -156,6 +156,6 @@ def _first_layers(compiler: StepCompiler, group: int) -> list[int]:
 
 
 def _arrays(compiler: StepCompiler, group: int) -> list[jax.ShapeDtypeStruct]:
-    """Of all devices."""
+    """The arrays of a group of layers, as they are on all devices together."""
     stacks = [compiler.state_shapes.kv[number] for number in stacks_of(compiler, group)]
     return [array for stack in stacks for array in stack.arrays]
