@@ -33,7 +33,6 @@ UNREAD = (
     "llmjax/settings.py",
     "llmjax/weights",
     "models",
-    "tests/engine",
     "tests/models",
 )
 

@@ -29,7 +29,7 @@ class Plain:
 
     Args:
         path: checkpoint in Hugging Face layout.
-        overrides: of its config.json.
+        overrides: settings that replace those in its config.json.
     """
 
     def __init__(self, path: Path, **overrides: Any) -> None:
@@ -61,7 +61,7 @@ class Plain:
         self._logits = logits
 
     def logits(self, tokens: list[int], *, prompt_len: int = 0) -> np.ndarray:
-        """f32 [n, V] after each of the n tokens, of which so many are the prompt."""
+        """Logits after each of the n tokens, f32 [n, V]; the first ``prompt_len`` tokens are the prompt."""
         padded = np.zeros(CONTEXT, np.int32)
         padded[: len(tokens)] = tokens
         lengths = np.int32(len(tokens)), np.int32(prompt_len)

@@ -107,7 +107,7 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
 
 
 def test_what_was_refused_is_in_no_page(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes behind outputs is the same from cached pages and from none."""
+    """Text that continues an output is the same from cached pages and from none."""
     taken: list[int] = []
     take_back = OutputProcessor._take_back
 
@@ -152,7 +152,7 @@ def test_a_run_is_as_long_as_the_last_ones_were() -> None:
     longest = run.steps
     assert longest > 4
     run.ran(allowed=0, of=8)
-    assert run.steps == 0  # the token behind the refusal
+    assert run.steps == 0  # the token after the refusal
     run.masked(0.9)
     assert run.steps < longest
     run.masked(0.1)

@@ -85,7 +85,7 @@ def client_of(engine: AsyncLLM) -> DataParallelEngine:
 
 
 def pids(engine: AsyncLLM) -> list[int]:
-    """Of the processes, by engine."""
+    """The process ids of the engines."""
     return [place.engine.pid for place in client_of(engine)._places]
 
 

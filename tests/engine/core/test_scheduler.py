@@ -1322,7 +1322,7 @@ def test_snapshots_that_nobody_has_used_for_longest_are_given_up() -> None:
 
 
 def test_nothing_of_a_failed_sequence_is_found() -> None:
-    """Not even what it has given back on its way: states of pages before, keys behind a window."""
+    """Not even what it freed while it ran is found: states of earlier pages, KV entries outside a window."""
     for spans, pages in (((ALL, STATE), (41, 25)), ((W(8),), (41,)), ((STATE,), (25,))):
         engine = SimulatedEngine(replace(HYBRID, spans=spans, num_pages=pages))
         prompt = prompt_of(46)

@@ -98,7 +98,7 @@ def test_deeper_and_deeper(llm: LLM) -> None:
 
 
 def test_weights_of_other_devices_wait_in_the_hosts_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an accelerator, whose arrays the host sees as copies."""
+    """The CPU acts as an accelerator, whose arrays the host sees as copies."""
     before = said(llm)
     sleeper = llm.engine._sleeper
     monkeypatch.setattr(type(sleeper._platform), "is_cpu", property(lambda self: False))

@@ -32,10 +32,10 @@ def compiler(request: pytest.FixtureRequest, compile_cache_dir: str) -> StepComp
 
 
 class Split:
-    """A step in two dispatches: the hidden states come to the host's hands in between.
+    """A step in two dispatches: the hidden states are returned to the host in between.
 
     Args:
-        layout: of its bucket.
+        layout: the batch layout of the step's bucket.
     """
 
     def __init__(self, compiler: StepCompiler, layout: BatchLayout) -> None:

@@ -96,7 +96,7 @@ def test_the_draft_model_keeps_in_step(twins: tuple[LLM, LLM]) -> None:
     longer, hits = [prompts[0] + expected[0][0]], drafted.stats.prefix_cache_hits
     assert outputs_of(drafted, longer, greedy(8)) == outputs_of(plain, longer, greedy(8))
     assert drafted.stats.prefix_cache_hits > hits
-    # Ties apart, and drafts behind the end of an output.
+    # All are accepted except where logits tie, and after the end of an output.
     assert drafted.stats.accepted_tokens > 0.9 * drafted.stats.draft_tokens > 0
 
 
@@ -133,7 +133,7 @@ def test_memory_is_planned_for_both(twins: tuple[LLM, LLM]) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """A model whose logits behind a token are a row of a table."""
+    """A model whose logits after a token are a row of a table."""
 
     rows: np.ndarray  # f32 [VOCAB, VOCAB]
 
@@ -149,7 +149,7 @@ class Table:
 
 
 def drawn(target: Table, draft: Table, params: SamplingParams, *, count: int, drafts: int) -> np.ndarray:
-    """What one step brings to ``count`` rows with seeds of their own behind token 0, i32 [drafts + 1, count]."""
+    """Tokens that one step samples after token 0 for ``count`` rows with different seeds, i32 [drafts + 1, count]."""
     state, batch = rows_of(params, [[0] * (1 + drafts)] * count)
     stacks = make_stacks(
         [PagedKV(kv_heads=1, head_dim=8)], num_pages={AllTokens(): 1}, page_size=32, dtype=jnp.dtype("float32")

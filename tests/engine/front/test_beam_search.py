@@ -187,7 +187,7 @@ def test_what_cannot_be_searched(llm: LLM, params: Callable[[], BeamSearchParams
 
 
 def test_errors_are_of_their_search_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where logits are not finite."""
+    """One search fails, as it does where logits are not finite."""
     finished = llm._finished
 
     def failing(requests, kind, *, progress):  # type: ignore[no-untyped-def]

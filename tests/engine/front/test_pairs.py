@@ -48,7 +48,7 @@ def prompts(template: str | None = None, **changes: Any) -> PairPrompts:
 
 @pytest.mark.parametrize("instruction", [None, "Find the author"], ids=["usual instruction", "a request's instruction"])
 def test_qwen3_reranker_s_prompt(instruction: str | None) -> None:
-    """As its model card has it."""
+    """The prompt is that of the model card."""
     prefix = (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'

@@ -1,4 +1,4 @@
-"""What is said about a model while it is loaded."""
+"""Messages about a model while it is loaded."""
 
 from __future__ import annotations
 

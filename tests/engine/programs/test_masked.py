@@ -1,4 +1,4 @@
-"""The programs that sample under masks: when they are compiled, and who waits for them."""
+"""The programs that sample under masks: when they are compiled, and what waits for them."""
 
 from __future__ import annotations
 

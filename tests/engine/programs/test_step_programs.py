@@ -214,7 +214,7 @@ def test_what_another_process_compiles(how: str) -> None:
         else:
             future.cancel()
     if how == "kept":
-        assert made.pick(plan(1)).bucket == mixed(16)  # read at once, for it is wanted
+        assert made.pick(plan(1)).bucket == mixed(16)  # read at once, because it is wanted
     if how == "cancelled":
         with pytest.raises(CancelledError):
             made.wait_all()

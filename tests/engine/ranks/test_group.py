@@ -203,7 +203,7 @@ def test_a_rank_that_has_gone_ends_what_waits_for_it(config: EngineConfig) -> No
 
 
 def test_who_waits_for_the_others_is_woken_when_one_goes(config: EngineConfig) -> None:
-    """As JAX does, on every rank, while its processes meet."""
+    """JAX waits so on every rank while its processes connect."""
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
         assert leader.unless_lost(lambda: "met") == "met"
         with pytest.raises(ZeroDivisionError):
@@ -213,7 +213,7 @@ def test_who_waits_for_the_others_is_woken_when_one_goes(config: EngineConfig) -
         with pytest.raises(EngineDead, match=r"^rank 2 \(127.0.0.1\) has gone$"):
             waiting.result(60)
         with pytest.raises(EngineDead, match="rank 2"):
-            leader.unless_lost(threading.Event().wait)  # who asks later hears of it too
+            leader.unless_lost(threading.Event().wait)  # later calls raise it too
 
 
 def test_a_leader_that_has_gone_is_known_to_ranks_that_do_something_else(config: EngineConfig) -> None:
