@@ -1,4 +1,4 @@
-"""The output processor: gives what a step brought to its sequences, and says which of them have ended, and why."""
+"""The output processor: gives a step's results to its sequences, and says which of them have ended, and why."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OutputProcessor:
 
     Args:
         kv: the pages of the sequences.
-        finish: takes out a sequence that has ended.
+        finish: removes a sequence that has ended.
         give: lets another server have the pages of a sequence's prompt, if its request says so.
     """
 
@@ -125,7 +125,7 @@ class OutputProcessor:
         return output
 
     def fail(self, sequence: Sequence) -> EngineOutput:
-        """Ends a sequence whose logits are not finite. Its keys and values may not be either: nobody may find them."""
+        """Ends a sequence whose logits are not finite. Its KV entries may not be either, so they are not cached."""
         self._kv.forget(sequence)
         error = GenerationFailed(
             f"the model's logits are not finite (NaN or infinity) after {len(sequence.tokens)} tokens; weights may be "
@@ -134,7 +134,7 @@ class OutputProcessor:
         return self.end(sequence, error)
 
     def refuse(self, sequence: Sequence) -> EngineOutput:
-        """Ends a sequence that its constraint does not let go on."""
+        """Ends a sequence whose constraint allows no further token."""
         assert sequence.constraint is not None and sequence.constraint.error is not None
         return self.end(sequence, sequence.constraint.error)
 
@@ -152,7 +152,7 @@ class OutputProcessor:
         return tokens[:count]
 
     def _take_back(self, sequence: Sequence, following: StepPlan | None) -> None:
-        """What a dispatch in flight samples of a sequence is not read: it goes on from a token that was refused."""
+        """Drops what a dispatch in flight samples for a sequence, because it continues a token that was refused."""
         for row in () if following is None else following.rows:
             if row.sequence is sequence and row.samples:
                 row.samples = False

@@ -22,7 +22,7 @@ FETCHED: Places = (Place.DEVICE, Place.HOST, Place.DISK)  # and if the disk is w
 
 
 class Found(NamedTuple):
-    """A page that is somewhere."""
+    """A page of known content, and where it is."""
 
     place: Place
     page: int = NO_PAGE  # its number, if it is on the device
@@ -79,7 +79,7 @@ class PageKeys:
 
     Args:
         page_size: tokens of a page.
-        shared: different requests may share pages; continuations of one request always may.
+        shared: whether different requests may share pages; continuations of one request always may.
         prompt_kind: maps a prompt's length to its kind; prompts of different kinds share no pages.
     """
 
