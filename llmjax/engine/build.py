@@ -1,4 +1,4 @@
-"""From a configuration to an engine: what is loaded, measured and compiled, in the order in which it is known."""
+"""Builds an engine from a configuration: loads the model, measures and divides memory, and compiles the steps."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from llmjax.platforms import Platform, select_platform, use_compilation_cache
 
 logger = logging.getLogger(__name__)
 
-DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
-MICRO_BATCHES = 2  # of stages: one step is read here while the next one is on its way
+DECODE_STEPS = 8  # most in one dispatch: an eighth of its host cost is little compared with any step
+MICRO_BATCHES = 2  # with pipeline stages: one step is read here while the next one runs
 CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what SmolLM2 takes for as many decodes and more
 
 
@@ -59,12 +59,12 @@ def build_engine(
     Args:
         share: this engine's part of the machine, where several engines divide it; the first of them shows the progress
             of loading.
-        located: told where the model is, before anything of it is read.
+        located: called with the model's path, before anything of it is read.
 
     Raises:
         CheckpointError: the model cannot be found or read.
         CompileError: XLA refuses a program that is needed to know how much memory steps take.
-        ConfigError: a setting does not fit the device, its memory or the model, or a rank another.
+        ConfigError: a setting does not fit the device, its memory or the model, or ranks do not fit each other.
     """
     if config.node_rank:
         raise ConfigError(
@@ -94,7 +94,7 @@ def build_engine(
 
 
 def lead(config: EngineConfig, local: StartedRanks | None = None) -> RankZero:
-    """The group of rank 0, once all ranks are there; arguments and errors as for `Leader`."""
+    """The group of rank 0, once all ranks are there; see `Leader` for arguments and errors."""
     return Alone() if config.nnodes == 1 else Leader(config, local)
 
 

@@ -1,9 +1,9 @@
-"""Tokens of sequences with a grammar that are sampled without its masks: how many at a time, and which of them hold.
+"""Free runs: sampling tokens of a sequence with a grammar without masks, how many at a time, and which are kept.
 
-A token is the likeliest one, by its logit and the noise of its position. If the likeliest of all tokens is one that the
-grammar allows, it is the likeliest of those that a mask leaves, too: so it is the token that a step with a mask would
-have sampled, and where it is not allowed, a step with a mask follows. Top-k, top-p and min-p look at other tokens than
-the one that is sampled, so where they are asked for there are no free runs.
+A sampled token is the one whose logit plus the noise of its position is the largest. If the largest of all tokens is
+one that the grammar allows, it is also the largest of those that a mask allows: so it is the token that a step with a
+mask would have sampled. If it is not allowed, a step with a mask follows. Top-k, top-p and min-p depend on tokens other
+than the sampled one, so requests that use them have no free runs.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ SUREST = 1024.0  # tokens for each that is refused, of which a new sequence is s
 
 
 class Refusals:
-    """What sequences with a grammar have met in an engine, for the next one to begin with: how often is as much the
-    model's habit as the grammar's."""
+    """How often tokens of an engine's sequences were refused, as a first estimate for new sequences: this depends on
+    the model as much as on the grammar."""
 
     def __init__(self) -> None:
         self._counts = dict(PRIORS)
@@ -55,8 +55,8 @@ class Refusals:
 
 
 class FreeRun:
-    """How far one sequence may run without a mask. Where its last mask was a wide one, and where not, is learned apart:
-    small models seldom write the commas and brackets that a form wants, large ones nearly always.
+    """How far one sequence may run without a mask. Runs after a wide mask and after a narrow one are counted apart:
+    small models seldom write the commas and brackets that a grammar needs, large ones nearly always do.
 
     Args:
         met: the refusals that the sequences of the same engine have met.

@@ -1,4 +1,4 @@
-"""What an engine says of itself: plain data, so that nobody outside has to look into it, wherever it runs."""
+"""Information about an engine as plain data, the same wherever the engine runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONTEXTS = (1, 2, 4, 8)  # numbers of equal requests whose longest contexts are 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerInfo:
-    """What a model makes of texts that does not generate; see ``llmjax.models.layers.pooling.Pooler``.
+    """The vectors that a model which does not generate makes of texts; see ``llmjax.models.layers.pooling.Pooler``.
 
     Attributes:
         size: entries of a vector.
@@ -100,10 +100,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
-    """How an engine is.
+    """The state of an engine.
 
     Attributes:
-        serving: it takes requests.
+        serving: whether it takes requests.
         restarts: how often another process has taken the place of one that had died.
     """
 

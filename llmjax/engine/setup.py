@@ -1,4 +1,4 @@
-"""An engine with its text side: what ``LLM`` and ``AsyncLLM`` have in common."""
+"""An engine with its tokenizer: the common base of ``LLM`` and ``AsyncLLM``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoadedLLM:
 
     Args:
         config: everything.
-        client: an engine of that configuration, which may still be loading its model; it is closed if it cannot, or if
+        client: an engine of that configuration, which may still be loading its model. It is closed if loading fails or
             there is no tokenizer for it.
 
     Attributes:

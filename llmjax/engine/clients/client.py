@@ -1,5 +1,5 @@
-"""What the rest sees of an engine: ``InlineEngine`` works on the caller's thread, ``ThreadEngine`` on one of its own,
-``ProcessEngine`` in a process of its own; ``DataParallelEngine`` is several of the latter."""
+"""The interface of engines to the rest of llmjax: ``InlineEngine`` works on the caller's thread, ``ThreadEngine`` on
+its own thread, ``ProcessEngine`` in its own process; ``DataParallelEngine`` is several of the latter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Died = Callable[[BaseException], None]
 
 
 class Control(enum.Enum):
-    """What an engine can be asked beside requests."""
+    """What an engine can be asked for besides requests."""
 
     PING = "ping"  # → None, between two steps
     PROGRAMS = "programs"  # → list[ProgramInfo]
@@ -52,7 +52,7 @@ class Control(enum.Enum):
 
     @property
     def waits(self) -> bool:
-        """Takes long and changes nothing, so steps go on meanwhile."""
+        """Whether it takes long and changes nothing, so that steps continue meanwhile."""
         return self in (Control.WAIT_READY, Control.WARM_UP)
 
 
@@ -60,8 +60,8 @@ class EngineClient(ABC):
     """One engine as its users see it, or several that are used as one.
 
     Attributes:
-        info: what it is.
-        totals: what it has done.
+        info: describes the engine.
+        totals: counts since the start.
         loggers: receivers of each step's counts, ``totals`` first; users record requests and rejections there.
     """
 
@@ -86,13 +86,13 @@ class EngineClient(ABC):
 
     @property
     def gguf(self) -> GGUFFile | None:
-        """The model's file, if it is one and this process has opened it."""
+        """The model's GGUF file, if it is one and this process has opened it."""
         return None
 
     @property
     @abstractmethod
     def states(self) -> tuple[EngineState, ...]:
-        """How each engine is, by its number: one, or several that are used as one."""
+        """The state of each engine, by its number: one, or several that are used as one."""
 
     @abstractmethod
     def submit(self, request: EngineRequest) -> int:
@@ -152,7 +152,7 @@ class RunningEngine(EngineClient):
     @property
     @abstractmethod
     def error(self) -> BaseException | None:
-        """What the engine ended by."""
+        """The error that ended the engine."""
 
     @property
     def exit_status(self) -> int:

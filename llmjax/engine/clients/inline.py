@@ -1,4 +1,4 @@
-"""An engine on its user's own thread."""
+"""An engine that runs on its user's thread."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InlineEngine(EngineClient):
 
     @property
     def idle(self) -> bool:
-        """There will be no outputs before the next request."""
+        """Whether there will be no outputs before the next request."""
         return self._error is not None or self.engine.idle
 
     @property
@@ -63,7 +63,7 @@ class InlineEngine(EngineClient):
             self.engine.abort(request_id, index)
 
     def outputs(self) -> list[EngineOutput]:
-        """Dispatches a step and returns what the one before brought.
+        """Dispatches a step and returns the outputs of the one before.
 
         Raises:
             EngineDead: a process that the engine needs has gone.
@@ -91,8 +91,8 @@ class InlineEngine(EngineClient):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Has Ctrl-C wait for the end of what is done meanwhile: in the middle of a step the state on the device belongs to
-    nobody, and the prefix cache knows of pages that are still to be computed. A second Ctrl-C does not wait."""
+    """Has Ctrl-C wait for the end of the block: in the middle of a step the state on the device is not valid, and the
+    prefix cache lists pages that are still to be computed. A second Ctrl-C does not wait."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

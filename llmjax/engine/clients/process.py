@@ -1,4 +1,4 @@
-"""An engine in a process of its own: it has an interpreter for itself, and when it dies its users live to tell."""
+"""An engine in its own process: it has its own interpreter, and if it dies, its users survive."""
 
 from __future__ import annotations
 
@@ -224,10 +224,10 @@ class ProcessEngine(RunningEngine):
         self._process.wait()
 
     def _end_with(self, error: Exception) -> None:
-        """Everybody who waits for the engine hears that there is none; once.
+        """Tells everybody who waits for the engine that it has ended; only once.
 
         Args:
-            error: what it has ended by, unless it was told to.
+            error: the error that ended it, unless it was told to end.
         """
         with self._lock:
             if self._ended:
@@ -274,12 +274,12 @@ class ProcessEngine(RunningEngine):
 
 
 def begin_loading(config: EngineConfig) -> ProcessEngine | None:
-    """Starts a process that loads the model, and does not wait for it; None: no single one is to have the engine."""
+    """Starts a process that loads the model, without waiting for it; None: the engine does not run in one process."""
     return ProcessEngine(config) if config.engine_process == "process" and config.data_parallel_size == 1 else None
 
 
 def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """A fresh interpreter, and the socket to it."""
+    """Starts a new interpreter, and returns it with the socket to it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "llmjax.engine.clients.process_main", str(theirs.fileno())]
     try:
@@ -300,8 +300,8 @@ def python_environment() -> dict[str, str]:
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """A block whose processes do not get what a terminal or a supervisor sends to all, until they ignore it: it is this
-    process's affair."""
+    """Blocks the signals that a terminal or a supervisor sends to all processes, for those that the block starts, until
+    they ignore the signals: only this process handles them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -330,7 +330,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process of this exit code ended."""
+    """Says how a process with this exit code ended."""
     if code >= 0:
         return f"ended with status {code}"
     try:

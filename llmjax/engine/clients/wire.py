@@ -1,6 +1,6 @@
-"""What an engine's process and its client say to each other: length-prefixed MessagePack over a socket.
+"""Messages between an engine's process and its client: length-prefixed MessagePack over a socket.
 
-All outputs of a step are one message of columns: as objects one by one they would cost more than the rest of the step.
+All outputs of a step are one message of columns: one object for each would cost more than the rest of the step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Failure(Message):
         )
 
     def error(self) -> Exception:
-        """The same again: of its own class if that is one of ours or of Python's, else a RuntimeError that names it."""
+        """The exception, of its own class if that is llmjax's or Python's, else a RuntimeError that names the class."""
         known = {cls.__name__: cls for cls in _subclasses(LLMJaxError)}
         if self.kind in known:
             ours = known[self.kind]
@@ -257,7 +257,8 @@ class Last(Message):
 
 
 class StepMessage(Message, tag="step"):
-    """From the engine: what a step brought. Columns have one entry an output; what few outputs have goes by place."""
+    """From the engine: the outputs of a step. Columns have one entry for each output; rare fields are listed with the
+    index of their output."""
 
     request_ids: list[int]
     indexes: list[int]
@@ -462,7 +463,7 @@ class Channel:
             del data[:at]
 
     def _received(self, since: float) -> bytes:
-        """Some more of the message that has been waited for since then."""
+        """More bytes of a message, for which the channel has waited since ``since``."""
         if self.seconds is not None:
             left = since + self.seconds - self._clock()
             if left <= 0:
@@ -472,7 +473,7 @@ class Channel:
 
 
 def printable(text: str) -> str:
-    """The text with what is not Unicode, such as bytes of a file's name, as escapes."""
+    """The text, with escapes for what is not Unicode, such as bytes of a file's name."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -240,12 +240,12 @@ def _end_of(sequence: Sequence, token: int) -> str | None:
 
 
 def _is_sampled(sequence: Sequence, following: StepPlan | None) -> bool:
-    """Whether a dispatch in flight samples what comes next, and not only once the host has said what it may be."""
+    """Whether a dispatch in flight samples the next token, without waiting for the host's mask."""
     return sequence.in_flight > 0 and following is not None and not following.waits
 
 
 def _forced(sequence: Sequence) -> Iterator[int]:
-    """What must come after the tokens that a step has brought; it is asked for once these are accepted."""
+    """The tokens that must follow those of a step; called once these are accepted."""
     if sequence.constraint is not None:
         yield from sequence.constraint.forced()
 

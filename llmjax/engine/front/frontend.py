@@ -1,4 +1,4 @@
-"""The text side of the engine: prompts to token requests, token outputs to text. Runs where the caller runs."""
+"""The frontend: turns prompts into token requests, and token outputs into text. It runs where the caller runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Processed:
 
 
 class Frontend:
-    """The open requests: their users' names, what has been said of each so far.
+    """The open requests: their users' names for them, and their outputs so far.
 
     Args:
         config: limits and policies.

@@ -1,4 +1,4 @@
-"""Pairs of texts as the prompt that a model which scores them was trained with."""
+"""Prompts of text pairs, for models that score pairs, in the form that each model was trained with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TextPair:
     """Two texts that a cross-encoder reads together.
 
     Attributes:
-        instruction: what they are judged by, of models that are told so; None: what the model's makers say.
-        chat_template: makes a prompt of them instead of the model's way: Jinja source, or the name of a built-in one.
+        instruction: what the pair is judged by, for models that read one; None: the model's default.
+        chat_template: makes the prompt in place of the model's template: Jinja source, or a built-in template's name.
     """
 
     first: str

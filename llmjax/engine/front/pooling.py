@@ -1,4 +1,4 @@
-"""Requests for vectors: texts and pairs as tokens, and what the model makes of them as it is asked for."""
+"""Requests for vectors: texts and pairs as tokens, and vectors in the form that a request asks for."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class PoolingPrompts:
         *,
         add_special_tokens: bool = True,
     ) -> PooledTokens:
-        """What the engine reads where a vector is asked for, checked. Any thread may ask.
+        """The checked tokens of a request for a vector. Any thread may call this.
 
         Args:
             add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.

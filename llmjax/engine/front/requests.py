@@ -1,4 +1,4 @@
-"""Requests as the engine takes them: prompts as tokens, limits checked, forms as grammars."""
+"""Makes engine requests from users' requests: prompts as tokens, limits checked, structured outputs as grammars."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_data", "multi_modal_uuids", "m
 
 @dataclass(frozen=True)
 class CompiledForm:
-    """What outputs must match: a grammar, and a matcher at its beginning."""
+    """What outputs must match: a grammar, and a matcher in its initial state."""
 
     grammar: str
     matcher: LLMatcher
@@ -55,7 +55,7 @@ class Prompt:
 
 
 class Requests:
-    """Checks what users ask for, and makes requests of it.
+    """Checks what users ask for, and makes engine requests of it.
 
     Args:
         config: limits and policies.

@@ -1,4 +1,4 @@
-"""Stop strings: found in streamed text, and never shown by mistake before it is clear whether they are there."""
+"""Stop strings: finds them in streamed text, and holds text back while it may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class StopMatcher:
     """Watches the text of one continuation.
 
     Args:
-        stops: strings that end it, where they stand in content.
+        stops: strings that end it, if they are in content.
         include: whether the stop string itself belongs to the output.
-        reading: None: all text is content.
+        reading: which text is content; None: all of it.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool, reading: ContentReading | None = None) -> None:

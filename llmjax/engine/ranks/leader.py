@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LEAVE_SECONDS = 2.0  # that the other ranks get to end by themselves
+LEAVE_SECONDS = 2.0  # how long the other ranks may take to end by themselves
 
 
 class Leader(Member):

@@ -22,7 +22,7 @@ from llmjax.host_memory import free_memory
 from llmjax.machine_share import MachineShare
 
 LOOPBACK = "127.0.0.1"
-LEAVE_SECONDS = 2.0  # that a worker gets to end by itself
+LEAVE_SECONDS = 2.0  # how long a worker may take to end by itself
 
 
 class LocalRanks:
@@ -68,7 +68,7 @@ class LocalRanks:
                 raise ConfigError(f"the process of rank {rank} ended with status {status} before it was ready")
 
     def kill(self, rank: int) -> None:
-        """Ends one that hangs."""
+        """Kills a rank that hangs."""
         self._processes[rank - 1].kill()
 
 

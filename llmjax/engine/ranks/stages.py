@@ -30,9 +30,9 @@ class Step:
         command: runs it.
         slots: slots of all its rows.
         sampling: slots of its rows that sample.
-        copies: its tokens are copied to the host as soon as they are there.
-        sent: the other ranks have the command.
-        output: what it leaves here; None if it has not been started here.
+        copies: whether its tokens are copied to the host as soon as they are there.
+        sent: whether the command has been sent to the other ranks.
+        output: its output here; None if it has not been started here.
     """
 
     command: RunStep
@@ -76,7 +76,7 @@ class Stages(Protocol):
         """The output of a step, which is started here, if it has not been."""
 
     def settle(self, step: Step) -> None:
-        """Has the other ranks know what a step has sampled; called when the host has read it."""
+        """Tells the other ranks what a step has sampled; called when the host has read it."""
 
 
 class OneStage:
@@ -103,14 +103,14 @@ class OneStage:
         step.start(self._executor)
 
     def finish_begun(self) -> None:
-        """A step is started when it begins."""
+        """Does nothing: a step is started when it begins."""
 
     def finish(self, step: Step) -> StepOutput:
         assert step.output is not None
         return step.output
 
     def settle(self, step: Step) -> None:
-        """Every rank has sampled the same."""
+        """Does nothing: every rank has sampled the same tokens."""
 
 
 class LastStage:

@@ -1,8 +1,8 @@
-"""Pages in a folder, a file each, found by later starts. Several engines may share the folder.
+"""The disk tier: pages in a folder, each in a file, which later starts find. Several engines may share the folder.
 
-A file's name says whose page it is: a digest of all that decides what pages hold (`identity` of the model, types, page
-size and so on) is the folder, group and key are the name. A file that is not whole, or not what its name says, is
-removed with a warning, and its page computed again.
+The folder is a digest of all that decides the content of pages (`identity` of the model, types, page size and so on);
+the file's name is the group and the key. A file that is not whole, or does not have the content that its name says, is
+removed with a warning, and its page is computed again.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class DiskPages:
         return self._num_bytes
 
     def write(self, name: PageName, page: KeptPage) -> int:
-        """Keeps a page. What goes wrong is only logged, once: a page less is kept.
+        """Keeps a page. Errors are only logged, once: the page is then not kept.
 
         Returns:
-            Bytes written; 0 where the page is there already, or there is no room for it.
+            Bytes written; 0 if the page is already there, or there is no room for it.
         """
         path = self._path(name)
         payload = self._formats[name[0]].encode(page)
@@ -226,7 +226,7 @@ def _checksum(file: str, payload: bytes) -> bytes:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """A file that others see whole or not at all."""
+    """Writes a file that others see whole or not at all."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
         try:
             file.writelines(parts)

@@ -1,4 +1,4 @@
-"""Which pages the prefix cache of the device gets and loses, as messages in vLLM's form (its ``kv_events.py``):
+"""KV events: the pages that the device's prefix cache gets and loses, as messages in vLLM's format (``kv_events.py``):
 MessagePack, a batch as an array, each event as a map."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockStored(CacheEvent):
-    """Pages that follow each other can be found now."""
+    """Consecutive pages that can be found now."""
 
     block_hashes: list[int]
     parent_block_hash: int | None  # hash of the page before them; None: they are the first ones of a text
@@ -40,7 +40,7 @@ class BlockStored(CacheEvent):
 
 
 class BlockRemoved(CacheEvent):
-    """Pages that cannot be found any more."""
+    """Pages that can no longer be found."""
 
     block_hashes: list[int]
     medium: str | None
@@ -48,11 +48,11 @@ class BlockRemoved(CacheEvent):
 
 
 class AllBlocksCleared(CacheEvent):
-    """No page can be found any more."""
+    """The event that no page can be found any more."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What a step has changed."""
+    """The events of a step."""
 
     ts: float  # seconds since 1970
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -143,7 +143,7 @@ class CacheEvents(CacheListener):
 
 
 def block_hash(digest: bytes) -> int:
-    """The last 64 bits of a digest: vLLM shortens its own digests so for others."""
+    """The last 64 bits of a digest, as vLLM shortens its digests in events."""
     return int.from_bytes(digest[-HASH_BYTES:], "big")
 
 

@@ -1,4 +1,4 @@
-"""Where evicted pages go, from the settings: how much of it, and whose pages they are."""
+"""Makes the tiers for evicted pages from the settings: their sizes, and the identity of the pages."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ DECIDING = (  # settings that what a page holds follows from, beside the model's
 
 
 def tier_of(config: EngineConfig, compiler: StepCompiler, ranks: RankZero, taker: PageTaker | None) -> Tier:
-    """What the settings ask for below the device.
+    """The tier below the device that the settings ask for.
 
     Args:
-        taker: takes pages from other servers; None: none has any.
+        taker: takes pages from other servers; None: no pages are taken.
 
     Raises:
-        ConfigError: it does not suit the model or the machine.
+        ConfigError: the tier does not fit the model or the machine.
     """
     transfer = config.kv_transfer
     limit = int(config.kv_offloading_size * GIB)
@@ -86,10 +86,10 @@ def tier_of(config: EngineConfig, compiler: StepCompiler, ranks: RankZero, taker
 def transfer_of(
     config: EngineConfig, compiler: StepCompiler, ranks: RankZero, bound: socket.socket | None
 ) -> tuple[PageGiver | None, PageTaker | None]:
-    """What gives pages to other servers, and what takes theirs; None: nothing does.
+    """The objects that give pages to other servers and take pages from them; None: there is none.
 
     Args:
-        bound: where pages are given, as ``page_transfer.bind`` has it; None: nowhere.
+        bound: the socket where pages are given, from ``transfer.bind``; None: no pages are given.
 
     Raises:
         ConfigError: its address cannot be used, or the model's texts share no pages.
@@ -166,7 +166,7 @@ def page_formats(compiler: StepCompiler, ranks: RankZero) -> list[PageFormat]:
 
 
 def pages_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero) -> str:
-    """A digest of all that decides what the page of given tokens holds: engines with another one share no pages."""
+    """A digest of all that decides the content of pages: engines with different digests share no pages."""
     model, platform = compiler.model, compiler.platform
     return digest(
         MAGIC,
