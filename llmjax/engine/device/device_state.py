@@ -17,7 +17,7 @@ from llmjax.models.layers.state import LayerStack, make_stacks
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.state import SamplerState, make_sampler_state
 
-POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's is there
+POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's vector is there
 
 
 @jax.tree_util.register_dataclass
@@ -33,18 +33,18 @@ class DeviceState:
 
     @property
     def without_layers(self) -> DeviceState:
-        """The part of the state that heads need."""
+        """The state without what layers keep, which is all that heads need."""
         return replace(self, kv=(), draft_kv=())
 
     def with_layers(self, other: DeviceState) -> DeviceState:
-        """With what the layers keep in ``other``."""
+        """This state, with what the layers keep in ``other``."""
         return replace(self, kv=other.kv, draft_kv=other.draft_kv)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ends:
-    """Where a forward pass has left each row: what is sampled from, now or in a dispatch that follows. R rows."""
+    """The end of each row after a forward pass, from which tokens are sampled now or in a later dispatch. R rows."""
 
     hidden: jax.Array  # [R, D], after the row's last token
     last_token: jax.Array  # i32 [R], the row's last input; ENDED where there is none
@@ -78,7 +78,7 @@ def make_device_state(
     as_words: bool,
     draft: ModelConfig | None = None,
 ) -> DeviceState:
-    """A state without keys or tokens, in which no slot has a sequence.
+    """A state without KV entries or tokens, in which no slot has a sequence.
 
     Args:
         scales, draft_scales: `LoadedModel.kv_calibration` of the model, and of the draft model.

@@ -1,4 +1,4 @@
-"""Prompt lookup: a guess at what follows a text from where its last tokens have stood before."""
+"""Prompt lookup: guesses the next tokens of a text from an earlier place where its last tokens occur."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A second, smaller model that guesses the next tokens on the device, in the step that verifies them.
+"""Drafts from a second, smaller model on the device, in the step that verifies them.
 
-Its layers have pages of the same numbers as the first one's, and take in whatever that takes in. So what is known of a
-sequence's pages (prefixes that are found, tokens that are taken back, preemption) holds for both.
+Its layers use the same page numbers as the target model's, and compute the same tokens. So what the host knows of a
+sequence's pages (cached prefixes, tokens that are taken back, preemption) holds for both.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def propose(
         draft: the static side of the draft model.
 
     Returns:
-        The state, whose draft model has taken in the known tokens and all drafts, and the batch with these.
+        The state, in which the draft model has computed the known tokens and all drafts, and the batch with the drafts.
     """
     rows, slot, vocab_size = state.rows, batch.slot, state.sampler.vocab_size
     first, count = batch.query_start[:-1], jnp.diff(batch.query_start)

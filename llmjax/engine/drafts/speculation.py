@@ -12,7 +12,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import LastState
 from llmjax.speculative import SpeculativeConfig, draft_lengths
 
-RECENT = 8  # dispatches whose fastest says what a step takes: whatever else the machine does makes it slower
+RECENT = 8  # dispatches whose fastest is the time of a step: other work of the machine only makes steps slower
 PLAIN = 0  # drafts of a step that has none
 TRIALS = {
     PLAIN: 4
@@ -21,10 +21,10 @@ RETRIES = (64, 1024)  # steps until another number of drafts is measured again: 
 
 
 class Speculation:
-    """How many drafts the rows of a step have: as many as bring most tokens a second, or none.
+    """Chooses how many drafts the rows of a step have: the number that gives most tokens a second, or none.
 
     Args:
-        config: what was asked for.
+        config: the speculative settings.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -43,10 +43,10 @@ class Speculation:
         return LookupDrafter(tokens, self.config)
 
     def drafts(self, running: list[Sequence], *, most: int) -> dict[Sequence, tuple[int, ...]]:
-        """Guesses at the next tokens of sequences, as far as these are known; none where they do not pay.
+        """Drafts of the next tokens of sequences that have some; none if they do not pay.
 
         Args:
-            most: drafts of a row.
+            most: most drafts of a row.
         """
         if not most or len(running) > self.config.disable_by_batch_size:
             return {}
@@ -118,7 +118,7 @@ def _expected(found: Mapping[Sequence, tuple[int, ...]], length: int) -> float:
 
 
 def check_speculative(speculative: SpeculativeConfig, model: ModelConfig, *, max_num_batched_tokens: int) -> None:
-    """Raises ConfigError if the engine cannot do what was asked for."""
+    """Raises ConfigError if the engine cannot do what the speculative settings ask for."""
     if model.pooler is not None:
         raise ConfigError("speculative_config: the model makes vectors and generates nothing; leave it out")
     if any(isinstance(span, LastState) for span in model.spans):

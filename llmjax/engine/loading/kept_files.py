@@ -1,4 +1,4 @@
-"""Files that one start leaves for the next one: whose they must be, and how they are said to be wrong."""
+"""Checks of files that one start keeps for the next: their owner, and the error for damaged files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 
 class Damaged(Exception):
-    """A file does not hold what it is named after."""
+    """The error that a file does not hold what its name says."""
 
 
 def check_owner(status: os.stat_result) -> None:

@@ -1,5 +1,5 @@
-"""Memory: how much the KV cache gets and how it is divided into pages, what programs take, and what a model will take
-before it is loaded."""
+"""Memory planning: the size of the KV cache and its division into pages, the memory of programs, and an estimate of a
+model's memory before it is loaded."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class KVPlan:
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """What a compiled step takes of the device's memory while it runs, beside weights and state."""
+    """The device memory of a compiled step while it runs, besides weights and state."""
 
     temporaries: int
     outputs: int  # that are not the state
@@ -101,15 +101,15 @@ def plan_kv(
     beside: Mapping[Span, int] = MappingProxyType({}),
     agreed: Sequence[int] | None = None,
 ) -> KVPlan:
-    """Divides the memory.
+    """Divides the memory among the KV cache's groups of layers.
 
     Args:
         layout: how a layer's pages are stored.
-        reserved: bytes of the free memory that are for other things than KV. Weights are there already, but for those
+        reserved: bytes of the free memory that are not for the KV cache. Weights are already in memory, except those
             that are mapped from a file.
-        beside: bytes of a page in the layers of another model that has pages of the same numbers, by span.
-        agreed: pages of each group that all processes have room for; None: this one is the only one, or the first to
-            say.
+        beside: bytes of a page in the layers of another model that uses the same page numbers, by span.
+        agreed: pages of each group that all processes have room for; None: this process is the only one, or the first
+            to say.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
@@ -225,11 +225,11 @@ def _default_budget(config: EngineConfig, platform: Platform, one_request: int, 
 
 
 def _rounded(num_bytes: int, *, steps: int) -> int:
-    """Rounded down by 1/steps at most: what is free differs a little from start to start, and programs compiled for
-    another number of pages would have to be compiled again. A whole machine's memory varies more than a card's.
+    """Rounds a number down, by 1/steps at most: free memory differs a little from start to start, and programs would be
+    compiled again for another number of pages. A whole machine's free memory varies more than a card's.
 
     Args:
-        steps: from a power of two to the next; a power of two.
+        steps: number of steps from a power of two to the next; a power of two.
     """
     unit = 1 << max(0, num_bytes.bit_length() - steps.bit_length())
     return num_bytes // unit * unit
@@ -295,7 +295,7 @@ class KVFootprint:
         return self.token_bytes + sum(self.window_bytes.values())
 
     def tokens_in(self, num_bytes: float) -> int | None:
-        """The longest sequence that fits in ``num_bytes``; None: every one does, for no layer keeps all tokens.
+        """The longest sequence that fits in ``num_bytes``; None: all do, because no layer keeps all tokens.
 
         A sequence needs its state twice: one is read while the other is written.
         """

@@ -57,7 +57,7 @@ IGNORED_SUFFIXES = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What the runner needs of a model."""
+    """A loaded model, as the runner needs it."""
 
     config: ModelConfig
     graph: ModelGraph  # of the model that each device runs, of its stage where the layers are divided
@@ -96,7 +96,7 @@ def _kind_of(weight: jax.Array | QTensor | SplitStack) -> str:
 
 
 def check_stages(config: EngineConfig) -> None:
-    """Looks whether the model can be divided among as many stages, before a process is started for each.
+    """Checks that the model can be divided into the stages, before a process is started for each.
 
     Raises:
         CheckpointError: the model cannot be found or read.
@@ -125,8 +125,8 @@ def load_model(
     Args:
         path: where the model is, if it has been resolved.
         cache_dir: where packed weights are kept from start to start; None: nowhere.
-        programs: where programs are, and what the model declares.
-        progress: show people in a terminal how far it has got.
+        programs: the cache of programs, and of what models declare.
+        progress: whether to show a progress bar in a terminal.
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.

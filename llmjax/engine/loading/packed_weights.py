@@ -1,8 +1,8 @@
 """Packed matrices on disk: a later start maps them into memory instead of packing them again.
 
-A file is a model's. It is found by a digest of all that decides its content: which files the model is read from
-(`identity`), what becomes of their matrices, how the platform wants them, and this package's sources. So it is never
-out of date, only unused, and the files that have not been used for longest go first when there are too many.
+A model has one file. Its name is a digest of all that decides its content: the files that the model is read from
+(`identity`), the form in which matrices are kept, the platform's layout, and this package's sources. So a file is never
+out of date, only unused; the least recently used files are removed when there are too many.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ FOLDER = "weights"
 MAGIC = b"llmjax weights 1\n"
 HEADER = struct.Struct(f"<{len(MAGIC)}s32sQQ")  # magic, key, where the index stands, its length
 ALIGNMENT = 4096
-UNFINISHED = "."  # how the names of files begin that are being written
-FORGOTTEN = 3600.0  # seconds without a write, after which one is nobody's
+UNFINISHED = "."  # beginning of the names of files that are being written
+FORGOTTEN = 3600.0  # seconds without a write, after which such a file counts as abandoned
 KEPT_FREE = 0.05  # of the disk
 KEEPER = "keep-weights"
 MOST = 64  # files, however small
@@ -114,7 +114,7 @@ class PackedWeights:
         return words
 
     def keep(self) -> None:
-        """Finishes the file, if it is a new one, without making anybody wait for the disk; nothing more comes."""
+        """Finishes the file, if it is a new one, without waiting for the disk; no matrix may be added after it."""
         self._found = {}
         if (writer := self._writer) is not None:
             self._writer = None
@@ -123,7 +123,7 @@ class PackedWeights:
             self._finishing.start()
 
     def discard(self) -> None:
-        """Keeps nothing: the files have changed while they were read."""
+        """Keeps nothing, because the model's files have changed while they were read."""
         self._found = {}
         if self._writer is not None:
             self._writer.discard()
@@ -172,10 +172,10 @@ def _arrays(memory: mmap.mmap, key: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 class _Writer:
-    """A file that others see whole or not at all, written matrix by matrix, by one process at a time.
+    """Writes a file that others see whole or not at all, matrix by matrix, in one process at a time.
 
     Args:
-        later: matrices are not written before the end.
+        later: whether matrices are written only at the end.
     """
 
     def __init__(self, file: BinaryIO, unfinished: Path, path: Path, limit: int, *, later: bool) -> None:
@@ -190,7 +190,7 @@ class _Writer:
 
     @classmethod
     def begin(cls, path: Path, limit: int, *, later: bool = False) -> _Writer | None:
-        """None: it cannot be written, or another process is writing it."""
+        """Begins a file; None: it cannot be written, or another process is writing it."""
         unfinished = path.with_name(UNFINISHED + path.name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ class _Writer:
         return cls(file, unfinished, path, limit, later=later)
 
     def add(self, name: str, words: np.ndarray) -> bool:
-        """Whether there was room for it; else nothing is kept."""
+        """Adds a matrix; returns whether there was room for it. If not, nothing is kept."""
         try:
             offset = _aligned(self._end)
             disk = shutil.disk_usage(self._path.parent)
@@ -233,7 +233,7 @@ class _Writer:
         return True
 
     def finish(self) -> None:
-        """Makes it what others find; those that are too many then go."""
+        """Gives the file its name, so that others find it, and removes the files beyond the limit."""
         if not self._index:
             self.discard()
             return
@@ -263,7 +263,7 @@ class _Writer:
 
 
 class _Pieces:
-    """Writes a file, which is not buffered, in whole huge pages: as such the page cache keeps, and maps, them.
+    """Writes an unbuffered file in whole huge pages, so that the page cache keeps and maps huge pages.
 
     Attributes:
         written: bytes.
@@ -275,7 +275,7 @@ class _Pieces:
         self.written = 0
 
     def put(self, array: np.ndarray, start: int) -> None:
-        """An array's content from byte ``start`` on, which what was put before ends at or before."""
+        """Writes an array's content from byte ``start`` on, which is not before the end of the last array."""
         self._append(memoryview(bytes(start - self.written - len(self._begun))))
         self._append(array.data.cast("B"))
 
@@ -309,7 +309,7 @@ def _write_all(file: BinaryIO, content: memoryview) -> None:
 
 
 def _make_room(new: Path, limit: int) -> None:
-    """Removes what was not used for longest, until all files together are within the limit."""
+    """Removes the least recently used files until all files together are within the limit."""
     files = []
     for path in new.parent.iterdir():
         with contextlib.suppress(OSError):  # another process has removed it

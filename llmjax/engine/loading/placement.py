@@ -1,4 +1,4 @@
-"""Weights from files to where they stay, one after another, so that memory holds hardly more than them."""
+"""Places weights from files onto devices, one after another, so that memory holds little besides the weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept
 from llmjax.weights.packing import RowSource, RowStack, put
 
-Part = np.ndarray | RowSource | RowStack  # what a device has of a tensor, before it is there
+Part = np.ndarray | RowSource | RowStack  # a device's part of a tensor, before it is on the device
 TRANSFERS = 2  # weights on their way to the device at a time: the host holds them until they are there
 
 
@@ -88,7 +88,7 @@ class Placer:
         return {devices.index(device): device for device in self._platform.own_devices}
 
     def _parts(self, name: str, tensor: StoredTensor, kept: Kept, dtype: np.dtype, cut: Cut | None) -> Sequence[Part]:
-        """What each of this process's devices has of a tensor; one for all of them where it is not cut."""
+        """The part of a tensor for each of this process's devices; one for all of them if it is not cut."""
         if cut is None:
             return [tensor.read(dtype) if kept.source is None else kept.source]
         if kept.source is not None:
@@ -112,7 +112,7 @@ class Placer:
         *,
         memory: str | None = None,
     ) -> jax.Array | QTensor:
-        """Parts on their devices, as one weight.
+        """Puts parts on their devices, as one weight.
 
         Args:
             memory: memory of the devices, as JAX names it; None: their default memory.

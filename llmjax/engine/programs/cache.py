@@ -1,10 +1,11 @@
-"""Compiled programs on disk, found by what decides them, so that a later start neither traces nor lowers them.
+"""A cache of compiled programs on disk, keyed by all that decides them: a later start neither traces nor lowers them.
 
-A program has two names. Its signature says what it is made from, and is known before anything is traced; it leads to
-the digest of what is lowered, under which the program lies. So a new version of this package traces once more, and
-compiles only what has become another program. JAX's own cache knows lowered programs alone, and is left out.
+A program has two names. Its signature is a digest of what it is made from, which is known before anything is traced; it
+leads to the digest of the lowered program, which is the name of the compiled one. So a new version of this package
+traces once more, and compiles only programs that have changed. JAX's own cache knows only lowered programs, and is not
+used.
 
-A program is code that runs with the rights of its user, so a file is read only where nobody else can have written it.
+A program is code that runs with the rights of its user, so a file is read only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -44,12 +45,12 @@ MAGIC = b"llmjax program 1\n"
 HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
 FOLDER = "programs"
 KEPT_APART = "kept_apart"  # what JAX calls these programs
-ENVIRONMENTS = 8  # folders that are kept: of machines that share a disk, and of versions before
+ENVIRONMENTS = 8  # folders that are kept: for machines that share a disk, and for earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSpec:
-    """Everything that a program is compiled from.
+    """The specification of a program: everything that it is compiled from.
 
     Attributes:
         function: a function at the top level of a module.
@@ -74,7 +75,7 @@ class ProgramSpec:
 
     @property
     def devices(self) -> list[jax.Device]:
-        """All that run it."""
+        """All devices that run it."""
         return [self.device] if self.sharding is None else self.sharding.mesh.devices.ravel().tolist()
 
     def lower(self, name: str) -> Any:
@@ -200,7 +201,7 @@ class ProgramCache:
         return self._folder is not None and signature is not None and (self._folder / signature).exists()
 
     def get(self, spec: ProgramSpec) -> Executable:
-        """The program; compiled, if it is not there.
+        """The program; it is compiled if it is not kept.
 
         Raises whatever compiling it raises.
         """
@@ -280,7 +281,7 @@ class ProgramCache:
         self._warn(f"{self._folder}/{name} is not used, and what it held is made again: {line(error)}")
 
     def _warn(self, message: str) -> None:
-        """Once: what is wrong with one file is wrong with others too."""
+        """Logs a warning once: what is wrong with one file is wrong with others too."""
         logger.log(logging.DEBUG if self._warned else logging.WARNING, message)
         self._warned = True
 
@@ -328,7 +329,7 @@ def _header(name: str, payload: bytes) -> bytes:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes it, and room for it."""
+    """Makes the folder, and room for it."""
     if folder.is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -345,7 +346,7 @@ def _last_use(folder: Path) -> float:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Writes a file that others see whole or not at all."""
+    """Writes a file so that other processes see all of it or nothing."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
             file.write(content)

@@ -1,4 +1,4 @@
-"""The specification from which the step program of each bucket is compiled, and the device state that steps change."""
+"""The step compiler: makes the specification of each bucket's step program and the device state, and compiles steps."""
 
 from __future__ import annotations
 

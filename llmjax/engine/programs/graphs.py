@@ -1,4 +1,4 @@
-"""A dispatch as one CUDA graph, and the test at start that a graph brings the tokens of plain launches.
+"""CUDA graphs: runs a dispatch as one graph, after a test at start that a graph samples the tokens of plain launches.
 
 XLA captures what it calls command buffers: runs of kernels, Pallas' included, and with CONDITIONAL and WHILE also the
 branches of the sampler and the loop over several steps, so that a dispatch is one launch and the host is never asked
@@ -74,7 +74,7 @@ def _dispatches(few: int) -> tuple[_Dispatch, ...]:
     """The dispatches of the test.
 
     Args:
-        few: rows that ``heads.sample`` has a way of their own for; 0: it has none.
+        few: rows up to which ``heads.sample`` computes only those that sample; 0: it always computes all.
     """
     every = (None, *range(len(ROWS)), None)
     some = [_Dispatch(which, sampling=min(few, len(ROWS))) for which in every] if few else []
@@ -86,7 +86,7 @@ def check_graphs(config: EngineConfig, platform: Platform) -> None:
     """Checks the setting before anything is loaded.
 
     Raises:
-        ConfigError: graphs are insisted on where there are none.
+        ConfigError: graphs are required where there are none.
     """
     if config.cuda_graphs == "on" and not platform.is_cuda:
         raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {platform.device}")
@@ -197,7 +197,7 @@ def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> lis
 
 
 def _largest_difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """NaN where only one is NaN, infinite where only one is."""
+    """The largest difference: NaN where only one value is NaN, infinite where only one is infinite."""
     largest = 0.0
     for a, b in zip(found, expected, strict=True):
         same = (a == b) | (np.isnan(a) & np.isnan(b)) if a.shape == b.shape else np.zeros(1, bool)

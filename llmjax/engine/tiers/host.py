@@ -66,7 +66,7 @@ class HostPages:
         return name in self._pages
 
     def find(self, group: int, key: PageKey) -> KeptPage | None:
-        """The page with this name; None: it is not here."""
+        """The page with this key; None: it is not here."""
         kept = self._pages.get((group, key.digest))
         return kept if kept is not None and kept.tokens == key.tokens else None
 
