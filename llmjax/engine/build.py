@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 DECODE_STEPS = 8  # most in one dispatch: an eighth of its host cost is little compared with any step
 MICRO_BATCHES = 2  # with pipeline stages: one step is read here while the next one runs
-CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what SmolLM2 takes for as many decodes and more
+CHUNK_STEPS = 4  # for 16 tokens, the least that a mixed step computes; measured with SmolLM2
 
 
 @paused()
@@ -71,7 +71,7 @@ def build_engine(
             f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve or LLM"
         )
     transfer = config.kv_transfer
-    secret = config.master_secret  # that other servers know; ranks that are started here have one of their own
+    secret = config.master_secret  # the secret of other servers; ranks that are started here have their own
     with ExitStack() as undo:
         # An address that is in use is known before anything is started or loaded.
         bound = None if transfer is None or not transfer.gives else undo.enter_context(bind(transfer))

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmjax.constraints.step_matcher import StepMatcher
 
-MEMORY = 64.0  # tokens of runs that a sequence goes by
-FADING = 0.96  # of refusals, with each token under a mask: some time another run is tried
-MASK = 0.2  # parts of a step: what one under a mask takes more than one of a run
-LAUNCH = 0.08  # what each dispatch takes
-WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
-PRIORS = {True: (34.0, 1.0), False: (8.0, 1.0)}  # tokens that were allowed, and that were not, before the first
-LASTING = 1024.0  # tokens of runs that an engine goes by
+MEMORY = 64.0  # memory of a sequence, in tokens of runs
+FADING = 0.96  # factor of counted refusals for each token under a mask, so that a run is tried again at some point
+MASK = 0.2  # how much more a step under a mask takes than a step of a run, in steps
+LAUNCH = 0.08  # cost of a dispatch, in steps
+WIDE = 0.5  # a mask that allows this share of the vocabulary is wide, as inside strings
+PRIORS = {True: (34.0, 1.0), False: (8.0, 1.0)}  # first counts of allowed and refused tokens
+LASTING = 1024.0  # memory of an engine, in tokens of runs
 RAREST = 1e-6  # refusals are never counted for less
-SUREST = 1024.0  # tokens for each that is refused, of which a new sequence is sure at most
+SUREST = 1024.0  # most allowed tokens for each refused one that a new sequence expects
 
 
 class Refusals:
@@ -98,7 +98,7 @@ class FreeRun:
 
 
 def _added(counts: tuple[float, float], allowed: int, refused: bool, *, memory: float) -> tuple[float, float]:
-    weight = math.exp(-(allowed + refused) / memory)  # of all before
+    weight = math.exp(-(allowed + refused) / memory)  # weight of all earlier counts
     return weight * counts[0] + allowed, max(weight * counts[1] + refused, RAREST)
 
 

@@ -35,14 +35,14 @@ class LoadedLLM:
     def __init__(self, config: EngineConfig, client: EngineClient) -> None:
         self.config = config
         self.client = client
-        self._away: frozenset[str] = frozenset()  # of WEIGHTS and KV_CACHE
-        self._asleep: SleepState = "weights_offloaded"  # what it is where something is away
+        self._away: frozenset[str] = frozenset()  # which of WEIGHTS and KV_CACHE have left
+        self._asleep: SleepState = "weights_offloaded"  # the state while something is away
         try:
             # Where a process loads the model, the tokenizer is read meanwhile.
             self.tokenizer = tokenizer_of(config, client.located(), gguf=client.gguf)
             self.info = client.wait_loaded()
         except BaseException:
-            client.close()  # or its compiler threads would go on for nobody
+            client.close()  # otherwise its compiler threads would continue in vain
             raise
         self._frontend = Frontend(config, info=self.info, new_id=client.new_id, tokenizer=self.tokenizer)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmjax.checkpoint.gguf.file import GGUFFile
 
 STUCK_AFTER = 120.0  # seconds without an answer; the longest compilation must fit into a step
-SHOWN_AFTER = 0.75  # of them, after which the log has where each thread stands
+SHOWN_AFTER = 0.75  # share of them after which the log shows where each thread stands
 
 log = logging.getLogger(__name__)
 

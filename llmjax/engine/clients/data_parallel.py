@@ -58,14 +58,14 @@ class DataParallelEngine(RunningEngine):
     def __init__(self, config: EngineConfig, *, policy: RestartPolicy | None = None) -> None:
         super().__init__()
         self._config = config
-        self._lock = threading.Lock()  # of the router and of what is in places
-        self._counting = threading.Lock()  # of the loggers
+        self._lock = threading.Lock()  # guards the router and the places
+        self._counting = threading.Lock()  # guards the loggers
         self._deliver: Deliver = _drop
         self._died: Died = _drop
         self._error: BaseException | None = None
         self._exit_status = 0
         self._ending = threading.Event()
-        self._coming: list[ProcessEngine] = []  # that do not serve yet
+        self._coming: list[ProcessEngine] = []  # engines that do not serve yet
         self._threads: list[threading.Thread] = []
         self.totals = EngineTotals()
         self.loggers = [self.totals]

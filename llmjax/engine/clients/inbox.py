@@ -1,4 +1,4 @@
-"""How requests come to an engine's loop from another process: their grammars become matchers on the way."""
+"""The inbox for requests from another process: compiles their grammars on a thread, then hands them to the loop."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class InlineEngine(EngineClient):
         super().__init__()
         self.engine = engine
         self.info = info_of(engine)
-        self._error: Exception | None = None  # of the step that failed
+        self._error: Exception | None = None  # the error of the step that failed
         self.totals, self.loggers = engine.totals, engine.loggers
 
     @property

@@ -18,7 +18,7 @@ from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError
 
 logger = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 5.0  # that the thread of an engine that has died gets to end by itself
+LEAVE_SECONDS = 5.0  # how long the thread of an engine that has died may take to end by itself
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ class ThreadEngine(RunningEngine):
         try:
             self.engine.close(wait=False, lost=hangs)
         except Exception:
-            if self._error is None:  # else the device says again what the engine died of
+            if self._error is None:  # otherwise the device raises the engine's error again
                 raise
 
     @property

@@ -50,7 +50,7 @@ from llmjax.system import python_path
 
 logger = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 5.0  # that the process gets to end by itself
+LEAVE_SECONDS = 5.0  # how long the process may take to end by itself
 HEARD_AFTER = 5.0  # seconds in which a process that runs any Python at all has taken a message
 ANSWERS: dict[Control, Any] = {Control.PROGRAMS: list[ProgramInfo], Control.KV_STATS: KVStats}
 
@@ -77,11 +77,11 @@ class ProcessEngine(RunningEngine):
         self._deliver: Deliver | None = None
         self._died: Died | None = None
         self._error: Exception | None = None
-        self._failed: Exception | None = None  # what the process says that it ends by
-        self._code = 0  # that it has ended with
+        self._failed: Exception | None = None  # the error that the process has sent
+        self._code = 0  # the exit code
         self._stopping = False
         self._stacks_shown = threading.Event()
-        self._lock = threading.Lock()  # of what follows, and of the change from running to not
+        self._lock = threading.Lock()  # guards the fields below, and the change from running to ended
         self._questions: dict[int, tuple[Control, Future[Any]]] = {}
         self._ended = False
         self._numbers = itertools.count()

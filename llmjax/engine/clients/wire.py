@@ -99,8 +99,8 @@ class Start(Message, tag="start"):
     """To the engine, first."""
 
     config: EngineConfig
-    share: MachineShare  # of the machine
-    log_level: int  # of the least severe log record to send
+    share: MachineShare  # this engine's part of the machine
+    log_level: int  # level of the least severe log record to send
 
 
 class Submit(Message, tag="submit"):
@@ -262,7 +262,7 @@ class StepMessage(Message, tag="step"):
 
     request_ids: list[int]
     indexes: list[int]
-    counts: list[int]  # of new tokens
+    counts: list[int]  # numbers of new tokens
     tokens: list[int]
     cached: list[int]
     arrivals: list[float]
@@ -432,7 +432,7 @@ class Channel:
         """Sends a message that ``encode`` has made, as ``send`` does."""
         with self._lock:
             if self.seconds is not None:
-                self._socket.settimeout(self.seconds)  # of all of it
+                self._socket.settimeout(self.seconds)  # time limit for the whole message
             self._socket.sendall(data)
 
     def end(self) -> None:

@@ -40,9 +40,9 @@ class StepOutput(Protocol):
     """The results that a step leaves on the device for the host. R rows, T tokens."""
 
     @property
-    def logprobs(self) -> Logprobs | None: ...  # of the sampled tokens, by step and row
+    def logprobs(self) -> Logprobs | None: ...  # for the sampled tokens, by step and row
     @property
-    def prompt_logprobs(self) -> Logprobs | None: ...  # of the prompt token after each token [T]
+    def prompt_logprobs(self) -> Logprobs | None: ...  # for the prompt token after each token [T]
     @property
     def vectors(self) -> Any: ...  # f32 [R, size], pooled; None: the model generates
     @property

@@ -88,7 +88,7 @@ class KVCache:
         length = next((n for n in prefix.lengths(RESTORED) if n == here or self._can_restore(prefix, n)), 0)
         restored = self._attach(sequence, prefix, length)
         self.tier.end_fetch(sequence)
-        if sequence.times.scheduled is None:  # else its prompt has been counted
+        if sequence.times.scheduled is None:  # otherwise its prompt has already been counted
             self._count_hits(restored, range(here, length))
         sequence.num_committed = length
         sequence.num_computed = length * self.page_size
@@ -151,7 +151,7 @@ class KVCache:
             absent = [index for index in needed if pages[index] is None]
             held = [page for index in needed if absent and (page := pages[index]) is not None]
             for page in held:
-                group.pool.hold(page)  # or it might be given out for what is restored
+                group.pool.hold(page)  # otherwise a restored page might get it
             for index in absent:
                 place, page = self._restore(sequence, number, index)
                 pages[index] = page
@@ -277,7 +277,7 @@ class KVCache:
             for number, group in enumerate(self.groups):
                 group.forget(key)
                 self.tier.forget(number, key)
-        sequence.num_committed = len(sequence.tokens)  # or giving the pages back would register them again
+        sequence.num_committed = len(sequence.tokens)  # otherwise freeing the pages would register them again
 
     def release(self, sequence: Sequence) -> None:
         """Gives every page back."""

@@ -1,4 +1,4 @@
-"""What a group of layers keeps of each sequence, and in which pages: a class for each kind of layer. Needs no device.
+"""The pages of each group of layers, as the host manages them: a class for each kind of layer. Needs no device.
 
 Layers that need the KV entries of the same tokens for the next one share a group: a pool of pages, and a page table for
 each slot, which says in which page the KV entries of every ``page_size`` tokens are.

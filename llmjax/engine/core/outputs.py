@@ -147,7 +147,7 @@ class OutputProcessor:
             return tokens
         count = constraint.rewind(finite)
         if count == len(finite):
-            return tokens  # with the failure, if it comes after tokens that hold
+            return tokens  # includes the failure, if it comes after allowed tokens
         self._take_back(sequence, following)
         return tokens[:count]
 
@@ -252,7 +252,7 @@ def _forced(sequence: Sequence) -> Iterator[int]:
 
 def _take_prompt_logprobs(rows: list[Row], logprobs: HostLogprobs) -> None:
     """Appends the scores of the prompt tokens that rows have predicted to their sequences."""
-    at = 0  # of the row's first token
+    at = 0  # index of the row's first token
     for row in rows:
         sequence = row.sequence
         if sequence.wants_prompt_logprobs:
@@ -270,7 +270,7 @@ def _take_prompt_logprobs(rows: list[Row], logprobs: HostLogprobs) -> None:
 
 def _take_token_vectors(rows: list[Row], vectors: Vectors) -> None:
     """Adds the vectors of the rows' tokens to sequences that ask for them; ``vectors``: f32 [T, size]."""
-    at = 0  # of the row's first token
+    at = 0  # index of the row's first token
     for row in rows:
         sequence = row.sequence
         if row.wants_tokens and sequence.status is not Status.FINISHED:

@@ -6,7 +6,7 @@ from __future__ import annotations
 # Two dispatches run at a time, so a new request waits for 50 ms at most, and streams get 40 pieces a second.
 DISPATCH_SECONDS = 0.025
 CHUNK_SECONDS = 0.4  # how long streams wait for a step with prompt tokens
-LEAST_TOKENS = 64  # of such a step; fewer would make prompts slow, as weights are read for each step
+LEAST_TOKENS = 64  # fewest tokens of such a step; fewer would make prompts slow, because each step reads all weights
 NEWEST = 0.25  # weight of the last such step among all
 
 

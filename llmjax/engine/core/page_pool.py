@@ -1,4 +1,4 @@
-"""The pages of one KV group: their holders, the prefixes that they cache, and which to give out next; without JAX."""
+"""The page pool of one KV group: the pages' holders, the prefixes that they cache, and which to give out next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine learns from a step that it has read: the pace of the next ones, and counts for those who log them."""
+"""The step recorder: measures steps that have been read, for the pace of later ones and for the receivers of counts."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class StepRecorder:
             self.pace.record(steps, seconds)
             return
         self.pace.restart()
-        if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # so nothing was idle before
+        if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # the device was not idle before
             self.chunk_pace.record(plan.num_tokens, seconds)
 
     def _stats(

@@ -1,4 +1,4 @@
-"""The nouns of the engine: the messages in and out of its loop, and one sequence on its way through."""
+"""The engine's data types: requests, outputs, and the sequence of tokens that a request becomes."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class PooledRequest:
 class EngineRequest:
     """What the front sends to the engine. Plain data, so that it may cross a process boundary."""
 
-    request_id: int  # of the engine's own; names that users give stay in front
+    request_id: int  # the engine's id; names that users give stay in the frontend
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int  # params.max_tokens, cut to the context
     stop_token_ids: frozenset[int]  # end-of-sequence ids included unless ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    grammar: str | None = None  # that outputs have to match
-    matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
+    grammar: str | None = None  # the grammar that outputs must match
+    matcher: LLMatcher | None = None  # the grammar's matcher in its initial state; made again in another process
     thinking: ThinkingBudget | None = None  # how long outputs may reason
     pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
@@ -78,7 +78,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None  # the stop token
-    vectors: Vectors | None = None  # of a request that pools, with its end: [size], or [tokens, size]
+    vectors: Vectors | None = None  # result of a pooling request: [size], or [tokens, size]
     error: LLMJaxError | None = None  # with finish_reason "error"; its type says whose fault it is
 
 
@@ -105,8 +105,8 @@ class Sequence:
 
     request: EngineRequest
     index: int
-    order: int  # of arrival
-    seed: int  # of this continuation
+    order: int  # order of arrival
+    seed: int  # seed of this continuation
     tokens: list[int]  # prompt, then output
     times: SequenceTimes
 
@@ -114,7 +114,7 @@ class Sequence:
     slot: int = -1  # row of the per-sequence device state while running
     num_computed: int = 0  # most tokens whose KV entries are in pages once every dispatched step has run
     in_flight: int = 0  # most tokens that dispatched steps sample and the host has not read
-    every_token: bool = False  # the host has to see each token before the one after the next is sampled
+    every_token: bool = False  # the host has to see each token before the second one after it is sampled
     constraint: Constraint | None = None  # None: any token is allowed
     drafter: Drafter | None = None  # drafts what follows ``tokens``; None: nothing does
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
@@ -122,7 +122,7 @@ class Sequence:
     room: int = 0  # tokens up to which no group of layers has pages to give out or to take back
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    vectors: list[Vectors] = field(default_factory=list)  # of the tokens of each chunk, where they are asked for
+    vectors: list[Vectors] = field(default_factory=list)  # vectors of the tokens of each chunk, if they are asked for
 
     # What follows from the request; planning asks for it at every step.
     num_prompt_tokens: int = field(init=False)

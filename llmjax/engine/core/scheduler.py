@@ -1,4 +1,4 @@
-"""Which tokens of which sequences the next step computes: continuous batching with chunked prefill."""
+"""The scheduler: chooses the tokens that the next step computes, by continuous batching with chunked prefill."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
-        self._num_waiting = 0  # of the heap's
+        self._num_waiting = 0  # entries of the heap that still wait
         self._held: list[Sequence] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._refusal: _Refusal | None = None

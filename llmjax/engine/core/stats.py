@@ -1,4 +1,4 @@
-"""What the engine counts: per step, per finished request, and in all."""
+"""The engine's statistics: per step, per finished request, and since the start."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _doubling(first: int, last: int) -> list[int]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepBatch:
-    """What the step sees of the batch, on the device. Letters as in ``llmjax.kernels.attention``; G page groups."""
+    """The batch inside the step, on the device. Dimensions as in ``llmjax.kernels.attention``; G is KV groups."""
 
     tokens: jax.Array  # i32 [T], the model's inputs; ENDED where there is none
     query_start: jax.Array  # i32 [R + 1]

@@ -1,4 +1,4 @@
-"""The state that lives on the device from step to step, and the output that a step leaves for the host."""
+"""The state that stays on the device from step to step, and the output that a step leaves for the host."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's 
 class DeviceState:
     """Everything that lives from step to step, donated through it."""
 
-    kv: tuple[LayerStack, ...]  # of all layers; none where only heads run
+    kv: tuple[LayerStack, ...]  # the stacks of all layers; empty where only heads run
     rows: RowState
     sampler: SamplerState
-    draft_kv: tuple[LayerStack, ...] = ()  # of the layers of a draft model, on pages of the same numbers
+    draft_kv: tuple[LayerStack, ...] = ()  # the stacks of a draft model's layers, with the same page numbers
     pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates
 
     @property
@@ -59,9 +59,9 @@ class StepOutput:
     """Everything that the host may read, one dispatch late. K is ``Bucket.steps``."""
 
     tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
-    logprobs: LogprobArrays | None  # of the sampled tokens [K, R]; zeros unless a row asks; None: the model pools
-    prompt_logprobs: LogprobArrays | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
-    ends: Ends | None  # of the last step; None: the model pools
+    logprobs: LogprobArrays | None  # for the sampled tokens [K, R]; zeros unless a row asks; None: the model pools
+    prompt_logprobs: LogprobArrays | None  # for ``targets`` [T]; zeros unless a row asks; None in the decode family
+    ends: Ends | None  # the rows' ends after the last step; None: the model pools
     vectors: jax.Array | None = None  # f32 [R, size], pooled; None: the model generates
     token_vectors: jax.Array | None = None  # f32 [T, size], of each token; zeros unless a row asks
 

@@ -56,7 +56,7 @@ class Executor:
             keep_freed_blocks()
         self.take_weights()
         self.state = compiler.make_state()
-        self._output: StepOutput | None = None  # of the latest step
+        self._output: StepOutput | None = None  # output of the latest step
         self._programs: dict[ProgramName, Executable] = {}
         editor = StateEditor(
             self.state, cache=compiler.cache, sharding=compiler.platform.sharding, samples=compiler.has_head

@@ -182,7 +182,7 @@ def verify(
     first, count = batch.query_start[:-1], jnp.diff(batch.query_start)
     place = jnp.arange(fed.shape[0], dtype=jnp.int32) - first[row]  # in the row; past its end for padding
     alive = (batch.steps > 0) & (fed[first] != ENDED)
-    position = batch.kv_len[row] - count[row] + 1 + place  # of what is sampled
+    position = batch.kv_len[row] - count[row] + 1 + place  # position of the sampled token
     slot = batch.slot[row]
     asked = SamplingBatch.from_words(
         rows.word("sampling", slot), slot=slot, samples=alive[row] & (place < count[row]), position=position

@@ -28,7 +28,7 @@ class PendingPages:
     """Pages that the device is reading out, in order."""
 
     count: int
-    parts: list[tuple[jax.Array, ...]]  # of some pages each: of each array [pages, layers, …]
+    parts: list[tuple[jax.Array, ...]]  # arrays of some pages each: [pages, layers, …]
     others: list[Future[list[Values]]] = field(default_factory=list)  # parts that other ranks have, likewise
 
     def arrays(self) -> list[npt.NDArray[Any]]:

@@ -20,7 +20,7 @@ NO_STOP = -1  # in ``stops``: no id
 
 ROW = np.dtype(
     [
-        ("prompt_len", np.int32),  # which some rope scalings look at
+        ("prompt_len", np.int32),  # some RoPE scalings depend on it
         ("second_start", np.int32),  # where the second text of a pair begins
         ("min_len", np.int32),  # tokens that stand before the first one that may end the sequence
         ("stops", np.int32, MAX_STOPS),  # ids that end it; NO_STOP where there are fewer

@@ -74,7 +74,7 @@ class Runner:
         state = compiler.state_shapes
         self._slot_edits = SlotEdits(state.sampler.vocab_size)
         self._table_entries = state.rows.page_tables.size
-        self._numbers = itertools.count()  # of reads
+        self._numbers = itertools.count()  # numbers of page reads
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self._apart = compile_apart(compiler, kept=kept) if self._group.size == 1 else None

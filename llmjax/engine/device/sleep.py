@@ -37,7 +37,7 @@ class Sleeper:
         self._executor = executor
         self._state_gone = False
         self._discarded = False
-        self._on_host: list[npt.NDArray[Any]] | None = None  # leaves of the weights
+        self._on_host: list[npt.NDArray[Any]] | None = None  # the weights' leaves
 
     @property
     def asleep(self) -> bool:
@@ -63,7 +63,7 @@ class Sleeper:
             self._on_host = [np.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
             leaf.delete()
-        gc.collect()  # with which JAX lets go of the host's arrays, and mapped files, that were those on a CPU
+        gc.collect()  # JAX then frees arrays that are host memory or mapped files on a CPU
         give_back()
 
     def wake_weights(self) -> None:

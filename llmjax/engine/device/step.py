@@ -100,7 +100,7 @@ def step(
         if draft is not None:
             quick = rounding_decodes(others)
             state, batch = propose(quick, state, batch, merged=draft_merged, drafts=layout.bucket.drafts, draft=draft)
-        model = merged(rounding_decodes(own))  # or what is sampled would depend on there being drafts
+        model = merged(rounding_decodes(own))  # otherwise sampled tokens would depend on whether there are drafts
         state, hidden = run(model, state, batch)
         state, sampled = verify(model, state, hidden, batch, drafts=layout.bucket.drafts, max_logprobs=max_logprobs)
         return state, StepOutput(

@@ -95,7 +95,7 @@ def _check_vocabulary(config: EngineConfig, path: Path, draft: ModelConfig, targ
 
 def _tokens_of(*paths: Path, count: int) -> list[list[str]] | None:
     """The first tokens of models as texts, empty where there is none; None: not all have a tokenizer."""
-    from llmjax.tokenizer import load_tokenizer  # which an engine in a process of its own has no other use for
+    from llmjax.tokenizer import load_tokenizer  # an engine in its own process has no other use for it
 
     try:
         tokenizers = [load_tokenizer(path) for path in paths]

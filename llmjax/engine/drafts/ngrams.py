@@ -24,7 +24,7 @@ class NgramIndex:
         self._shortest = shortest
         self._longest = longest
         self._heads = array("i", [-1]) * HEADS
-        self._before = array("i")  # by the place of an n-gram's last token: that of one with the same hash, or -1
+        self._before = array("i")  # by an n-gram's last place: the last place of the one before with that hash, or -1
 
     def continuation(self, count: int) -> tuple[int, ...]:
         """The ``count`` tokens after the latest of the longest matches of the text's end; empty: there is no match.

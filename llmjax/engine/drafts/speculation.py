@@ -32,7 +32,7 @@ class Speculation:
         self._lengths = draft_lengths(config.num_speculative_tokens)
         self._costs: dict[tuple[int, int], deque[float]] = {}  # seconds of steps, by rows of the program and drafts
         self._begun: set[tuple[int, int]] = set()
-        self._acceptance = Acceptance()  # of a draft model
+        self._acceptance = Acceptance()  # the draft model's, over all sequences
         self._ages: dict[int, int] = {}  # steps since a number of drafts was the one
         self._patience, self._chosen = RETRIES[0], PLAIN
 

@@ -24,7 +24,7 @@ class Beam:
     token: int
     cum_logprob: float
     length: int  # tokens, of the prompt too
-    logprobs: TokenLogprobs | None  # that the last token was chosen from; None: they are not kept
+    logprobs: TokenLogprobs | None  # log-probabilities from which the last token was chosen; None: they are not kept
 
     def path(self) -> list[Beam]:
         """The beam after each of its tokens."""

@@ -27,9 +27,9 @@ class StopMatcher:
         self._held = ""  # text that is not shown yet
         self._new: list[str] = []  # what follows it, of which nothing is known yet
         self._certain = 0  # characters of which it is known whether they are content
-        self._shown = 0  # characters that are
+        self._shown = 0  # characters that are shown
         self._seen = 0  # characters that have been searched, or are not to be
-        self._span = 0  # of the parser's content: where the next piece to search is
+        self._span = 0  # index in the parser's content of the next piece to search
         self._leading = False  # white space that does not count: it stands before all else in a piece of content
         self.found: str | None = None  # the stop string that ended the text
         self.end: int | None = None  # characters up to the end of the stop string, or of the only call

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 CPU_DEFAULT_BYTES = 2**30
 CPU_MAX_BYTES = 4 * 2**30
-CPU_SHARE = 0.25  # of the free memory
-STATE_SHARE = 0.5  # of the memory that recurrent states may take from pages
+CPU_SHARE = 0.25  # share of the free memory
+STATE_SHARE = 0.5  # share of the memory that recurrent states may take from pages
 HIDDEN_COPIES = 4  # f32 arrays [tokens, hidden size] that a step has at once, at least
 
 
@@ -71,7 +71,7 @@ class ProgramMemory:
     """The device memory of a compiled step while it runs, besides weights and state."""
 
     temporaries: int
-    outputs: int  # that are not the state
+    outputs: int  # bytes of outputs other than the state
     code: int
 
     @classmethod

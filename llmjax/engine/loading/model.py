@@ -60,12 +60,12 @@ class LoadedModel:
     """A loaded model, as the runner needs it."""
 
     config: ModelConfig
-    graph: ModelGraph  # of the model that each device runs, of its stage where the layers are divided
+    graph: ModelGraph  # the part of the model on each device; only its stage's layers where layers are divided
     params: dict[str, jax.Array | QTensor | SplitStack]  # by Hugging Face name
     checkpoint: Checkpoint
     path: Path
     load_seconds: float
-    mapped_bytes: int = 0  # of weights that take memory only when a step reads them
+    mapped_bytes: int = 0  # bytes of weights that take memory only when a step reads them
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
     dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 

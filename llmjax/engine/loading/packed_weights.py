@@ -40,7 +40,7 @@ HEADER = struct.Struct(f"<{len(MAGIC)}s32sQQ")  # magic, key, where the index st
 ALIGNMENT = 4096
 UNFINISHED = "."  # beginning of the names of files that are being written
 FORGOTTEN = 3600.0  # seconds without a write, after which such a file counts as abandoned
-KEPT_FREE = 0.05  # of the disk
+KEPT_FREE = 0.05  # share of the disk
 KEEPER = "keep-weights"
 MOST = 64  # files, however small
 WORD = np.dtype("<u4")
@@ -58,7 +58,7 @@ class PackedWeights:
     def __init__(self, path: Path | None = None, *, limit: int = 0, stay: bool = False) -> None:
         self._path = path
         self._limit = limit
-        self.mapped_bytes = 0  # of what `words` has found
+        self.mapped_bytes = 0  # bytes of matrices that `words` has found
         self._found = {} if path is None else _read(path)
         self._writer = None if path is None or self._found else _Writer.begin(path, limit, later=stay)
         self._finishing: threading.Thread | None = None
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         found = dict(_arrays(memory, bytes.fromhex(path.name)))
-        os.utime(path)  # for those who look for files that nobody uses any more
+        os.utime(path)  # shows that the file is in use
         return found
     except FileNotFoundError:
         return {}
@@ -182,7 +182,7 @@ class _Writer:
         self._file = file  # locked while it is open
         self._pieces = _Pieces(file)
         self._later: list[np.ndarray] | None = [] if later else None
-        self._end = HEADER.size  # of all matrices
+        self._end = HEADER.size  # end of all matrices
         self._unfinished = unfinished
         self._path = path
         self._limit = limit
@@ -202,7 +202,7 @@ class _Writer:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(file.fileno()), unfinished.stat()):
                 raise FileExistsError("another process has just finished it")
-            file.truncate(0)  # of what a process has left that was killed
+            file.truncate(0)  # removes what a killed process has left
         except OSError as error:
             logger.debug("packed weights are not kept by this process: %s", error)
             file.close()

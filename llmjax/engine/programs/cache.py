@@ -115,7 +115,7 @@ class ProgramCache:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._warned = False
-        self._digests: dict[int, tuple[Any, str]] = {}  # by identity, of what many programs share
+        self._digests: dict[int, tuple[Any, str]] = {}  # by id of a value that many programs share
         # Tracing and lowering are Python: many at once would take turns at the interpreter, and all end last.
         self._lowering = threading.Lock()
 
@@ -129,7 +129,7 @@ class ProgramCache:
             return cls()
         folder = directory / FOLDER / digest(MAGIC, KEPT_APART, environment_digest(device))
         with contextlib.suppress(OSError):
-            os.utime(folder)  # for those who look for folders that nobody uses any more
+            os.utime(folder)  # shows that the folder is in use
         return cls(folder)
 
     @property
@@ -157,7 +157,7 @@ class ProgramCache:
     def _digest(self, value: Any) -> str:
         known = self._digests.get(id(value))
         if known is None:
-            known = self._digests[id(value)] = (value, digest(value))  # the value stays, so that its id stays its own
+            known = self._digests[id(value)] = (value, digest(value))  # kept, so that no other value gets its id
         return known[1]
 
     def kept(self, parts: tuple[Any, ...], make: Callable[[], T]) -> T:
@@ -272,7 +272,7 @@ class ProgramCache:
             _make_folder(self._folder)
             payload = content()
             _replace(self._folder / name, _header(name, payload) + payload)
-        except OSError as error:  # that nothing can be written there has been said when the cache was set up
+        except OSError as error:  # a folder that cannot be written was reported when the cache was set up
             logger.debug("%s is not kept: %s", name, error)
         except Exception as error:
             self._warn(f"a program is not kept: {line(error)}")

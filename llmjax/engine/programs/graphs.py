@@ -50,9 +50,9 @@ ROWS = (
     SamplingParams(temperature=0.0, logit_bias={0: 100.0}, logprob_token_ids=[0, 1]),
     SamplingParams(temperature=0.0),
 )
-BIASED = 3  # of ROWS; its token is as good as certain
+BIASED = 3  # index in ROWS; its token is almost certain
 BAN = (0, 1)  # the second is forbidden after the first
-LOGPROB_ERROR = 0.1  # of products that XLA computes in another order, in bfloat16
+LOGPROB_ERROR = 0.1  # error of products that XLA computes in another order, in bfloat16
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ class _Test:
     """The size of the test with one program."""
 
     dispatches: tuple[_Dispatch, ...]
-    steps: int  # of each dispatch
+    steps: int  # decode steps of each dispatch
     rows: int
-    span: int  # pages of a row
+    span: int  # number of pages of a row
 
     @classmethod
     def of(cls, compiler: StepCompiler, layout: BatchLayout) -> _Test:
@@ -252,7 +252,7 @@ def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray
     greedy = request_sampling(SamplingParams(temperature=0.0), vocab_size=vocab_size, seed=0)
     for i, dispatch in enumerate(test.dispatches):
         plan, new = StepPlan([]), []
-        first = 0 if dispatch.sampling is None else max(0, test.rows - dispatch.sampling)  # that samples
+        first = 0 if dispatch.sampling is None else max(0, test.rows - dispatch.sampling)  # the first row that samples
         for slot in range(test.rows):
             sampling = greedy
             sequence = _sequence(

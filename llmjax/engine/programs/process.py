@@ -160,7 +160,7 @@ class _Pickler(pickle.Pickler):
     def dump(self, value: Any) -> None:
         try:
             super().dump(value)
-        except (TypeError, AttributeError) as error:  # that is what it raises where it cannot
+        except (TypeError, AttributeError) as error:  # pickle raises these for what it cannot pickle
             raise pickle.PicklingError(str(error)) from error
 
     def persistent_id(self, value: Any) -> Any:

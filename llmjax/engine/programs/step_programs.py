@@ -32,7 +32,7 @@ class Program:
 
     bucket: Bucket
     executable: Executable
-    seconds: float  # that lowering and compiling (or reading the cache) took
+    seconds: float  # duration of lowering and compiling, or of reading the cache
 
 
 class StepPrograms:

@@ -1,4 +1,4 @@
-"""How ranks find each other: where rank 0 listens, which may join, and the proofs that both sides know the secret."""
+"""Joining a group: rank 0 listens, other ranks connect, and both sides prove that they know the secret."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class Gathering:
         self._config = config
         self._local = local
         self._settings = shared_settings(config)
-        self._coming = threading.Condition()  # of what follows
+        self._coming = threading.Condition()  # guards the fields below
         self._came: dict[int, Peer] = {}
         self._refusals: list[str] = []
         self._misfit: str | None = None

@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: it sends the other ranks what they compile and run, and receives what they answer."""
+"""The group's side at rank 0: it sends commands to the other ranks, and receives their answers."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class Leader(Member):
             waiting += [future for peer in self._peers for future in peer.pages.values()]
         super().close()
         self._hidden.put(None)
-        for future in waiting:  # or threads that compile would wait for ranks that have left
+        for future in waiting:  # otherwise compiling threads would wait for ranks that have left
             if not future.done():
                 future.set_exception(EngineDead("the engine is closed"))
         for peer in self._peers:

@@ -1,8 +1,8 @@
-"""How rank 0 has all ranks run steps: at once, or stage after stage where processes divide the model's layers.
+"""Sends steps from rank 0 to all ranks: at once, or stage after stage where processes divide the model's layers.
 
-Of several stages rank 0 has the last one. The others begin a step when rank 0 sends it to them, and each passes on the
-hidden states that it has computed. What rows sample is known at rank 0 first, so a step that continues such rows is
-sent when that has been read. Chunks of prompts need no sampled token: the first stage computes the next chunk while the
+With several stages, rank 0 has the last one. The others begin a step when rank 0 sends it to them, and each passes on
+the hidden states that it has computed. Sampled tokens are known at rank 0 first, so a step that continues them is sent
+when they have been read. Chunks of prompts need no sampled token: the first stage computes the next chunk while the
 last stage computes the one before.
 """
 

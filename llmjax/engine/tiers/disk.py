@@ -33,8 +33,8 @@ SUFFIX = ".kv"
 NAME = re.compile(rf"([0-9a-f]{{{2 * DIGEST_BYTES}}})-(\d+){re.escape(SUFFIX)}")
 UNFINISHED = "."  # beginning of the names of files that are being written
 FORGOTTEN = 3600.0  # seconds without a write, after which such a file counts as abandoned
-KEPT_FREE = 0.05  # of the disk
-LOOKS = 16  # at the whole folder, while as many bytes are written as it may hold: others write there too
+KEPT_FREE = 0.05  # share of the disk
+LOOKS = 16  # looks at the whole folder while its limit is written once: other processes write there too
 
 
 class DiskPages:
@@ -55,10 +55,10 @@ class DiskPages:
         self._own = folder / identity
         self._limit = limit
         self._formats = formats
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._known: set[PageName] = set()
-        self._num_bytes = 0  # of the folder, as far as this process knows
-        self._unseen = 0  # written since it was looked at
+        self._num_bytes = 0  # bytes of the folder, as far as this process knows
+        self._unseen = 0  # bytes written since the folder was looked at
         self._warned = False
         self._looks = 0  # grows when what is being looked at is out of date
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -94,7 +94,7 @@ class DiskPages:
                 return self._warn(f"less than {KEPT_FREE:.0%} of the disk would be free")
             self._make_room(size)
             _write(path, (MAGIC, _checksum(path.name, payload), payload))
-        except FileNotFoundError:  # somebody has emptied the folder
+        except FileNotFoundError:  # another process has emptied the folder
             with self._lock:
                 self._known.discard(name)
             with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ class DiskPages:
                 check_owner(os.fstat(file.fileno()))
                 content = file.read()
             page = self._page(name, content)
-            os.utime(path)  # for those who look for pages that nobody uses any more
+            os.utime(path)  # shows that the page is in use
             return page
         except FileNotFoundError:
             self._drop(name)

@@ -33,7 +33,7 @@ class BlockStored(CacheEvent):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[Any, ...] | None] | None = None  # for each page, what its hash is made of beside tokens
+    extra_keys: list[tuple[Any, ...] | None] | None = None  # for each page, what its hash is made of besides tokens
     group_idx: int | None = None  # number of the group of layers
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
@@ -62,7 +62,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 class Publisher(Protocol):
     """Sends messages to other programs."""
 
-    rank: int  # of the engine
+    rank: int  # the engine's rank
 
     def publish(self, message: EventBatch) -> None:
         """Sends a message; never waits."""

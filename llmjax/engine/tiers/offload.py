@@ -101,8 +101,8 @@ class Offload(Tier):
         self._reading: list[_Reading] = []
         self._fetches: dict[Hashable, _Fetch] = {}  # by owner
         self._to_begin: deque[_Fetch] = deque()
-        self._fetched_bytes = 0  # of those that have begun and are in use
-        self._came_from: dict[PageName, Place] = {}  # of those in host memory that have not been used since
+        self._fetched_bytes = 0  # bytes of the fetches that have begun and are in use
+        self._came_from: dict[PageName, Place] = {}  # sources of pages in host memory that have not been used since
         self._cleared = 0  # times that everything was forgotten
         self._closed = False
         self._counts = OffloadCounts()

@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 IDENTITY_DIGITS = 32
-SECRET_BYTES = 24  # of a secret that is made here
-DECIDING = (  # settings that what a page holds follows from, beside the model's files and what is compiled of them
+SECRET_BYTES = 24  # size of a secret that is made here
+DECIDING = (  # settings that decide the content of pages, besides the model's files and its programs
     "hf_overrides",
     "quantization",
     "quantization_rules",

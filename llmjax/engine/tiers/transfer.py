@@ -114,7 +114,7 @@ def bind(config: KVTransferConfig) -> socket.socket:
     """
     bound = socket.socket(socket.AF_INET6 if ":" in config.kv_ip else socket.AF_INET)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a server could not be started again at once
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # otherwise a server could not be restarted at once
         bound.bind((config.kv_ip, config.kv_port))
     except OSError as error:
         bound.close()
@@ -158,7 +158,7 @@ class PageGiver:
         self._formats = formats
         self._gifts: OrderedDict[str, _Gift] = OrderedDict()  # the oldest first
         self._closed = False
-        self._changed = threading.Condition()  # of these two
+        self._changed = threading.Condition()  # guards the two fields above
         self._strangers = Strangers(MOST_STRANGERS)
         self._takers = threading.Semaphore(MOST_TAKERS)
         self._reader = DiskThread("kv-given")
