@@ -12,7 +12,7 @@ from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import select_platform
 from tests.checkpoints import GOLDEN
 
-TOP = 2  # alternatives that are reported
+TOP = 2  # reported alternatives of each token
 
 
 def compiler_of(name: str, *, slots: int = 4, decode_steps: int = 1, **settings: Any) -> StepCompiler:

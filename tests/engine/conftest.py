@@ -20,8 +20,8 @@ from llmjax.models.layers.state import make_stacks
 from tests.checkpoints import GOLDEN
 
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
-CONTEXT = 64  # of the golden checkpoints
-SOON = {"xla_backend_optimization_level": 0}  # compiled sooner; engines' own programs are optimized
+CONTEXT = 64  # context length of the golden checkpoints
+SOON = {"xla_backend_optimization_level": 0}  # compiles faster; engines' own programs are optimized
 
 
 class Plain:
@@ -148,7 +148,7 @@ def engine_of(_engines: Callable[..., LLM]) -> Iterator[Callable[..., LLM]]:
 
 @pytest.fixture(scope="module")
 def patience() -> Iterator[None]:
-    """Pages that come from elsewhere are waited for, however busy the machine is."""
+    """Has requests wait for pages from disk and other servers, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offload, "FETCH_SECONDS", 300.0)
         patch.setattr(offload, "CLOSE_SECONDS", 300.0)

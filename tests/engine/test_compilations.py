@@ -58,7 +58,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
     compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not by the thread that serves."""
+    """It is not compiled by the thread that serves."""
     compiling: set[str] = set()
     spec = StateEditor._spec
 

@@ -1,4 +1,4 @@
-"""Tokens that are sampled without masks: which of them hold, and how many are tried."""
+"""Free runs, which sample tokens without masks: which tokens are kept, and how many are tried."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llm(engine_of: Callable[..., LLM]) -> LLM:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(form=st.sampled_from(FORMS), draw=st.randoms(use_true_random=False))
 def test_what_holds_is_what_masks_let_through(form: dict[str, Any], draw: Any, llm: LLM) -> None:
-    """A walk along a grammar: at each place, tokens that its mask has and tokens that it has not."""
+    """Walks along a grammar; tries at each place tokens that its mask allows and tokens that it does not."""
     vocab_size = llm.info.vocab_size
     compiled = llm._frontend.requests.compiled(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
     assert compiled is not None

@@ -17,7 +17,7 @@ KEYS = [PageKey.chain(b"", (token, token + 1)) for token in range(5)]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Every operation is done to the pool and to a naive model of it."""
+    """Applies every operation to the pool and to a naive model of it."""
 
     def __init__(self) -> None:
         super().__init__()

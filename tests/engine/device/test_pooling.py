@@ -1,4 +1,4 @@
-"""Models that make vectors against Hugging Face's (golden/make_pooling.py), alone, in mixed batches and in chunks."""
+"""Models that make vectors, compared with Hugging Face's (golden/make_pooling.py): alone, in batches and in chunks."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def same(found: tuple[list[int], Any], expected: tuple[list[int], Any]) -> bool:
 
 
 def on_device(llm: LLM) -> tuple[int, int]:
-    """Bytes of weights and of state."""
+    """Bytes of weights and of state on the device."""
     parts = (llm.engine.model.params, llm.engine.runner.executor.state)
     weights, state = (sum(leaf.nbytes for leaf in jax.tree.leaves(part) if not leaf.is_deleted()) for part in parts)
     return weights, state

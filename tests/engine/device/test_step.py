@@ -64,7 +64,7 @@ class Split:
 
 @pytest.mark.parametrize("decode", [True, False])
 def test_two_dispatches_do_what_one_does(decode: bool, compiler: StepCompiler) -> None:
-    """In every dispatch of the graphs' test, which takes and leaves out every branch of the heads."""
+    """Compares them in every dispatch of the graphs' test, which takes and skips every branch of the heads."""
     layout = next(x for b, x in compiler.layouts.items() if b.decode is decode and (b.rows == 4 or not decode))
     program, split = compiler.compile(layout.bucket), Split(compiler, layout)
     chained, parted = _set_up(compiler, layout), _set_up(compiler, layout)

@@ -1,4 +1,4 @@
-"""Drafts change how soon tokens come, and not which: engines with and without them, and the distribution itself."""
+"""Drafts change when tokens come, not which tokens: engines with and without drafts, and the distribution itself."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def drafted_of(engine_of: Callable[..., LLM]) -> Callable[..., LLM]:
 
 @pytest.fixture
 def engines(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> Engines:
-    """One that decodes plainly, and one that does not. Pages for less than two full contexts: many long requests at
-    once preempt each other."""
+    """An engine that decodes plainly, and one with drafts. They have pages for less than two full contexts, so that
+    many long requests at once preempt each other."""
     plain = engine_of("llama", text=True, kv_cache_memory_bytes=28 * 1536)
     return plain, drafted_of("llama", text=True, kv_cache_memory_bytes=20 * 1536, **SMALL)
 
 
 class AlwaysWorthIt(Speculation):
-    """A test does not depend on how long steps take."""
+    """Speculation that always verifies drafts, so that tests do not depend on how long steps take."""
 
     def _length(self, found: object, *, rows: int, most: int) -> int:
         return most
@@ -121,7 +121,7 @@ def test_greedy_tokens_with_an_int8_cache(engine_of: Callable[..., LLM], drafted
     ids=lambda options: " ".join(options) or "temperature",
 )
 def test_sampled_tokens_are_those_of_plain_decoding(engines: Engines, options: dict[str, Any]) -> None:
-    """With a seed even these: noise depends on seed, position and token."""
+    """Sampled tokens with a seed are the same too: noise depends on seed, position and token."""
     plain, drafted = engines
     params = greedy(**{"temperature": 0.7, "seed": 11, "max_tokens": 20, **options})
     prompt = list(range(3, 47))  # most tokens stand in it, so there is often something to guess
@@ -392,7 +392,7 @@ def test_a_row_that_has_ended_gives_nothing() -> None:
 
 
 def costs(speculation: Speculation, seconds: dict[int, float], *, times: int = 8) -> None:
-    """Steps of one row take so long, by their drafts."""
+    """Sets how long steps of one row take, by their number of drafts."""
     for drafts, its in seconds.items():
         for _ in range(times):
             speculation.record(rows=1, seconds=its, drafts=drafts)

@@ -65,7 +65,7 @@ def test_templates_of_vllm_s_form() -> None:
     assert chosen.text(TextPair("q", "d")) == "<I>as usual<Q>q<D>d"
     assert chosen.text(TextPair("q", "d", "so")) == "<I>so<Q>q<D>d"
     assert prompts(TEMPLATE, instruction="thus").text(TextPair("q", "d")) == "<I>thus<Q>q<D>d"
-    # Whoever chooses a template gets it, whatever the texts begin with.
+    # A template that the user has chosen is used whatever the texts begin with.
     assert chosen.text(TextPair("<|im_start|>q", "d")) == "<I>as usual<Q><|im_start|>q<D>d"
     assert prompts().text(TextPair("q", "d")) is None
     assert prompts().text(TextPair("q", "d", chat_template=TEMPLATE)) == "<I>as usual<Q>q<D>d"

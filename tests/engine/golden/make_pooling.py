@@ -101,7 +101,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
     ),
     "qwen3-reranker": ("Qwen3ForCausalLM", {**DECODER, "tie_word_embeddings": True}, None, []),
     "nomic-bert": ("NomicBertModel", {**SIZES, "type_vocab_size": 2}, "mean", []),
-    # With other feed-forward halves: see nomic_moe.py.
+    # With other feed-forward sublayers: see nomic_moe.py.
     "nomic-bert-moe": (
         "GteModel",
         {**SIZES, "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},

@@ -1,4 +1,4 @@
-"""Signatures: equal values have equal ones in every process, and nothing else has."""
+"""Signatures: equal values have equal signatures in every process, and different values have different ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the processes that run one model find each other, what they refuse, and what they say."""
+"""The processes that run one model: how they find each other, what they refuse, and their messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def config() -> EngineConfig:
 
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here ranks are objects of one process, which do not end."""
+    """Does not wait for ranks to end, because here they are objects of one process."""
     monkeypatch.setattr(leading, "LEAVE_SECONDS", 0)
 
 
@@ -61,7 +61,7 @@ def group_of(config: EngineConfig) -> Any:
 
 
 def joining(config: EngineConfig) -> Future[Any]:
-    """A rank that is on its way."""
+    """A rank that is joining."""
     future: Future[Any] = Future()
 
     def join() -> None:
@@ -239,7 +239,7 @@ def test_all_ranks_hear_which_one_has_gone(config: EngineConfig) -> None:
 
 
 def test_a_rank_that_is_stopped_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays connected; here none gives a sign of life."""
+    """A stopped rank stays connected; here no rank sends signs of life."""
     monkeypatch.setattr(member, "SILENT_SECONDS", 1)
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, _):
@@ -379,7 +379,7 @@ def test_who_waits_hears_of_the_refused(config: EngineConfig) -> None:
 
 
 def test_a_leader_that_does_not_know_the_secret_is_refused(config: EngineConfig) -> None:
-    """It asks for a proof, and welcomes whoever gives one."""
+    """The false leader asks for a proof, and welcomes any process that sends one."""
     with socket.create_server((HOST, config.master_port)) as server:
 
         def welcome() -> None:

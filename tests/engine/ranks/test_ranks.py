@@ -46,7 +46,7 @@ def expected(model: str) -> dict[str, Any]:
 
 
 def generated(model: str, devices: int, **settings: Any) -> dict[str, Any]:
-    """What ``on_devices`` finds, in a process of its own."""
+    """The results of ``on_devices``, in its own process."""
     case = json.dumps({"model": model, "devices": [devices], "settings": {"quantization": "q80", **settings}})
     command = [sys.executable, "-m", "tests.engine.on_devices", case]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=SECONDS)
@@ -156,7 +156,7 @@ def test_a_process_for_each_of_three_devices(model: str, expected: dict[str, Any
 
 @pytest.mark.slow
 def test_a_second_start_compiles_and_packs_nothing(model: str, tmp_path: Path) -> None:
-    """On either rank."""
+    """This holds on both ranks."""
 
     def files(kind: str) -> dict[str, int]:
         found = [path for path in (tmp_path / kind).rglob("*") if path.is_file()]
