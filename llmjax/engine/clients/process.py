@@ -274,7 +274,7 @@ class ProcessEngine(RunningEngine):
 
 
 def begin_loading(config: EngineConfig) -> ProcessEngine | None:
-    """Starts a process that loads the model, without waiting for it; None: the engine does not run in one process."""
+    """Starts a process that loads the model, without waiting for it; None: no single process has the engine."""
     return ProcessEngine(config) if config.engine_process == "process" and config.data_parallel_size == 1 else None
 
 

@@ -98,7 +98,7 @@ class _Gift:
     there: threading.Event = field(default_factory=threading.Event)
 
     def read(self) -> None:
-        """Copies the pages to the host, which waits for the device, so that they need no memory there."""
+        """Waits for the device and copies the pages to the host, so that they take no memory on the device."""
         for group, keys, contents in self.parts:
             for key, content in zip(keys, contents.contents(), strict=True):
                 self.pages.append(((group, key.digest), KeptPage(key.tokens, content)))
