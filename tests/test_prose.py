@@ -28,13 +28,11 @@ UNREAD = (
     "llmjax/checkpoint",
     "llmjax/config.py",
     "llmjax/constraints",
-    "llmjax/engine",
     "llmjax/parallel",
     "llmjax/quantization",
     "llmjax/settings.py",
     "llmjax/weights",
     "models",
-    "tests/engine",
     "tests/models",
 )
 

@@ -1,4 +1,4 @@
-"""From a configuration to an engine: what is loaded, measured and compiled, in the order in which it is known."""
+"""Builds an engine from a configuration: loads the model, measures and divides memory, and compiles the steps."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ from llmjax.platforms import Platform, select_platform, use_compilation_cache
 
 logger = logging.getLogger(__name__)
 
-DECODE_STEPS = 8  # in one dispatch at most: an eighth of its host cost is little beside any step
-MICRO_BATCHES = 2  # of stages: one step is read here while the next one is on its way
-CHUNK_STEPS = 4  # of 16 tokens, the least that a mixed step computes: what SmolLM2 takes for as many decodes and more
+DECODE_STEPS = 8  # most in one dispatch: an eighth of its host cost is little compared with any step
+MICRO_BATCHES = 2  # with pipeline stages: one step is read here while the next one runs
+CHUNK_STEPS = 4  # for 16 tokens, the least that a mixed step computes; measured with SmolLM2
 
 
 @paused()
@@ -57,20 +57,21 @@ def build_engine(
     """Loads the model and starts to compile its step programs.
 
     Args:
-        share: of the machine, where several engines divide it; the first of them shows how far loading has got.
-        located: told where the model is, before anything of it is read.
+        share: this engine's part of the machine, where several engines divide it; the first of them shows the progress
+            of loading.
+        located: called with the model's path, before anything of it is read.
 
     Raises:
         CheckpointError: the model cannot be found or read.
         CompileError: XLA refuses a program that is needed to know how much memory steps take.
-        ConfigError: a setting does not fit the device, its memory or the model, or a rank another.
+        ConfigError: a setting does not fit the device, its memory or the model, or ranks do not fit each other.
     """
     if config.node_rank:
         raise ConfigError(
             f"node_rank {config.node_rank}: requests go to rank 0; start this one with llmjax serve or LLM"
         )
     transfer = config.kv_transfer
-    secret = config.master_secret  # that other servers know; ranks that are started here have one of their own
+    secret = config.master_secret  # the secret of other servers; ranks that are started here have their own
     with ExitStack() as undo:
         # An address that is in use is known before anything is started or loaded.
         bound = None if transfer is None or not transfer.gives else undo.enter_context(bind(transfer))
@@ -93,7 +94,7 @@ def build_engine(
 
 
 def lead(config: EngineConfig, local: StartedRanks | None = None) -> RankZero:
-    """The group of rank 0, once all ranks are there; arguments and errors as for `Leader`."""
+    """The group of rank 0, once all ranks are there; see `Leader` for arguments and errors."""
     return Alone() if config.nnodes == 1 else Leader(config, local)
 
 
@@ -104,7 +105,7 @@ def load(
     *,
     located: Callable[[Path], None] = lambda path: None,
 ) -> tuple[EngineConfig, StepCompiler]:
-    """Loads what this process has of the model, and divides its memory; arguments and errors as of ``build_engine``.
+    """Loads this process's part of the model, and divides its memory; see ``build_engine`` for arguments and errors.
 
     Returns:
         The configuration, with what follows from the model, and the compiler of its steps.
@@ -191,7 +192,7 @@ def _engine(
         page_size=config.page_size,
         num_slots=config.max_num_seqs,
         pages_per_sequence=kv_plan.pages_per_sequence,
-        # Keys of a text whose tokens see those behind them are of that text alone.
+        # Where tokens attend to later ones, KV entries depend on the whole text, so no other text can share them.
         share_prefixes=config.enable_prefix_caching and model.config.causal,
         prompt_kind=_prompt_kind(model, compiler.draft_model),
         tier=tier_of(config, compiler, group, taker),
@@ -220,7 +221,8 @@ def _engine(
 
 
 def _prompt_kind(*models: LoadedModel | None) -> Callable[[int], tuple[int, ...]]:
-    """Of a prompt's length: prompts of one kind have the same keys for the same tokens in all models."""
+    """Returns a function that gives the kind of a prompt from its length: prompts of one kind have the same KV entries
+    for the same tokens in all models."""
     kinds = [model.config.prompt_kind for model in models if model is not None]
     return lambda prompt_len: sum((kind(prompt_len) for kind in kinds), ())
 

@@ -1,4 +1,4 @@
-"""What one sequence has to write: what it may sample next, what it must write without sampling, and why it ended."""
+"""The constraint of a sequence: which tokens it may sample, which are forced (jump-forward), and why it ended."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ UNBOUNDED = 2**31  # steps that nothing here limits
 
 
 class Constraint:
-    """What a sequence has to keep to: a grammar, a budget of reasoning tokens, or both. It stands at the end of the
-    tokens that the host knows.
+    """What a sequence must follow: a grammar, a budget of reasoning tokens, or both. Its state is that after the tokens
+    that the host knows.
 
     A dispatch of a sequence with a grammar samples either one token under a mask, which the host makes once it has read
-    the token before, or several without one, of which the first that are allowed hold: see `FreeRun`. Where there is no
-    choice, tokens are put down without being sampled (jump-forward decoding). Under a budget alone all tokens hold, but
-    no dispatch goes beyond the budget: there the host has to see whether the sequence reasons.
+    the token before, or several without a mask, of which the first allowed ones are kept: see `FreeRun`. Where there is
+    no choice, tokens are appended without being sampled (jump-forward decoding). Under a budget alone all tokens are
+    kept, but no dispatch goes beyond the budget: there the host has to see whether the sequence still reasons.
 
     An example: a budget of 3 tokens for an output that begins inside of its reasoning, which ``</t>`` closes.
 
@@ -37,14 +37,15 @@ class Constraint:
     * These are accepted, too. Without a grammar the constraint is ``over``, and the sequence goes on without it.
 
     Args:
-        matcher: of the grammar, at its beginning; it is copied. None: there is no grammar.
-        budget: of reasoning tokens; None: there is none.
-        jumps: whether forced tokens are put down without being sampled. Where tokens have scores or are counted for
+        matcher: the grammar's matcher, in its initial state; it is copied. None: there is no grammar.
+        budget: most reasoning tokens; None: there is no limit.
+        jumps: whether forced tokens are appended without being sampled. Where tokens have scores or are counted for
             penalties, each of them is sampled.
         free_run: how far a sequence with a grammar may run without masks; None: it always needs one.
 
     Attributes:
-        rewound: the sequence goes on before where the device believes it to be, which has to be told.
+        rewound: whether the sequence continues from an earlier token than the device knows, so that the device has to
+            be told.
     """
 
     def __init__(
@@ -66,37 +67,37 @@ class Constraint:
 
     @property
     def masks(self) -> bool:
-        """Some of the tokens may have to be sampled under masks."""
+        """Whether some of the tokens may have to be sampled under masks."""
         return self._matcher is not None or not self.jumps
 
     @property
     def runs(self) -> bool:
-        """Tokens that are sampled without masks have to be looked at by `rewind`."""
+        """Whether tokens that are sampled without masks have to be checked by `rewind`."""
         return self._run is not None
 
     @property
     def begins(self) -> bool:
-        """What comes next is forced, so that whatever is sampled before it is put down is not read."""
+        """Whether the next tokens are forced, so that whatever is sampled before they are appended is not read."""
         return self.jumps and bool(self._closing)
 
     @property
     def over(self) -> bool:
-        """The sequence may write anything from now on."""
+        """Whether the sequence may write anything from now on."""
         return self._matcher is None and self._thinking is None and not self._closing
 
     @property
     def needs_mask(self) -> bool:
-        """What the sequence may sample next, the host has to say."""
+        """Whether the host has to make a mask for the next token."""
         if self._closing:
             return not self.jumps
         return self._matcher is not None and (self._run is None or not self._run.steps)
 
     def steps(self, in_flight: int) -> int:
-        """Tokens that the device may sample before the host has to look at them; 0: none before what is in flight has
+        """Tokens that the device may sample before the host has to check them; 0: none before the steps in flight have
         been read, or one under a mask.
 
         Args:
-            in_flight: tokens that are sampled already, and not accepted yet.
+            in_flight: tokens that are already sampled, and not accepted yet.
         """
         if self._closing:
             return 0 if in_flight else 1
@@ -119,11 +120,11 @@ class Constraint:
             self._run.masked(int(np.bitwise_count(mask.view(np.uint32)).sum()) / vocab_size)
 
     def rewind(self, tokens: tuple[int, ...]) -> int:
-        """Looks at tokens that were sampled without masks, all of them finite.
+        """Checks tokens that were sampled without masks, all of them from finite logits.
 
         Returns:
-            How many of the first ones hold. Nothing is left of the others, neither here nor, once the device has been
-            told (``rewound``), there.
+            How many of the first ones are allowed. The others leave nothing here, nor on the device once it has been
+            told (``rewound``).
         """
         assert self._run is not None and self._matcher is not None
         count = num_allowed(self._matcher, tokens)
@@ -132,7 +133,7 @@ class Constraint:
         return count
 
     def begin_step(self) -> None:
-        """Notes that a step has ended: what the next one may take is counted anew."""
+        """Notes that a step has ended: the work that the next one may take is counted from 0."""
         if self._matcher is not None:
             self._matcher.begin_step()
 
@@ -149,8 +150,8 @@ class Constraint:
         return self._matcher is None or self._matcher.consume_token(token)
 
     def forced(self) -> Iterator[int]:
-        """The next tokens as far as there is no choice, as every mask would say; each is to be accepted before the next
-        one is asked for."""
+        """The next tokens as far as there is no choice, as masks would show too; each has to be accepted before the
+        next one is asked for."""
         while True:
             while self._closing:
                 yield self._closing[0]
@@ -165,7 +166,7 @@ class Constraint:
 
     @property
     def stopped(self) -> bool:
-        """Nothing more can follow."""
+        """Whether no token can follow."""
         return self._matcher is not None and self._matcher.is_stopped()
 
     @property

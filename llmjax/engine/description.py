@@ -1,4 +1,4 @@
-"""What an engine is and has, as plain data for those who may not look into it."""
+"""Descriptions of an engine as plain data: its model, device, memory and step programs; and answers to controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def info_of(engine: LoadedEngine) -> EngineInfo:
-    """What an engine is."""
+    """Describes an engine."""
     config, model, plan, platform = engine.config, engine.model, engine.kv_plan, engine.platform
     generation = generation_config(config, model.checkpoint.generation_config)
     return EngineInfo(
@@ -97,7 +97,7 @@ def programs_of(engine: LoadedEngine) -> list[ProgramInfo]:
 
 
 def obey(engine: LoadedEngine, control: Control) -> Any:
-    """Does what is asked; ``Control`` says what comes of it."""
+    """Carries out a control; ``Control`` says what it returns."""
     match control:
         case Control.PING:
             return None

@@ -1,9 +1,9 @@
-"""Tokens of sequences with a grammar that are sampled without its masks: how many at a time, and which of them hold.
+"""Free runs: sampling tokens of a sequence with a grammar without masks, how many at a time, and which are kept.
 
-A token is the likeliest one, by its logit and the noise of its position. If the likeliest of all tokens is one that the
-grammar allows, it is the likeliest of those that a mask leaves, too: so it is the token that a step with a mask would
-have sampled, and where it is not allowed, a step with a mask follows. Top-k, top-p and min-p look at other tokens than
-the one that is sampled, so where they are asked for there are no free runs.
+A sampled token is the one whose logit plus the noise of its position is the largest. If the largest of all tokens is
+one that the grammar allows, it is also the largest of those that a mask allows: so it is the token that a step with a
+mask would have sampled. If it is not allowed, a step with a mask follows. Top-k, top-p and min-p depend on tokens other
+than the sampled one, so requests that use them have no free runs.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from llmjax.constraints.step_matcher import StepMatcher
 
-MEMORY = 64.0  # tokens of runs that a sequence goes by
-FADING = 0.96  # of refusals, with each token under a mask: some time another run is tried
-MASK = 0.2  # parts of a step: what one under a mask takes more than one of a run
-LAUNCH = 0.08  # what each dispatch takes
-WIDE = 0.5  # share of the vocabulary that a mask leaves where a grammar asks for little, as inside strings
-PRIORS = {True: (34.0, 1.0), False: (8.0, 1.0)}  # tokens that were allowed, and that were not, before the first
-LASTING = 1024.0  # tokens of runs that an engine goes by
+MEMORY = 64.0  # memory of a sequence, in tokens of runs
+FADING = 0.96  # factor of counted refusals for each token under a mask, so that a run is tried again at some point
+MASK = 0.2  # how much more a step under a mask takes than a step of a run, in steps
+LAUNCH = 0.08  # cost of a dispatch, in steps
+WIDE = 0.5  # a mask that allows this share of the vocabulary is wide, as inside strings
+PRIORS = {True: (34.0, 1.0), False: (8.0, 1.0)}  # first counts of allowed and refused tokens
+LASTING = 1024.0  # memory of an engine, in tokens of runs
 RAREST = 1e-6  # refusals are never counted for less
-SUREST = 1024.0  # tokens for each that is refused, of which a new sequence is sure at most
+SUREST = 1024.0  # most allowed tokens for each refused one that a new sequence expects
 
 
 class Refusals:
-    """What sequences with a grammar have met in an engine, for the next one to begin with: how often is as much the
-    model's habit as the grammar's."""
+    """How often tokens of an engine's sequences were refused, as a first estimate for new sequences: this depends on
+    the model as much as on the grammar."""
 
     def __init__(self) -> None:
         self._counts = dict(PRIORS)
 
     def priors(self) -> dict[bool, tuple[float, float]]:
-        """Tokens that were allowed, and that were not, behind wide masks (True) and others: one refusal, or as much as
-        a sequence goes by, so that one with which it is different soon finds out."""
+        """The counts that a new sequence begins with: tokens that were allowed, and that were refused, after wide masks
+        (True) and after others. They are scaled to one refusal, or to the length of a sequence's memory, so that a
+        sequence that behaves differently soon outweighs them."""
         found = {}
         for wide, (allowed, refused) in self._counts.items():
             ratio = min(allowed / refused, SUREST)
@@ -49,31 +50,31 @@ class Refusals:
         return found
 
     def ran(self, *, wide: bool, allowed: int, refused: bool) -> None:
-        """A run of some sequence."""
+        """Notes a run of some sequence."""
         self._counts[wide] = _added(self._counts[wide], allowed, refused, memory=LASTING)
 
 
 class FreeRun:
-    """How far one sequence may run without a mask. Where its last mask was a wide one, and where not, is learned apart:
-    small models seldom write the commas and brackets that a form wants, large ones nearly always.
+    """How far one sequence may run without a mask. Runs after a wide mask and after a narrow one are counted apart:
+    small models seldom write the commas and brackets that a grammar needs, large ones nearly always do.
 
     Args:
-        met: by the sequences of the same engine.
+        met: the refusals that the sequences of the same engine have met.
     """
 
     def __init__(self, met: Refusals) -> None:
         self._met = met
         self._counts = met.priors()
         self._wide = False
-        self._masked = True  # the next token needs a mask: the first does, and one behind a token that was refused
+        self._masked = True  # the next token needs a mask: it is the first, or comes after one that was refused
 
     @property
     def steps(self) -> int:
         """Tokens that the next dispatch may sample; 0: one, under a mask.
 
         The host reads a dispatch while the next one runs. So a token that is refused costs what was sampled from there
-        on, half of K steps, the whole dispatch behind it, and a step under a mask. Where that happens with chance p, K
-        steps take LAUNCH / K + p (1.5 K + 0.5 + MASK) of a step for each token: least for a K of √(LAUNCH / 1.5 p).
+        on, half of K steps, the whole dispatch after it, and a step under a mask. Where that happens with probability
+        p, K steps take LAUNCH / K + p (1.5 K + 0.5 + MASK) of a step for each token: least for K = √(LAUNCH / 1.5 p).
         """
         if self._masked:
             return 0
@@ -83,13 +84,13 @@ class FreeRun:
         return steps if cost < MASK else 0
 
     def ran(self, *, allowed: int, of: int) -> None:
-        """A run sampled so many tokens, of which the first ``allowed`` were."""
+        """Notes that a run sampled ``of`` tokens, the first ``allowed`` of which were allowed."""
         self._masked = allowed < of
         self._counts[self._wide] = _added(self._counts[self._wide], allowed, self._masked, memory=MEMORY)
         self._met.ran(wide=self._wide, allowed=allowed, refused=self._masked)
 
     def masked(self, share: float) -> None:
-        """A token is sampled under a mask that leaves this share of the vocabulary."""
+        """Notes that a token is sampled under a mask that allows this share of the vocabulary."""
         self._wide = share >= WIDE
         allowed, refused = self._counts[self._wide]
         self._counts[self._wide] = (allowed, max(FADING * refused, RAREST))
@@ -97,7 +98,7 @@ class FreeRun:
 
 
 def _added(counts: tuple[float, float], allowed: int, refused: bool, *, memory: float) -> tuple[float, float]:
-    weight = math.exp(-(allowed + refused) / memory)  # of all before
+    weight = math.exp(-(allowed + refused) / memory)  # weight of all earlier counts
     return weight * counts[0] + allowed, max(weight * counts[1] + refused, RAREST)
 
 
@@ -105,7 +106,7 @@ def num_allowed(matcher: StepMatcher, tokens: Sequence[int]) -> int:
     """How many of some tokens are those that masks would have let through, one after another.
 
     Args:
-        matcher: before the first of them; stays as it is.
+        matcher: the matcher in the state before the first of them; it is not changed.
     """
     reader = matcher.deep_copy()
     for count, token in enumerate(tokens):

@@ -1,4 +1,4 @@
-"""What an engine says of itself: plain data, so that nobody outside has to look into it, wherever it runs."""
+"""Information about an engine as plain data, the same wherever the engine runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CONTEXTS = (1, 2, 4, 8)  # numbers of equal requests whose longest contexts are 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerInfo:
-    """What a model makes of texts that does not generate; see ``llmjax.models.layers.pooling.Pooler``.
+    """The vectors that a model which does not generate makes of texts; see ``llmjax.models.layers.pooling.Pooler``.
 
     Attributes:
         size: entries of a vector.
-        whole: texts are read in one step, not in chunks.
+        whole: whether texts are read in one step, not in chunks.
         matryoshka_dimensions: sizes that vectors may be cut to; empty: any.
         prompts: text that is put in front of a text, by the name of what the text is.
-        default_prompt: the name of that of texts for which none is asked; None: none.
-        lowercase: texts are made lower case.
+        default_prompt: name of the prompt for texts whose request names none; None: there is none.
+        lowercase: whether texts are made lower case.
         pair_template: name of the template that makes a prompt of a pair, "default" being the tokenizer's own; None:
             the texts follow each other as the tokenizer has it.
-        instruction: what a pair is judged by, where a request does not say it; None: what the template says.
+        instruction: what pairs are judged by if the request does not say; None: what the template says.
     """
 
     kind: PoolingKind
@@ -55,19 +55,19 @@ class EngineInfo:
         eos_token_ids: ids that end a text, by the model's files; a tokenizer may know more.
         default_sampling_params: fields of ``SamplingParams`` that the model's makers recommend.
         device: as JAX names it.
-        dtype: of the weights that are not quantized.
-        kernels: which C++ kernels serve; None: the device is not a CPU.
-        slow: why they are slower than they could be, and what to do; None: they are not.
-        platform: the name that JAX has for it.
+        dtype: type of the weights that are not quantized.
+        kernels: which C++ kernels are used; None: the device is not a CPU.
+        slow: why these are slower than they could be, and what to do; None: they are not.
+        platform: JAX's name of the platform.
         dequantized_from: how the checkpoint stores weights that are dequantized because the device has no kernels for
             them; empty: there are none, or the configuration says what becomes of them.
-        weight_bytes: of all weights; ``offloaded_bytes`` of them lie in the host's memory.
-        load_seconds: that loading took.
-        kv_bytes: of the KV cache, which holds ``kv_tokens`` tokens in pages of ``page_size``.
-        kv_calibrated: its scales were calibrated.
+        weight_bytes: size of all weights; ``offloaded_bytes`` of them are in the host's memory.
+        load_seconds: duration of loading.
+        kv_bytes: size of the KV cache, which holds ``kv_tokens`` tokens in pages of ``page_size``.
+        kv_calibrated: whether the KV cache's scales were calibrated.
         longest_contexts: tokens that each of n equal requests can have, by n.
-        sampler_bytes: of the sampler's state.
-        pooler: of a model that makes vectors of texts; None: it generates.
+        sampler_bytes: size of the sampler's state.
+        pooler: the pooler of a model that makes vectors of texts; None: the model generates.
     """
 
     model_name: str
@@ -100,10 +100,10 @@ class EngineInfo:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineState:
-    """How an engine is.
+    """The state of an engine.
 
     Attributes:
-        serving: it takes requests.
+        serving: whether it takes requests.
         restarts: how often another process has taken the place of one that had died.
     """
 
@@ -116,10 +116,10 @@ class ProgramInfo:
     """A step program.
 
     Attributes:
-        decode: of rows of one token each; else of chunks and decodes.
-        tokens: that it takes at most.
-        seconds: that compiling it, or reading it from the cache, took; None: it is not ready.
-        num_bytes: of the device's memory, beside weights and state; None: not known.
+        decode: whether all its rows have one token; otherwise they are chunks and decodes.
+        tokens: most tokens of a step.
+        seconds: how long compiling it, or reading it from the cache, took; None: it is not ready.
+        num_bytes: device memory that it needs besides weights and state; None: not known.
     """
 
     decode: bool

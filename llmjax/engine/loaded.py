@@ -1,4 +1,4 @@
-"""An engine with its model: what the core need not know, to describe the engine, profile it, and put it to sleep."""
+"""An engine with its model, which the core does not know: describes the engine, profiles it, and puts it to sleep."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class LoadedEngine(Engine):
     """The engine of a model.
 
     Args:
-        config: what was asked for.
+        config: the configuration that was asked for.
         platform: the device.
-        model: its weights are there.
+        model: the model, with its weights loaded.
         kv_plan: shape of the KV cache.
         runner: the device side.
         compilations: counts what XLA compiles from now on.
@@ -61,7 +61,7 @@ class LoadedEngine(Engine):
         self._closed_last = (self.kv, self.profiler)
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request; arguments and errors as for `Engine.add`, and Asleep while the engine sleeps."""
+        """Queues a request; see `Engine.add` for arguments and errors. Raises Asleep while the engine sleeps."""
         if self._sleeper.asleep:
             raise Asleep
         super().add(request)

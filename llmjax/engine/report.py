@@ -1,4 +1,4 @@
-"""What a person wants to know at start: the table of sizes, and a line of throughput now and then."""
+"""Output for the person who starts an engine: a table of sizes at the start, and a regular line of throughput."""
 
 from __future__ import annotations
 

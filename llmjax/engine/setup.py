@@ -1,4 +1,4 @@
-"""An engine with its text side: what ``LLM`` and ``AsyncLLM`` have in common."""
+"""An engine with its tokenizer: the common base of ``LLM`` and ``AsyncLLM``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoadedLLM:
 
     Args:
         config: everything.
-        client: an engine of that configuration, which may still be loading its model; it is closed if it cannot, or if
+        client: an engine of that configuration, which may still be loading its model. It is closed if loading fails or
             there is no tokenizer for it.
 
     Attributes:
@@ -35,14 +35,14 @@ class LoadedLLM:
     def __init__(self, config: EngineConfig, client: EngineClient) -> None:
         self.config = config
         self.client = client
-        self._away: frozenset[str] = frozenset()  # of WEIGHTS and KV_CACHE
-        self._asleep: SleepState = "weights_offloaded"  # what it is where something is away
+        self._away: frozenset[str] = frozenset()  # which of WEIGHTS and KV_CACHE have left
+        self._asleep: SleepState = "weights_offloaded"  # the state while something is away
         try:
             # Where a process loads the model, the tokenizer is read meanwhile.
             self.tokenizer = tokenizer_of(config, client.located(), gguf=client.gguf)
             self.info = client.wait_loaded()
         except BaseException:
-            client.close()  # or its compiler threads would go on for nobody
+            client.close()  # otherwise its compiler threads would continue in vain
             raise
         self._frontend = Frontend(config, info=self.info, new_id=client.new_id, tokenizer=self.tokenizer)
 
@@ -134,7 +134,7 @@ def tokenizer_of(config: EngineConfig, model_path: str, *, gguf: GGUFFile | None
 
     Args:
         model_path: the model's folder or file.
-        gguf: that file, if it is open already.
+        gguf: the model's GGUF file, if it is already open.
     """
     if config.skip_tokenizer_init:
         return None

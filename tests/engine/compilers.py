@@ -12,15 +12,15 @@ from llmjax.kernels.attention import KVLayout
 from llmjax.platforms import select_platform
 from tests.checkpoints import GOLDEN
 
-TOP = 2  # alternatives that are reported
+TOP = 2  # reported alternatives of each token
 
 
 def compiler_of(name: str, *, slots: int = 4, decode_steps: int = 1, **settings: Any) -> StepCompiler:
     """The compiler of a golden model in f32.
 
     Args:
-        slots: rows of steps; pages may be there for more (``max_num_seqs``).
-        settings: of the engine, that differ from these.
+        slots: rows of steps; there may be pages for more (``max_num_seqs``).
+        settings: the engine's settings, in addition to those below or in their place.
     """
     config = EngineConfig(
         model=str(GOLDEN / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}

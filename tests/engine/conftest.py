@@ -20,8 +20,8 @@ from llmjax.models.layers.state import make_stacks
 from tests.checkpoints import GOLDEN
 
 CHARACTERS = Path(__file__).parent / "golden" / "characters"
-CONTEXT = 64  # of the golden checkpoints
-SOON = {"xla_backend_optimization_level": 0}  # compiled sooner; engines' own programs are optimized
+CONTEXT = 64  # context length of the golden checkpoints
+SOON = {"xla_backend_optimization_level": 0}  # compiles faster; engines' own programs are optimized
 
 
 class Plain:
@@ -29,7 +29,7 @@ class Plain:
 
     Args:
         path: checkpoint in Hugging Face layout.
-        overrides: of its config.json.
+        overrides: settings that replace those in its config.json.
     """
 
     def __init__(self, path: Path, **overrides: Any) -> None:
@@ -61,7 +61,7 @@ class Plain:
         self._logits = logits
 
     def logits(self, tokens: list[int], *, prompt_len: int = 0) -> np.ndarray:
-        """f32 [n, V] after each of the n tokens, of which so many are the prompt."""
+        """Logits after each of the n tokens, f32 [n, V]; the first ``prompt_len`` tokens are the prompt."""
         padded = np.zeros(CONTEXT, np.int32)
         padded[: len(tokens)] = tokens
         lengths = np.int32(len(tokens)), np.int32(prompt_len)
@@ -148,7 +148,7 @@ def engine_of(_engines: Callable[..., LLM]) -> Iterator[Callable[..., LLM]]:
 
 @pytest.fixture(scope="module")
 def patience() -> Iterator[None]:
-    """Pages that come from elsewhere are waited for, however busy the machine is."""
+    """Has requests wait for pages from disk and other servers, however busy the machine is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(offload, "FETCH_SECONDS", 300.0)
         patch.setattr(offload, "CLOSE_SECONDS", 300.0)

@@ -58,7 +58,7 @@ OPTIONS = {
 
 
 def found_on_devices(cases: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """What a process finds in cases, by their names."""
+    """The results of a process for cases, by their names."""
     command = [sys.executable, "-m", "tests.engine.on_devices", *map(json.dumps, cases.values())]
     root = Path(__file__).parents[2]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, timeout=550)

@@ -2,8 +2,8 @@
 
     python -m tests.engine.on_plugin CASE…
 
-A case is JSON: a model, settings, and ``runs`` with a device and how many of them. Prints what each run generates: with
-``greedy`` (lists of tokens) behind these alone, with ``texts`` the vectors that it makes of them.
+A case is JSON: a model, settings, and ``runs`` with a device and the number of devices. Prints what each run makes:
+with ``greedy`` (lists of tokens) what it generates after each list by itself, with ``texts`` their vectors.
 """
 
 from __future__ import annotations

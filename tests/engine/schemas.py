@@ -101,7 +101,7 @@ SCHEMAS: list[dict[str, Any]] = [
 
 
 def grown(count: int) -> list[dict[str, Any]]:
-    """So many: those above, then objects, arrays and alternatives of those before, ever deeper."""
+    """``count`` schemas: those above, then objects, arrays and alternatives made of earlier ones, ever deeper."""
     found, chance = list(SCHEMAS), random.Random(0)
     # References lead from the root, and these schemas have another one when they are parts.
     parts = [schema for schema in SCHEMAS if not any(f'"{key}"' in json.dumps(schema) for key in ("$ref", "$schema"))]

@@ -1,4 +1,4 @@
-"""How an engine starts on an accelerator, on a CPU that says it is one: memory, graphs, steps in a dispatch."""
+"""The start of an engine on an accelerator, simulated on a CPU: memory, graphs, steps in a dispatch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMORY = 120_000
 
 @dataclass(frozen=True)
 class Card(Platform):
-    """The CPU, with a card's ways and little memory."""
+    """The CPU, which behaves like a card with little memory."""
 
     @property
     def is_cpu(self) -> bool:

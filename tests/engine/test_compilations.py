@@ -58,7 +58,7 @@ def random_params(rng: np.random.Generator) -> SamplingParams:
 def test_what_penalties_and_biases_need_is_compiled_before_an_engine_is_ready(
     compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not by the thread that serves."""
+    """It is not compiled by the thread that serves."""
     compiling: set[str] = set()
     spec = StateEditor._spec
 
@@ -128,7 +128,7 @@ print(json.dumps({"counts": counts, "tokens": tokens, "flax": "flax" in sys.modu
 
 
 def test_a_second_start_traces_lowers_and_compiles_nothing(tmp_path: Path) -> None:
-    """Of the step, of what sets up slots, or of the state; nor does it import what only tracing needs."""
+    """This holds for the step, the edits of slots, and the state. Nor is what only tracing needs imported."""
 
     def start() -> dict[str, Any]:
         command = [sys.executable, "-c", START, str(LLAMA), str(tmp_path)]

@@ -1,4 +1,4 @@
-"""What one sequence has to keep to: a grammar, a budget of reasoning tokens, and both."""
+"""The constraint of a sequence: a grammar, a budget of reasoning tokens, and both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.constraints.test_schema_suite import Bytes
 
 
 class Plain(Bytes):
-    """Bytes, of which none is special."""
+    """A vocabulary of bytes, of which none is special."""
 
     def special_ids_in(self, markers: list[str]) -> frozenset[int]:
         return frozenset()

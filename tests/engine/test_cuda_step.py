@@ -1,4 +1,4 @@
-"""Whole steps compiled for a card that is described: what the host starts, what is copied, what is sorted."""
+"""Whole steps compiled for a described card, without one: launches by the host, copies, and sorts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FOUR_BITS = partial(RowFormat, codes=Codes(4), group_size=128, scale="f16", zero
 
 
 def quantized(shape: Shape) -> Shape | QTensor:
-    """In 4 bits, if it is a matrix or a stack."""
+    """A weight in 4 bits, if it is a matrix or a stack."""
     if len(shape.shape) < 2 or shape.dtype != jnp.bfloat16:
         return shape
     form = FOUR_BITS(shape.shape[-1])
@@ -56,7 +56,7 @@ def quantized(shape: Shape) -> Shape | QTensor:
 
 
 def offloaded(shape: Shape, count: int) -> Shape | SplitStack:
-    """With the last experts in the host's memory, if it is a stack."""
+    """A weight with the last experts in the host's memory, if it is a stack."""
     if len(shape.shape) < 3:
         return shape
     place = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind=HOST_MEMORY)
@@ -125,7 +125,7 @@ def test_nothing_large_is_copied_converted_or_sorted(options: dict[str, int], tm
 
 
 def test_temporaries_do_not_depend_on_the_number_of_pages(tmp_path: Path) -> None:
-    """So that the engine may measure them with more pages than there will be."""
+    """Therefore the engine may measure them with more pages than there will be."""
     few, many = (compiled_step(tmp_path / str(n), seqs=4, tokens=64, num_pages=n).memory for n in (2048, 4096))
     assert few.temp_size_in_bytes == many.temp_size_in_bytes
     assert few.output_size_in_bytes - few.alias_size_in_bytes == many.output_size_in_bytes - many.alias_size_in_bytes

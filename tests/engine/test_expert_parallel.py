@@ -1,4 +1,4 @@
-"""Mixtures whose experts several devices have as whole ones give the tokens that they give on one."""
+"""Expert parallelism: mixtures whose experts are divided among devices give the tokens that they give on one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MORE_CASES: dict[str, dict[str, Any]] = {
 
 
 def check(cases: dict[str, dict[str, Any]]) -> None:
-    """The same tokens and log-probabilities on all numbers of devices, and no page is copied."""
+    """Checks for the same tokens and log-probabilities on all numbers of devices, and that no page is copied."""
     placed = {name: {**case, "model": str(GOLDEN / case["model"])} for name, case in cases.items()}
     for name, (one, *several) in found_on_devices(placed).items():
         for found in several:

@@ -1,4 +1,4 @@
-"""Engines on mixtures of experts whose stacks stay quantized, against plain runs with the same weights dequantized."""
+"""Mixtures of experts with quantized stacks in an engine, compared with plain runs of the dequantized weights."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def engine_as(compile_cache_dir: str) -> Iterator[Callable[..., Any]]:
 
 
 def logprobs(llm: LLM, count: int = 6) -> tuple[np.ndarray, list[int], np.ndarray]:
-    """Of the prompt's tokens [n - 1], then generated tokens and their log-probabilities."""
+    """Log-probabilities of the prompt's tokens [n - 1], then generated tokens and their log-probabilities."""
     settings = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=0, prompt_logprobs=0)
     (output,) = llm.generate([PROMPT], settings, use_tqdm=False)
     entries = output.prompt_logprobs or []

@@ -1,4 +1,4 @@
-"""Tokens that are sampled without masks: which of them hold, and how many are tried."""
+"""Free runs, which sample tokens without masks: which tokens are kept, and how many are tried."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def llm(engine_of: Callable[..., LLM]) -> LLM:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(form=st.sampled_from(FORMS), draw=st.randoms(use_true_random=False))
 def test_what_holds_is_what_masks_let_through(form: dict[str, Any], draw: Any, llm: LLM) -> None:
-    """A walk along a grammar: at each place, tokens that its mask has and tokens that it has not."""
+    """Walks along a grammar; tries at each place tokens that its mask allows and tokens that it does not."""
     vocab_size = llm.info.vocab_size
     compiled = llm._frontend.requests.compiled(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
     assert compiled is not None
@@ -107,7 +107,7 @@ def test_tokens_are_those_of_masks(options: dict[str, Any], llm: LLM, monkeypatc
 
 
 def test_what_was_refused_is_in_no_page(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes behind outputs is the same from cached pages and from none."""
+    """Text that continues an output is the same from cached pages and from none."""
     taken: list[int] = []
     take_back = OutputProcessor._take_back
 
@@ -152,7 +152,7 @@ def test_a_run_is_as_long_as_the_last_ones_were() -> None:
     longest = run.steps
     assert longest > 4
     run.ran(allowed=0, of=8)
-    assert run.steps == 0  # the token behind the refusal
+    assert run.steps == 0  # the token after the refusal
     run.masked(0.9)
     assert run.steps < longest
     run.masked(0.1)

@@ -27,8 +27,8 @@ def generated(llm: Any, prompt: list[int], count: int) -> list[int]:
     ],
 )
 def test_tokens_are_the_most_likely_ones(name: str, engine_of: Any) -> None:
-    """Of Hugging Face's model, behind prompts in several steps and from the prefix cache; and decodes go on as prompts
-    of what they have made would."""
+    """Compared with Hugging Face's model, after prompts in several steps and from the prefix cache. Decodes continue as
+    prompts of the same tokens would."""
     with np.load(GOLDEN / name / "golden.npz") as case:
         tokens, logits = case["long/tokens"].tolist(), case["long/logits"]
     llm = engine_of(name, max_num_seqs=1)  # one sequence at a time, so two programs

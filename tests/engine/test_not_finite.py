@@ -1,4 +1,4 @@
-"""Logits that are not numbers: the request ends with an error that says so, and nobody else notices."""
+"""Logits that are not finite: the request ends with an error that says so, and no other request is affected."""
 
 from __future__ import annotations
 

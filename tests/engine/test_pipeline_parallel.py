@@ -1,4 +1,4 @@
-"""Models whose layers several stages divide give the tokens that one process gives."""
+"""Pipeline parallelism: models whose layers are divided among stages give the tokens that one process gives."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_feature_of_sampling_in_three_stages() -> None:
 
 @pytest.mark.slow
 def test_windows_and_drafts_in_two_stages() -> None:
-    """Six layers of two kinds, of which a stage may have one alone."""
+    """The model has six layers of two kinds, of which a stage may have only one."""
     with staged(GOLDEN / "gemma3", 1, max_num_seqs=1) as llm:
         expected = tokens_of(found(llm, LONG_ENOUGH, EVERYTHING))
     settings: dict[str, Any] = {"speculative_config": NGRAM, "kv_cache_dtype": "float32", "max_num_seqs": 1}
@@ -143,7 +143,8 @@ def test_forms_of_output_in_two_stages() -> None:
     ("name", "stages"), at_levels([("llama", 2), ("gemma3", 3), ("qwen3-next", 3)], slow=[("llama", 2)])
 )
 def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_path: Path) -> None:
-    """From host memory, and from disk in a later start. A stage of gemma3 may have one kind of layers alone."""
+    """They come back from host memory, and from disk in a later start. A stage of gemma3 may have only one kind of
+    layers."""
     with staged(GOLDEN / name, 1) as llm:
         expected = tokens_of(found(llm, GREEDY))
     settings: dict[str, Any] = {"kv_offloading_size": 0.05, "kv_offloading_dir": str(tmp_path)}
@@ -166,13 +167,13 @@ def test_pages_of_all_stages_leave_and_come_back(name: str, stages: int, tmp_pat
     ),
 )
 def test_families(name: str, stages: int) -> None:
-    """Latent vectors and experts, recurrent states, alone too, learned positions, two mixers in a layer."""
+    """Covers latent attention and experts, recurrent states, learned positions, and two mixers in a layer."""
     check(GOLDEN / name, stages, LONG_ENOUGH, EVERYTHING, LONG_ENOUGH, max_model_len=64)
 
 
 @pytest.mark.slow
 def test_two_streams_are_in_two_stages_at_once() -> None:
-    """While the last stage decodes one of them, the first stage has been told to decode the other."""
+    """While the last stage decodes one stream, the first stage has been told to decode the other."""
     prompts: Any = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
     with staged(GOLDEN / "llama", 1) as llm:
         expected = tokens_of(llm.generate(prompts, LONG_ENOUGH, use_tqdm=False))

@@ -41,7 +41,7 @@ def compare(reference: Any, found: Any) -> None:
 @needs_stand_in
 @pytest.mark.slow
 def test_a_plugin_gives_what_the_cpu_gives(tmp_path: Path) -> None:
-    """A checkpoint of q4_k_m, which is dequantized, on three devices."""
+    """The model is a q4_k_m checkpoint, which is dequantized, on three devices."""
     write_random_model(tmp_path / "three", Shape(576, 512, 1, 9, 3, 515), max_position_embeddings=64)
     quantize(str(tmp_path / "three"), tmp_path / "three.gguf", scheme="q4_k_m", skip_tokenizer_init=True)
     case = {
@@ -132,7 +132,7 @@ def test_vectors(names: str, tmp_path: Path) -> None:
 
 
 def operations(module: ir.Module) -> Iterator[Any]:
-    """All of a lowered program, inside of functions and loops too."""
+    """All operations of a lowered program, including those in functions and loops."""
     waiting = [module.operation]
     while waiting:
         operation = waiting.pop()

@@ -48,7 +48,7 @@ def widened(name: str, folder: Path) -> Path:
 def served(path: Path, prompt: list[int], cache: str, **settings: Any) -> tuple[list[int], np.ndarray]:
     """The prompt with what an engine has made of it, and the log-probabilities [n, V] of each token but the first.
 
-    The prompt takes two steps, and tokens behind it one each.
+    The prompt takes two steps, and each token after it takes one.
     """
     llm = LLM(
         str(path),
@@ -95,7 +95,7 @@ STORED = {
 
 @pytest.mark.parametrize("case", at_levels(STORED, fast=["q4_k_m"], slow=[*STORED][1:]))
 def test_quantized(case: str, tmp_path: Path, plain_model: type[Any], compile_cache_dir: str) -> None:
-    """As users get it where they set no types: kernels may round activations to eight bits."""
+    """The default where users set no types: kernels may round activations to eight bits."""
     name, how, settings = STORED[case]
     source, target = widened(name, tmp_path / "source"), tmp_path / ("a" if "format" in how else "a.gguf")
     quantize(str(source), target, skip_tokenizer_init=True, **how)

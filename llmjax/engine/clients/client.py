@@ -1,5 +1,5 @@
-"""What the rest sees of an engine: ``InlineEngine`` works on the caller's thread, ``ThreadEngine`` on one of its own,
-``ProcessEngine`` in a process of its own; ``DataParallelEngine`` is several of the latter."""
+"""The interface of engines to the rest of llmjax: ``InlineEngine`` works on the caller's thread, ``ThreadEngine`` on
+its own thread, ``ProcessEngine`` in its own process; ``DataParallelEngine`` is several of the latter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llmjax.checkpoint.gguf.file import GGUFFile
 
 STUCK_AFTER = 120.0  # seconds without an answer; the longest compilation must fit into a step
-SHOWN_AFTER = 0.75  # of them, after which the log has where each thread stands
+SHOWN_AFTER = 0.75  # share of them after which the log shows where each thread stands
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Died = Callable[[BaseException], None]
 
 
 class Control(enum.Enum):
-    """What an engine can be asked beside requests."""
+    """What an engine can be asked for besides requests."""
 
     PING = "ping"  # → None, between two steps
     PROGRAMS = "programs"  # → list[ProgramInfo]
@@ -52,7 +52,7 @@ class Control(enum.Enum):
 
     @property
     def waits(self) -> bool:
-        """Takes long and changes nothing, so steps go on meanwhile."""
+        """Whether it takes long and changes nothing, so that steps continue meanwhile."""
         return self in (Control.WAIT_READY, Control.WARM_UP)
 
 
@@ -60,9 +60,9 @@ class EngineClient(ABC):
     """One engine as its users see it, or several that are used as one.
 
     Attributes:
-        info: what it is.
-        totals: what it has done.
-        loggers: who is told of each step, ``totals`` first; users record requests and rejections there.
+        info: describes the engine.
+        totals: counts since the start.
+        loggers: receivers of each step's counts, ``totals`` first; users record requests and rejections there.
     """
 
     info: EngineInfo
@@ -86,13 +86,13 @@ class EngineClient(ABC):
 
     @property
     def gguf(self) -> GGUFFile | None:
-        """The model's file, if it is one and this process has opened it."""
+        """The model's GGUF file, if it is one and this process has opened it."""
         return None
 
     @property
     @abstractmethod
     def states(self) -> tuple[EngineState, ...]:
-        """How each engine is, by its number: one, or several that are used as one."""
+        """The state of each engine, by its number: one, or several that are used as one."""
 
     @abstractmethod
     def submit(self, request: EngineRequest) -> int:
@@ -152,7 +152,7 @@ class RunningEngine(EngineClient):
     @property
     @abstractmethod
     def error(self) -> BaseException | None:
-        """What the engine ended by."""
+        """The error that ended the engine."""
 
     @property
     def exit_status(self) -> int:
@@ -162,8 +162,8 @@ class RunningEngine(EngineClient):
     def check_health(self) -> None:
         """Raises EngineDead if the engine has ended, or has not answered for ``STUCK_AFTER`` seconds.
 
-        It is asked here, so who wants to know of an engine that hangs has to look more than once. Some time before that
-        the log shows where its threads stand.
+        The engine is asked by this call, so one that hangs is only noticed by calls that are repeated. Some time before
+        the error is raised, the log shows where the engine's threads stand.
         """
         if self.error is not None:
             raise EngineDead(f"the engine stopped: {self.error}")

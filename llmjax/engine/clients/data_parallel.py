@@ -1,5 +1,5 @@
-"""Several equal engines, each in a process of its own, that are used as one: more requests at once, and what one of
-them dies of the others survive."""
+"""Data parallelism: several equal engines, each in its own process, used as one. They serve more requests at once, and
+if one dies, the others survive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Place:
-    """Where an engine of a number runs: one process after another."""
+    """The place of one engine, in which one process after another runs it."""
 
     share: MachineShare
     deaths: Restarts
@@ -48,7 +48,7 @@ class DataParallelEngine(RunningEngine):
     ends all.
 
     Args:
-        config: of every engine; ``data_parallel_size`` says how many.
+        config: the configuration of every engine; ``data_parallel_size`` says how many there are.
         policy: how often an engine may die.
 
     Raises:
@@ -58,14 +58,14 @@ class DataParallelEngine(RunningEngine):
     def __init__(self, config: EngineConfig, *, policy: RestartPolicy | None = None) -> None:
         super().__init__()
         self._config = config
-        self._lock = threading.Lock()  # of the router and of what is in places
-        self._counting = threading.Lock()  # of the loggers
+        self._lock = threading.Lock()  # guards the router and the places
+        self._counting = threading.Lock()  # guards the loggers
         self._deliver: Deliver = _drop
         self._died: Died = _drop
         self._error: BaseException | None = None
         self._exit_status = 0
         self._ending = threading.Event()
-        self._coming: list[ProcessEngine] = []  # that do not serve yet
+        self._coming: list[ProcessEngine] = []  # engines that do not serve yet
         self._threads: list[threading.Thread] = []
         self.totals = EngineTotals()
         self.loggers = [self.totals]
@@ -131,7 +131,8 @@ class DataParallelEngine(RunningEngine):
         return _together(control, [engine.control(control) for engine in asked], nobody=nobody)
 
     def check_health(self) -> None:
-        """Raises EngineDead if no engine serves. One that hangs is killed when it is noticed here: it has died then."""
+        """Raises EngineDead if no engine serves. An engine that hangs is noticed here and killed: it then counts as
+        dead."""
         if self._error is not None:
             raise EngineDead(f"the engine stopped: {self._error}")
         if self._ending.is_set():
@@ -180,7 +181,7 @@ class DataParallelEngine(RunningEngine):
 
     @property
     def exit_status(self) -> int:
-        """That of the engine that has died too often."""
+        """The exit status of the engine that has died too often."""
         return self._exit_status
 
     def _engines(self) -> list[ProcessEngine]:
@@ -188,7 +189,7 @@ class DataParallelEngine(RunningEngine):
             return [*(place.engine for place in self._places), *self._coming]
 
     def _nobody(self) -> str:
-        """Why no request can be taken, where none can."""
+        """The error that says why no request can be taken."""
         why = "; ".join(f"{place.share.name}: {place.why}" for place in self._places if not place.serving)
         return f"no engine serves at the moment ({why})"
 
@@ -197,13 +198,13 @@ class DataParallelEngine(RunningEngine):
         engine.start(deliver=self._take, died=lambda error: self._lost(place, engine, error))
 
     def _take(self, outputs: list[EngineOutput]) -> None:
-        """On an engine's thread."""
+        """Takes an engine's outputs; runs on the engine's thread."""
         with self._lock:
             self._router.note(outputs)
         self._deliver(outputs)
 
     def _lost(self, place: _Place, engine: ProcessEngine, error: BaseException) -> None:
-        """An engine has died, which its own thread says: ends its requests and has another one started."""
+        """Handles the death of an engine, on its thread: ends its requests and has another one started."""
         dead = EngineDead(f"{place.share.name} stopped: {error}")
         with self._lock:
             place.serving, place.why = False, str(error)
@@ -217,7 +218,7 @@ class DataParallelEngine(RunningEngine):
             self._deliver([_ended(request_id, index, dead) for request_id, index in lost])
 
     def _restart(self, place: _Place, engine: ProcessEngine, error: BaseException) -> None:
-        """Until the place has an engine again, or its engines have died too often."""
+        """Starts processes until the place has an engine again, or its engines have died too often."""
         while (seconds := place.deaths.died(time.monotonic())) is not None:
             engine.close()
             logger.warning("%s is started again in %g s", place.share.name, seconds)
@@ -251,7 +252,7 @@ class DataParallelEngine(RunningEngine):
                 self._coming.remove(engine)
 
     def _wait_and_serve(self, place: _Place, engine: ProcessEngine) -> None:
-        if self._ending.is_set():  # who said so may not have known of it
+        if self._ending.is_set():  # `stop` may have run before this engine was listed
             engine.kill()
         engine.wait_loaded()
         _check_equal(self.info, engine.info, place.share)
@@ -265,7 +266,7 @@ class DataParallelEngine(RunningEngine):
         logger.warning("%s serves again", place.share.name)
 
     def _give_up(self, place: _Place, engine: ProcessEngine, error: BaseException) -> None:
-        """One engine has died too often: so will the next, and whoever has started all this should know."""
+        """Ends all engines, because one has died too often: the next one would too, and the user should know."""
         with self._lock:
             if self._error is not None or self._ending.is_set():
                 return
@@ -430,4 +431,4 @@ def _slowest(programs: Iterable[ProgramInfo]) -> ProgramInfo:
 
 
 def _drop(_: Any) -> None:
-    """Before anybody listens."""
+    """Ignores what comes before there is a receiver."""

@@ -1,4 +1,4 @@
-"""How requests come to an engine's loop from another process: their grammars become matchers on the way."""
+"""The inbox for requests from another process: compiles their grammars on a thread, then hands them to the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Inbox:
     """Hands requests to a loop, those with a grammar by way of a thread. Belongs to the thread that receives messages.
 
     Args:
-        config, info: of the engine.
+        config, info: the engine's.
     """
 
     def __init__(self, loop: EngineLoop, config: EngineConfig, info: EngineInfo) -> None:

@@ -1,4 +1,4 @@
-"""An engine on its user's own thread."""
+"""An engine that runs on its user's thread."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from llmjax.errors import EngineDead
 
 
 class InlineEngine(EngineClient):
-    """An engine that works when its user asks for outputs. A step that fails is its last one, for it may have taken the
-    state on the device with it, and the prefix cache knows of pages that it should have computed."""
+    """An engine that works when its user asks for outputs. A step that fails is its last one: it may have destroyed the
+    state on the device, and the prefix cache lists pages that the step should have computed."""
 
     def __init__(self, engine: LoadedEngine) -> None:
         super().__init__()
         self.engine = engine
         self.info = info_of(engine)
-        self._error: Exception | None = None  # of the step that failed
+        self._error: Exception | None = None  # the error of the step that failed
         self.totals, self.loggers = engine.totals, engine.loggers
 
     @property
     def idle(self) -> bool:
-        """There will be no outputs before the next request."""
+        """Whether there will be no outputs before the next request."""
         return self._error is not None or self.engine.idle
 
     @property
@@ -44,7 +44,7 @@ class InlineEngine(EngineClient):
         return (EngineState(serving=self._error is None),)
 
     def submit(self, request: EngineRequest) -> int:
-        """As everywhere.
+        """Adds a request, as in every client.
 
         Raises:
             EngineDead: a step has failed.
@@ -56,14 +56,14 @@ class InlineEngine(EngineClient):
         return 0
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """As everywhere, but who calls it is not told of the end again."""
+        """Ends a request, as in every client, except that no output reports the end to the caller."""
         if self._error is not None:
             return
         with _uninterrupted():
             self.engine.abort(request_id, index)
 
     def outputs(self) -> list[EngineOutput]:
-        """Dispatches a step and returns what the one before brought.
+        """Dispatches a step and returns the outputs of the one before.
 
         Raises:
             EngineDead: a process that the engine needs has gone.
@@ -91,8 +91,8 @@ class InlineEngine(EngineClient):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Has Ctrl-C wait for the end of what is done meanwhile: in the middle of a step the state on the device belongs to
-    nobody, and the prefix cache knows of pages that are still to be computed. A second Ctrl-C does not wait."""
+    """Has Ctrl-C wait for the end of the block: in the middle of a step the state on the device is not valid, and the
+    prefix cache lists pages that are still to be computed. A second Ctrl-C does not wait."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,4 +1,4 @@
-"""The engine's own loop, reached by messages only: on a thread here, in a process with ``process_main``."""
+"""The loop that runs an engine and takes only messages: on a thread here, or in a process with ``process_main``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmjax.errors import EngineDead, GenerationFailed, LLMJaxError
 
 logger = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 5.0  # that the thread of an engine that has died gets to end by itself
+LEAVE_SECONDS = 5.0  # how long the thread of an engine that has died may take to end by itself
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,12 @@ class EngineLoop:
         self._deliver: Deliver = _drop
 
     def send(self, message: EngineRequest | Abort | Stop | Fault) -> None:
-        """Any thread may."""
+        """Sends the loop a message. Any thread may call this."""
         self._inbox.put(message)
 
     def ask(self, control: Control) -> Future[Any]:
-        """Any thread may; so may one ask whose loop has not begun or has ended, but the answer may then not come."""
+        """Asks the loop for something. Any thread may call this, even if the loop has not begun or has ended, but then
+        the answer may not come."""
         ask = Ask(control)
         if control.waits:
             # A daemon: nobody who ends waits for the compiler.
@@ -82,7 +83,7 @@ class EngineLoop:
         """Works until it is told to stop.
 
         Args:
-            deliver: receives what each step brought, which may be nothing; must not block.
+            deliver: receives the outputs of each step, which may be none; must not block.
 
         Raises:
             Exception: what a step raised.
@@ -100,7 +101,7 @@ class EngineLoop:
             self.refuse()
 
     def refuse(self) -> None:
-        """Answers what was asked and will not be heard any more."""
+        """Answers with an error the questions that the loop will not answer any more."""
         while True:
             try:
                 message = self._inbox.get_nowait()
@@ -110,7 +111,7 @@ class EngineLoop:
                 message.answer.set_exception(EngineDead("the engine is not running"))
 
     def _handle_messages(self) -> bool:
-        """Takes every message that is there, waiting for one if there is nothing else to do."""
+        """Handles every message that is there, and waits for one if there is nothing else to do."""
         while True:
             try:
                 message = self._inbox.get(block=self._engine.idle)
@@ -206,7 +207,7 @@ class ThreadEngine(RunningEngine):
         try:
             self.engine.close(wait=False, lost=hangs)
         except Exception:
-            if self._error is None:  # else the device says again what the engine died of
+            if self._error is None:  # otherwise the device raises the engine's error again
                 raise
 
     @property
@@ -224,7 +225,7 @@ class ThreadEngine(RunningEngine):
             self._die(error, died)
 
     def _die(self, error: Exception, died: Died) -> None:
-        """Once, whoever knows first."""
+        """Notes the error that ended the engine; only the first call has an effect."""
         with self._end:
             if self._error is not None:
                 return
@@ -234,7 +235,7 @@ class ThreadEngine(RunningEngine):
 
 
 def log_end(error: Exception) -> None:
-    """Says what an engine ended by; a deliberate error says in its line what is wrong."""
+    """Logs the error that ended an engine, with a traceback unless it is one of llmjax's own errors."""
     logger.error("the engine stopped: %s", error, exc_info=not isinstance(error, LLMJaxError))
 
 
@@ -248,4 +249,4 @@ def _answer(engine: LoadedEngine, ask: Ask) -> None:
 
 
 def _drop(outputs: list[EngineOutput]) -> None:
-    """Before anybody listens."""
+    """Ignores what comes before there is a receiver."""

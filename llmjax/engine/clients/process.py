@@ -1,4 +1,4 @@
-"""An engine in a process of its own: it has an interpreter for itself, and when it dies its users live to tell."""
+"""An engine in its own process: it has its own interpreter, and if it dies, its users survive."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from llmjax.system import python_path
 
 logger = logging.getLogger(__name__)
 
-LEAVE_SECONDS = 5.0  # that the process gets to end by itself
+LEAVE_SECONDS = 5.0  # how long the process may take to end by itself
 HEARD_AFTER = 5.0  # seconds in which a process that runs any Python at all has taken a message
 ANSWERS: dict[Control, Any] = {Control.PROGRAMS: list[ProgramInfo], Control.KV_STATS: KVStats}
 
@@ -60,7 +60,7 @@ class ProcessEngine(RunningEngine):
 
     Args:
         config: everything; the process loads the model and compiles.
-        share: of the machine, where several engines divide it; log lines then name the engine.
+        share: this engine's part of the machine, where several engines divide it; log lines then name the engine.
 
     Attributes:
         loaded: done when the model is there, or with why it is not.
@@ -77,11 +77,11 @@ class ProcessEngine(RunningEngine):
         self._deliver: Deliver | None = None
         self._died: Died | None = None
         self._error: Exception | None = None
-        self._failed: Exception | None = None  # what the process says that it ends by
-        self._code = 0  # that it has ended with
+        self._failed: Exception | None = None  # the error that the process has sent
+        self._code = 0  # the exit code
         self._stopping = False
         self._stacks_shown = threading.Event()
-        self._lock = threading.Lock()  # of what follows, and of the change from running to not
+        self._lock = threading.Lock()  # guards the fields below, and the change from running to ended
         self._questions: dict[int, tuple[Control, Future[Any]]] = {}
         self._ended = False
         self._numbers = itertools.count()
@@ -100,7 +100,7 @@ class ProcessEngine(RunningEngine):
         self._writer.start()
 
     def located(self) -> str:
-        """As of every engine; raises as ``wait_loaded``, if it is not loaded any further."""
+        """Where the model's files are. Raises what ``wait_loaded`` raises if loading fails before they are found."""
         return self._located.result()
 
     def wait_loaded(self) -> EngineInfo:
@@ -119,7 +119,7 @@ class ProcessEngine(RunningEngine):
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The process's id."""
         return self._process.pid
 
     def _show_stacks(self) -> None:
@@ -188,7 +188,7 @@ class ProcessEngine(RunningEngine):
 
     @property
     def exit_status(self) -> int:
-        """That of the process: 128 and the signal's number if one killed it, as shells have it."""
+        """The exit status of the process, as shells report it: 128 plus the signal's number if a signal killed it."""
         if self._error is None:
             return 0
         code = self._code or 1
@@ -224,10 +224,10 @@ class ProcessEngine(RunningEngine):
         self._process.wait()
 
     def _end_with(self, error: Exception) -> None:
-        """Everybody who waits for the engine hears that there is none; once.
+        """Tells everybody who waits for the engine that it has ended; only once.
 
         Args:
-            error: what it has ended by, unless it was told to.
+            error: the error that ended it, unless it was told to end.
         """
         with self._lock:
             if self._ended:
@@ -274,12 +274,12 @@ class ProcessEngine(RunningEngine):
 
 
 def begin_loading(config: EngineConfig) -> ProcessEngine | None:
-    """Starts a process that loads the model, and does not wait for it; None: no single one is to have the engine."""
+    """Starts a process that loads the model, without waiting for it; None: no single process has the engine."""
     return ProcessEngine(config) if config.engine_process == "process" and config.data_parallel_size == 1 else None
 
 
 def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """A fresh interpreter, and the socket to it."""
+    """Starts a new interpreter, and returns it with the socket to it."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "llmjax.engine.clients.process_main", str(theirs.fileno())]
     try:
@@ -294,14 +294,14 @@ def _start_process() -> tuple[socket.socket, subprocess.Popen[bytes]]:
 
 
 def python_environment() -> dict[str, str]:
-    """Of a fresh interpreter that is to find what this one finds."""
+    """The environment for a new interpreter that has to find the same modules as this one."""
     return {**os.environ, "PYTHONPATH": python_path()}
 
 
 @contextmanager
 def signals_held_back() -> Iterator[None]:
-    """A block whose processes do not get what a terminal or a supervisor sends to all, until they ignore it: it is this
-    process's affair."""
+    """Blocks the signals that a terminal or a supervisor sends to all processes, for those that the block starts, until
+    they ignore the signals: only this process handles them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -318,8 +318,8 @@ def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 def exit_code(process: subprocess.Popen[bytes]) -> int:
-    """Of a process that has been killed or has ended by itself. Where the system says it before the last of its threads
-    has ended and its memory has been given back, nobody waits for that."""
+    """The exit code of a process that has been killed or has ended by itself. Where the system reports it before the
+    process's last thread has ended and its memory is free, this does not wait for either."""
     code = process.poll()
     if code is None and sys.platform == "linux":
         with suppress(OSError, ValueError):
@@ -330,7 +330,7 @@ def exit_code(process: subprocess.Popen[bytes]) -> int:
 
 
 def how_it_ended(code: int) -> str:
-    """How a process of this exit code ended."""
+    """Says how a process with this exit code ended."""
     if code >= 0:
         return f"ended with status {code}"
     try:
@@ -341,7 +341,7 @@ def how_it_ended(code: int) -> str:
 
 
 def _log(message: Log, engine: str | None) -> None:
-    """As if the record had been made here: this process knows which ones are wanted, and how they look."""
+    """Logs a record as if it had been made here: this process knows which levels are enabled, and the log format."""
     to = logging.getLogger(message.name)
     if to.isEnabledFor(message.level):
         text = message.message if engine is None else f"{engine}: {message.message}"

@@ -61,12 +61,12 @@ def main() -> None:
     except Exception as error:
         _end_by(error, channel)
     sys.stderr.flush()
-    os._exit(0)  # threads may be inside XLA, and nobody waits for them
+    os._exit(0)  # threads may be inside XLA, and are not waited for
 
 
 def _end_by(error: Exception, channel: Channel) -> NoReturn:
     """Ends the process, whatever it computes or waits for."""
-    with suppress(OSError):  # without a parent there is nobody to tell
+    with suppress(OSError):  # the parent has ended
         channel.send(Failed(Failure.of(error)))
     sys.stderr.flush()
     os._exit(1)
@@ -87,7 +87,7 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
     ending = threading.Lock()
 
     def end(error: Exception) -> NoReturn:
-        ending.acquire()  # and keeps it: once, whoever knows first
+        ending.acquire()  # never released: only the first caller goes on
         log_end(error)
         _end_by(error, channel)
 
@@ -173,7 +173,7 @@ class _Records(logging.Handler):
             place = (record.pathname, record.lineno)
             self._channel.send(Log(record.name, record.levelno, *place, printable(record.getMessage()), trace))
         except OSError:
-            pass  # without a parent there is nobody to tell
+            pass  # the parent has ended
         except Exception:
             self.handleError(record)
 

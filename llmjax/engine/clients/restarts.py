@@ -1,4 +1,4 @@
-"""When an engine that has died is started again, and when no more."""
+"""The policy for restarting an engine that has died: when, and after how many deaths no more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RestartPolicy:
 
     Attributes:
         most: deaths within ``period`` seconds after which it is started again; one more is too many.
-        first_wait: seconds before the first of them; each further one waits twice as long, at most ``longest_wait``.
+        first_wait: seconds before the first restart; each further one waits twice as long, at most ``longest_wait``.
     """
 
     most: int = 5

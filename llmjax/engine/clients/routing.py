@@ -1,8 +1,8 @@
-"""Which of several equal engines a request goes to: the one that has most of its prompt and least to do.
+"""Routing of requests to one of several equal engines: the one that has most of the prompt cached and least to do.
 
-What engines have cached is not asked of them but estimated from what they were sent. So it costs no messages, and a
-burst of equal prompts finds the first one's engine before that has computed anything. The estimate errs where an engine
-has dropped pages earlier than assumed here, which costs one computation of a prefix.
+What engines have cached is estimated from the requests that they were sent. So it costs no messages, and a burst of
+equal prompts finds the first one's engine before that has computed anything. The estimate is wrong if an engine has
+dropped pages earlier than assumed here, which costs one computation of a prefix.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ class _Routed:
 
 
 class Router:
-    """Where requests are, and where the next one should go. Not for several threads at once.
+    """Knows which engine has each request, and chooses one for the next. It is not thread-safe.
 
     An engine's queue is counted in tokens: those of prompts that have not brought a token yet, without what should be
-    cached, and those that continuations will generate, as many as past ones did (``max_tokens`` at most).
+    cached, and an estimate of those that continuations will generate: as many as past ones, at most ``max_tokens``.
 
     Args:
         engines: how many there are.
@@ -91,7 +91,7 @@ class Router:
         return self._queued[engine]
 
     def engine_of(self, request_id: int) -> int | None:
-        """Where a request is that has not ended."""
+        """The engine of a request that has not ended."""
         found = self._requests.get(request_id)
         return None if found is None else found.engine
 
@@ -124,7 +124,7 @@ class Router:
         return chosen
 
     def note(self, outputs: Iterable[EngineOutput]) -> None:
-        """What engines have brought."""
+        """Notes the outputs of engines."""
         for output in outputs:
             routed = self._requests.get(output.request_id)
             if routed is None or output.index not in routed.left:
@@ -147,10 +147,10 @@ class Router:
                 del self._requests[output.request_id]
 
     def drop(self, engine: int) -> list[tuple[int, int]]:
-        """An engine has died: forgets all of it.
+        """Forgets everything about an engine that has died.
 
         Returns:
-            The continuations that it has not finished: ids of requests, and which of theirs.
+            The continuations that it has not finished: ids of requests, and numbers of their continuations.
         """
         lost = []
         for request_id in self.requests_of(engine):
@@ -160,19 +160,19 @@ class Router:
         return lost
 
     def reset_prefixes(self) -> None:
-        """No engine has anything cached."""
+        """Notes that no engine has anything cached."""
         for index in self._indexes:
             index.clear()
 
     def _expected(self, request: EngineRequest) -> int:
-        """Tokens that a continuation will have."""
+        """Estimated number of tokens of a continuation."""
         params = request.params
         if params.ignore_eos:
             return request.max_tokens
         return max(1, min(request.max_tokens, max(round(self._guess), params.min_tokens)))
 
     def _digests(self, request: EngineRequest) -> list[bytes]:
-        """Of the prompt's full pages that an engine may find cached, chained as engines do."""
+        """The digests of the prompt's full pages that an engine may have cached, chained as engines chain them."""
         if not self._capacity or request.params.prompt_logprobs is not None:
             return []
         size, tokens = self._page_size, request.prompt_token_ids

@@ -1,4 +1,4 @@
-"""Engines that work by themselves, for a user who waits for what they bring."""
+"""Engines that run by themselves, for a user's thread that waits for their outputs."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmjax.errors import EngineDead
 
 
 class WaitedEngine(EngineClient):
-    """An engine, or several, on the thread of its user: as ``InlineEngine``, but the work is done elsewhere.
+    """An engine, or several, used like ``InlineEngine`` from one thread, although the work is done elsewhere.
 
     Args:
-        engine: not started yet; it may be loading its model.
+        engine: the engine, which has not been started; it may be loading its model.
     """
 
     def __init__(self, engine: RunningEngine) -> None:
@@ -36,7 +36,7 @@ class WaitedEngine(EngineClient):
 
     @property
     def idle(self) -> bool:
-        """There will be no outputs before the next request."""
+        """Whether there will be no outputs before the next request."""
         return not self._open
 
     @property
@@ -49,15 +49,15 @@ class WaitedEngine(EngineClient):
         return number
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """As everywhere, but who calls it is not told of the end again."""
+        """Ends a request, as in every client, except that no output reports the end to the caller."""
         self._engine.abort(request_id, index)
         self._end(request_id, index)
 
     def outputs(self) -> list[EngineOutput]:
-        """Waits for what comes next.
+        """Waits for the next outputs.
 
         Raises:
-            EngineDead: nothing will.
+            EngineDead: none will come.
         """
         brought = self._brought.get()
         if isinstance(brought, BaseException):

@@ -1,6 +1,6 @@
-"""What an engine's process and its client say to each other: length-prefixed MessagePack over a socket.
+"""Messages between an engine's process and its client: length-prefixed MessagePack over a socket.
 
-All outputs of a step are one message of columns: as objects one by one they would cost more than the rest of the step.
+All outputs of a step are one message of columns: one object for each would cost more than the rest of the step.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Failure(Message):
         )
 
     def error(self) -> Exception:
-        """The same again: of its own class if that is one of ours or of Python's, else a RuntimeError that names it."""
+        """The exception, of its own class if that is llmjax's or Python's, else a RuntimeError that names the class."""
         known = {cls.__name__: cls for cls in _subclasses(LLMJaxError)}
         if self.kind in known:
             ours = known[self.kind]
@@ -99,12 +99,12 @@ class Start(Message, tag="start"):
     """To the engine, first."""
 
     config: EngineConfig
-    share: MachineShare  # of the machine
-    log_level: int  # of the least severe log record to send
+    share: MachineShare  # this engine's part of the machine
+    log_level: int  # level of the least severe log record to send
 
 
 class Submit(Message, tag="submit"):
-    """To the engine: a request. Texts stay behind: they have become tokens, or concern the client alone."""
+    """To the engine: a request. It has no texts: they have become tokens, or concern the client alone."""
 
     request_id: int
     prompt: bytes  # int32
@@ -257,11 +257,12 @@ class Last(Message):
 
 
 class StepMessage(Message, tag="step"):
-    """From the engine: what a step brought. Columns have one entry an output; what few outputs have goes by place."""
+    """From the engine: the outputs of a step. Columns have one entry for each output; rare fields are listed with the
+    index of their output."""
 
     request_ids: list[int]
     indexes: list[int]
-    counts: list[int]  # of new tokens
+    counts: list[int]  # numbers of new tokens
     tokens: list[int]
     cached: list[int]
     arrivals: list[float]
@@ -375,8 +376,8 @@ class Channel:
     Args:
         incoming: union of the messages that come.
         limit: bytes of the longest one.
-        seconds: that a message may take from when it is waited for until it is there, or until it is sent, in however
-            many pieces; one thread alone uses the channel then. None: any time.
+        seconds: time limit for a whole message, in however many pieces: from the call that waits for it until it is
+            there, or until it is sent. Only one thread uses the channel then. None: there is no limit.
         clock: seconds.
 
     Attributes:
@@ -408,7 +409,7 @@ class Channel:
 
     @property
     def address(self) -> str:
-        """Of this side, where the connection is one of a network."""
+        """The address of this side, where the connection is a network connection."""
         address: str = self._socket.getsockname()[0]
         return address
 
@@ -428,10 +429,10 @@ class Channel:
         self.send_encoded(self.encode(message))
 
     def send_encoded(self, data: bytes) -> None:
-        """As ``send``."""
+        """Sends a message that ``encode`` has made, as ``send`` does."""
         with self._lock:
             if self.seconds is not None:
-                self._socket.settimeout(self.seconds)  # of all of it
+                self._socket.settimeout(self.seconds)  # time limit for the whole message
             self._socket.sendall(data)
 
     def end(self) -> None:
@@ -462,7 +463,7 @@ class Channel:
             del data[:at]
 
     def _received(self, since: float) -> bytes:
-        """Some more of the message that has been waited for since then."""
+        """More bytes of a message, for which the channel has waited since ``since``."""
         if self.seconds is not None:
             left = since + self.seconds - self._clock()
             if left <= 0:
@@ -472,7 +473,7 @@ class Channel:
 
 
 def printable(text: str) -> str:
-    """The text with what is not Unicode, such as bytes of a file's name, as escapes."""
+    """The text, with escapes for what is not Unicode, such as bytes of a file's name."""
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -24,7 +24,7 @@ from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
 
 logger = logging.getLogger(__name__)
 
-MESSAGE_SECONDS = 0.01  # that a request may have to wait while nothing but a compiler works
+MESSAGE_SECONDS = 0.01  # how long a request may wait while only a compiler works
 
 
 class Engine:
@@ -32,15 +32,15 @@ class Engine:
 
     ``step`` dispatches the next step before it reads the one before, so the device never waits for the host; tokens
     come out one step late. While decodes run undisturbed, a dispatch takes several steps. Where drafts of the next
-    tokens promise more, the step before is read first, for they follow from its tokens.
+    tokens promise more, the step before is read first, because drafts follow from its tokens.
 
     Args:
         kv: page tables, as planned.
-        scheduler: over ``kv``.
-        runner: what computes steps.
+        scheduler: plans steps over ``kv``.
+        runner: computes steps.
         pace: steps that a dispatch may take.
-        vocab_size: logits of the model.
-        seed: of the requests that bring none.
+        vocab_size: number of the model's logits.
+        seed: the seed for requests that have none.
         rewinds: whether tokens that were sampled can be taken back.
         speculation: drafts of next tokens; None: there are none.
         compilations: the number of programs that have been compiled until now.
@@ -82,12 +82,12 @@ class Engine:
 
     @property
     def loggers(self) -> list[StatLogger]:
-        """Those who receive the counts of each step; more may be added."""
+        """The receivers of each step's counts; more may be added."""
         return self._recorder.loggers
 
     @property
     def idle(self) -> bool:
-        """Nothing to compute and nothing to read."""
+        """Whether there is nothing to compute and nothing to read."""
         return self._pending is None and (self._frozen or self.scheduler.idle)
 
     @property
@@ -100,11 +100,11 @@ class Engine:
         return self.kv.stats()
 
     def add(self, request: EngineRequest) -> None:
-        """Queues all ``n`` continuations of a request, whose id no other one has.
+        """Queues all ``n`` continuations of a request, whose id must be new.
 
         Raises:
             InvalidRequest: a sampling field does not fit the model.
-            CompileError: its constraint needs masks, and what samples under them does not compile.
+            CompileError: its constraint needs masks, and the program that samples under them does not compile.
         """
         params = request.params
         if request.grammar is not None and request.matcher is None:
@@ -159,14 +159,14 @@ class Engine:
         return Constraint(
             request.matcher,
             budget=request.thinking,
-            # What each token is scored by, or changed by, is worked out where it is sampled.
+            # A token's scores and the effects of penalties are computed where it is sampled.
             jumps=not request.params.wants_logprobs and not sampling.uses_slot,
             free_run=FreeRun(self._refusals) if self._runs_freely(sampling) else None,
         )
 
     def _runs_freely(self, sampling: RequestSampling) -> bool:
-        """Whether tokens of a request with a grammar may be sampled without masks: no filter looks at the others, and
-        nothing that devices keep of a token that is refused would have to be taken back."""
+        """Whether tokens of a request with a grammar may be sampled without masks: no filter depends on the other
+        tokens, and the device keeps nothing of a refused token that would have to be undone."""
         return self._rewinds and self.kv.goes_back and not sampling.features & (Feature.FILTER | Feature.PENALTY)
 
     def abort(self, request_id: int, index: int | None = None) -> list[EngineOutput]:
@@ -214,7 +214,7 @@ class Engine:
         return outputs
 
     def _plan(self) -> tuple[StepPlan, list[EngineOutput]]:
-        """The next dispatch, and what the one before has brought, if it had to be read first."""
+        """The next dispatch, and the outputs of the one before, if it had to be read first."""
         running, outputs = self.scheduler.running, list[EngineOutput]()
         drafts = self._drafts()
         if self._pending is not None and (drafts or any(sequence.waits_to_be_read for sequence in running)):
@@ -227,7 +227,7 @@ class Engine:
         return self.scheduler.plan(max_steps=max_steps, drafts=drafts, chunk_tokens=chunk_tokens), outputs
 
     def _execute(self, plan: StepPlan) -> PendingStep | None:
-        """Starts what is planned; None: that is nothing."""
+        """Starts the planned dispatch; None: nothing is planned."""
         if not plan.rows:
             return None
         self.kv.tier.move(self.runner)
@@ -238,7 +238,7 @@ class Engine:
         return dispatched
 
     def _drafts(self) -> Mapping[Sequence, tuple[int, ...]]:
-        """Guesses at what follows the tokens that are known, where it pays to verify them."""
+        """Drafts of what follows the known tokens, where it pays to verify them."""
         running = self.scheduler.running
         if self._speculation is None or not running or not self.scheduler.only_decodes:
             return NO_DRAFTS
@@ -271,11 +271,11 @@ class Engine:
         return outputs
 
     def _let_in(self) -> list[EngineOutput]:
-        """Queues the requests that have got what they waited for: the program that samples under masks, or pages from
+        """Queues the requests that no longer have to wait for the program that samples under masks, or for pages from
         disk.
 
         Returns:
-            The ends of those with a grammar, if there will never be such a program.
+            Outputs that end those with a grammar, if there will never be such a program.
         """
         seconds = MESSAGE_SECONDS if self.scheduler.only_held and self._pending is None else 0.0
         ended, ready = [], []
@@ -293,10 +293,10 @@ class Engine:
         return ended
 
     def _sample_masked(self) -> list[EngineOutput]:
-        """Lets a dispatch go on that waits for its masks; every token before is known now.
+        """Samples a dispatch that waits for its masks; every token before is known now.
 
         Returns:
-            The ends of those whose masks take too much.
+            Outputs that end the sequences whose masks take too much to make.
         """
         pending, outputs = self._pending, []
         if pending is None or not pending.plan.waits:
@@ -307,7 +307,7 @@ class Engine:
             if not row.samples or sequence.constraint is None or sequence.status is Status.FINISHED:
                 continue
             if len(sequence.tokens) > row.start + row.count:
-                # What comes was forced. Whatever the row samples is not read.
+                # The next token is forced. Whatever the row samples is not read.
                 row.samples = False
                 sequence.in_flight -= row.steps
             else:
@@ -321,11 +321,11 @@ class Engine:
         return outputs
 
     def freeze(self) -> None:
-        """Dispatches nothing until it may go on; requests keep their pages, and new ones wait behind them."""
+        """Dispatches nothing until ``go_on`` is called; requests keep their pages, and new ones wait after them."""
         self._frozen = True
 
     def go_on(self) -> None:
-        """Computes again what is there."""
+        """Dispatches steps again."""
         self._frozen = False
 
     def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
@@ -334,11 +334,11 @@ class Engine:
         self.kv.listener.publish()
 
     def keep(self) -> None:
-        """Keeps on disk what a later start may find; for the end, and only once."""
+        """Keeps on disk what a later start may find; called once, at the end."""
         self.kv.keep(self.runner)
 
     def wait(self) -> None:
-        """Waits for the dispatch in flight, whose tokens nobody gets."""
+        """Waits for the dispatch in flight, and drops its tokens."""
         if self._pending is not None:
             self._pending.tokens()
 

@@ -1,4 +1,4 @@
-"""What the engine's core is given, as far as it uses it: the device and drafts."""
+"""The interfaces that the engine's core uses: the runner, which computes steps, and speculation, which makes drafts."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Logprobs(Protocol):
 
 
 class StepOutput(Protocol):
-    """What a step leaves on the device for the host. R rows, T tokens."""
+    """The results that a step leaves on the device for the host. R rows, T tokens."""
 
     @property
-    def logprobs(self) -> Logprobs | None: ...  # of the sampled tokens, by step and row
+    def logprobs(self) -> Logprobs | None: ...  # for the sampled tokens, by step and row
     @property
-    def prompt_logprobs(self) -> Logprobs | None: ...  # of the prompt token after each token [T]
+    def prompt_logprobs(self) -> Logprobs | None: ...  # for the prompt token after each token [T]
     @property
     def vectors(self) -> Any: ...  # f32 [R, size], pooled; None: the model generates
     @property
@@ -73,7 +73,7 @@ class PendingStep(Protocol):
 
 
 class Runner(Protocol):
-    """What computes steps."""
+    """Computes steps on the devices."""
 
     def most_steps(self, rows: int) -> int:
         """Decode steps that a dispatch of this many rows may take now."""
@@ -112,25 +112,25 @@ class Runner(Protocol):
         """Starts what a dispatch whose plan ``waits`` has left to do."""
 
     def read_pages(self, group: int, pages: Sequence[int]) -> Any:
-        """Starts to read what pages of a group of layers hold when all that was dispatched before has run."""
+        """Starts to read pages of a group of layers, with the content after all earlier dispatches have run."""
 
     def write_pages(self, group: int, pages: Sequence[int], contents: Sequence[Any]) -> None:
-        """Gives pages of a group of layers other content, before all that is dispatched after."""
+        """Writes pages of a group of layers before all later dispatches run."""
 
 
 class Speculation(Protocol):
-    """What guesses the next tokens of sequences."""
+    """Drafts the next tokens of sequences."""
 
     def drafter(self, tokens: list[int]) -> Drafter:
         """The drafter of a sequence with these tokens, which may grow."""
 
     def drafts(self, running: list[request.Sequence], *, most: int) -> dict[request.Sequence, tuple[int, ...]]:
-        """Guesses at the next tokens of sequences, ``most`` of each; none where they do not pay."""
+        """Drafts of the next tokens of sequences, at most ``most`` for each; none where they do not pay."""
 
     def record(self, *, rows: int, seconds: float, drafts: int) -> None:
         """Notes what a step took.
 
         Args:
-            rows: of the program, which may be more than there were.
-            drafts: of the row that had most; 0: there were none.
+            rows: rows of the program, which may be more than the step had.
+            drafts: most drafts that a row had; 0: there were none.
         """

@@ -1,4 +1,4 @@
-"""The KV cache: what all groups of layers keep of every sequence; prefix reuse, growth, release."""
+"""The KV cache: the pages of all groups of layers for every sequence; prefix reuse, growth, release."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class KVCache:
         pages_per_sequence: width of a page table.
         share_prefixes: whether different requests may share pages (continuations of one request always do).
         prompt_kind: maps a prompt's length to its kind; prompts of different kinds share no pages.
-        tier: what lies below the device: keeps evicted pages and restores them.
+        tier: keeps evicted pages below the device, and restores them.
         listener: is told which pages can be found.
-        giver: gives pages to other servers; None: none have any.
+        giver: gives pages to other servers; None: they get none.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class KVCache:
         return TableChanges.of(self.groups)
 
     def begin_plan(self) -> None:
-        """Takes note that a step is being planned, which may read what the steps before it write."""
+        """Notes that a new step is being planned, which may read what earlier steps write."""
         for group in self.groups:
             group.begin_plan()
         self.tier.begin_plan()
@@ -77,8 +77,8 @@ class KVCache:
         At least one token is left to compute, because its logits are needed.
 
         Returns:
-            Tokens covered by the attached pages; None, and nothing is attached, if the step being planned computes more
-            of them, so that it is better to wait for the next plan.
+            Tokens covered by the attached pages. None, and nothing is attached, if the step being planned computes
+            more of the prefix for another sequence, so that it is better to wait for the next plan.
         """
         sequence.num_committed = sequence.num_computed = sequence.room = 0
         prefix = self._search(sequence)
@@ -88,7 +88,7 @@ class KVCache:
         length = next((n for n in prefix.lengths(RESTORED) if n == here or self._can_restore(prefix, n)), 0)
         restored = self._attach(sequence, prefix, length)
         self.tier.end_fetch(sequence)
-        if sequence.times.scheduled is None:  # else its prompt has been counted
+        if sequence.times.scheduled is None:  # otherwise its prompt has already been counted
             self._count_hits(restored, range(here, length))
         sequence.num_committed = length
         sequence.num_computed = length * self.page_size
@@ -103,7 +103,7 @@ class KVCache:
 
     @property
     def num_snapshots(self) -> int:
-        """Grows when a longer prefix may be known although `longer_prefix` has long found the pages for it."""
+        """Grows with each snapshot of a state, which may make a prefix longer without `longer_prefix` seeing it."""
         return sum(group.num_snapshots for group in self.groups)
 
     def _search(self, sequence: Sequence) -> Prefix:
@@ -130,7 +130,7 @@ class KVCache:
         return page is not None and group.readable(page)
 
     def _can_restore(self, prefix: Prefix, length: int) -> bool:
-        """Whether each group has enough pages to give out beside those of the prefix that are on the device."""
+        """Whether each group has enough free pages, not counting those of the prefix that are on the device."""
         for group, pages in zip(self.groups, prefix.pages, strict=True):
             needed = [found for found in pages[group.first_needed(length * self.page_size) : length] if found]
             idle = {page for place, page in needed if place is Place.DEVICE and not group.pool.holders(page)}
@@ -139,10 +139,10 @@ class KVCache:
         return True
 
     def _attach(self, sequence: Sequence, prefix: Prefix, length: int) -> dict[int, Place]:
-        """Gives a sequence the first ``length`` pages, of which those in host memory are restored.
+        """Gives a sequence the first ``length`` pages; those in host memory are restored.
 
         Returns:
-            Where restored pages were, by index; the farthest place where it differs between groups.
+            Where restored pages were, by index; the farthest place, if it differs between groups.
         """
         restored: dict[int, Place] = {}
         for number, (group, found) in enumerate(zip(self.groups, prefix.pages, strict=True)):
@@ -151,7 +151,7 @@ class KVCache:
             absent = [index for index in needed if pages[index] is None]
             held = [page for index in needed if absent and (page := pages[index]) is not None]
             for page in held:
-                group.pool.hold(page)  # or it might be given out for what is restored
+                group.pool.hold(page)  # otherwise a restored page might get it
             for index in absent:
                 place, page = self._restore(sequence, number, index)
                 pages[index] = page
@@ -162,7 +162,7 @@ class KVCache:
         return restored
 
     def _restore(self, sequence: Sequence, number: int, index: int) -> tuple[Place, int]:
-        """Has the sequence's page ``index`` restored for a group: where it was, and the page that it gets."""
+        """Has the sequence's page ``index`` restored for a group; returns where it was, and its page on the device."""
         pool, key = self.groups[number].pool, self.keys.of(sequence, index)
         new = pool.allocate(1)
         assert new is not None
@@ -171,7 +171,7 @@ class KVCache:
         return self.tier.restore(number, key, new[0]), new[0]
 
     def _count_hits(self, restored: dict[int, Place], indices: range) -> None:
-        """Counts prompt tokens of pages that were not on the device; one that no group needed counts as the next."""
+        """Counts prompt tokens of pages that were not on the device; a page that no group needs counts as the next."""
         place, tokens = Place.HOST, Counter[Place]()
         for index in reversed(indices):
             place = restored.get(index, place)
@@ -189,7 +189,7 @@ class KVCache:
         length = self._search(sequence).longest(FETCHED, most=most)
         there = min(self.keys.num_sharable(sequence), most) if self.tier.takes(transfer) else 0
         if there > length:
-            length = there  # all that is not here: the other server has what the next token needs
+            length = there  # all pages that are not here: the other server has what the next token needs
         else:
             transfer = None
         names = []
@@ -215,11 +215,11 @@ class KVCache:
         self._giver.give(transfer.give, parts)
 
     def keep(self, device: PageDevice) -> None:
-        """Keeps what later starts may find."""
+        """Keeps on disk the pages that later starts may find."""
         self.tier.keep(device, self.pools)
 
     def close(self) -> None:
-        """Ends what is open to others."""
+        """Closes the listener and the giver."""
         self.listener.close()
         if self._giver is not None:
             self._giver.close()
@@ -240,11 +240,11 @@ class KVCache:
 
     @property
     def goes_back(self) -> bool:
-        """Whether a sequence can go on before tokens that were computed; a recurrent state cannot be what it was."""
+        """Whether a sequence can be rewound to before tokens that were computed; a recurrent state cannot."""
         return not any(isinstance(group, StateSlots) for group in self.groups)
 
     def waits_for_step(self, sequence: Sequence) -> bool:
-        """Whether it may give pages back once it is known how far the steps in flight have got."""
+        """Whether a sequence may free pages once it is known how far the steps in flight have got."""
         return sequence.num_computed > sequence.num_certain and not all(group.keeps_all for group in self.groups)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
@@ -259,25 +259,25 @@ class KVCache:
     def advance(self, sequence: Sequence, num_tokens: int) -> None:
         """Registers the pages that the next step fills by computing ``num_tokens`` more tokens.
 
-        Registering before the step has run is safe: the device runs steps in order. What a page of keys holds may even
-        be read in the same step, for it is written first; what may not be is not `LayerStates.readable`.
+        Registering before the step has run is safe: the device runs steps in order. A page of KV entries may even be
+        read in the same step, which writes them first; what may not be is not `LayerStates.readable`.
         """
         sequence.num_computed += num_tokens
         if len(sequence.tokens) >= (sequence.num_committed + 1) * self.page_size:
             self._commit(sequence, len(sequence.tokens))
 
     def fall_short(self, sequence: Sequence, num_tokens: int) -> None:
-        """Takes note that a step has brought ``num_tokens`` fewer than it might have."""
+        """Notes that a step has sampled ``num_tokens`` fewer tokens than it might have."""
         sequence.num_computed -= num_tokens
 
     def forget(self, sequence: Sequence) -> None:
-        """Has nobody find what was computed for a sequence, for it cannot be relied on."""
+        """Removes what was computed for a sequence from the prefix cache, because it cannot be relied on."""
         for index in range(sequence.num_committed):
             key = self.keys.of(sequence, index)
             for number, group in enumerate(self.groups):
                 group.forget(key)
                 self.tier.forget(number, key)
-        sequence.num_committed = len(sequence.tokens)  # or giving the pages back would register them again
+        sequence.num_committed = len(sequence.tokens)  # otherwise freeing the pages would register them again
 
     def release(self, sequence: Sequence) -> None:
         """Gives every page back."""
@@ -288,10 +288,10 @@ class KVCache:
         sequence.num_computed = sequence.num_committed = 0
 
     def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
-        """Forgets what the device's pages hold, which are given to others or vanish.
+        """Empties the prefix cache of the device.
 
         Args:
-            offloaded: what is kept elsewhere is forgotten, too.
+            offloaded: whether pages that are kept elsewhere are forgotten, too.
         """
         for pool in self.pools:
             pool.forget_all()
@@ -328,7 +328,7 @@ class KVCache:
 
 
 class _PoolWatcher(PoolWatcher):
-    """Passes on what a group's pool forgets."""
+    """Tells the tier and the listener which pages a group's pool forgets."""
 
     def __init__(self, group: int, tier: Tier, listener: CacheListener) -> None:
         self._group = group

@@ -1,7 +1,7 @@
-"""What a group of layers keeps of each sequence, and where: one class a kind, all with the same verbs. No device.
+"""The pages of each group of layers, as the host manages them: a class for each kind of layer. Needs no device.
 
-Layers whose next token needs the same tokens' traces share a group: a pool, and a table for each slot that says in
-which of the pool's pages the trace of every ``page_size`` tokens lies.
+Layers that need the KV entries of the same tokens for the next one share a group: a pool of pages, and a page table for
+each slot, which says in which page the KV entries of every ``page_size`` tokens are.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 
 Ints = npt.NDArray[np.int32]
 
-TABLE_CHUNK = 1024  # entries of page tables that a program of their own writes at once
-SNAPSHOTS_A_SLOT = 6  # of recurrent states that prefix caching may keep, beside the two that a sequence may need
+TABLE_CHUNK = 1024  # page table entries that a separate program writes at once
+SNAPSHOTS_A_SLOT = 6  # recurrent states kept for prefix caching, besides the two that a sequence may need
 
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Layers of one span."""
+    """The group of all layers of one span."""
 
     span: Span
     num_pages: int  # the dummy page included
@@ -43,7 +43,7 @@ class Load:
     longest: int  # tokens of a sequence
 
     def pages(self, tokens: int) -> int:
-        """How many hold so many tokens."""
+        """Number of pages that hold ``tokens`` tokens."""
         return -(-tokens // self.page_size)
 
 
@@ -81,8 +81,8 @@ class LayerStates(ABC):
     """The pages of one group.
 
     Args:
-        spec: which layers, and how many pages they have.
-        page_size: tokens whose trace a page holds.
+        spec: the group's layers, and how many pages they have.
+        page_size: tokens whose KV entries a page holds.
         num_slots: sequences that may run at once.
         pages_per_sequence: width of a table.
     """
@@ -92,26 +92,26 @@ class LayerStates(ABC):
     def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
         self.page_size = page_size
         self.pool = PagePool(spec.num_pages)
-        # By slot, as the device is to have it, and the flat places of what it has not been told.
+        # By slot, as the device should have it, and the flat indices of entries that it has not been sent.
         self.table = np.zeros((num_slots, pages_per_sequence), np.int32)
         self._changes: list[int] = []
 
     @staticmethod
     @abstractmethod
     def useful_pages(span: Span, load: Load) -> int:
-        """Pages beyond which more would never be used, the dummy page included."""
+        """Most pages that can ever be used, the dummy page included."""
 
     @staticmethod
     @abstractmethod
     def longest_alone(spec: GroupSpec, load: Load) -> int:
-        """Tokens of the longest sequence that finds pages if it is the only one."""
+        """Tokens of the longest sequence that fits if it is the only one."""
 
     @abstractmethod
     def first_needed(self, num_tokens: int) -> int:
         """Index of the first page that the token after the first ``num_tokens`` needs."""
 
     def begin_plan(self) -> None:
-        """A new step is planned: what the one before writes may be read."""
+        """Notes that a new step is planned: what earlier steps write may be read."""
         return
 
     def readable(self, page: int) -> bool:
@@ -124,8 +124,8 @@ class LayerStates(ABC):
 
     @abstractmethod
     def trim(self, sequence: Sequence) -> None:
-        """Gives back what no token will need, however far the steps in flight get. One of them may still read it: later
-        writers run after it."""
+        """Frees pages that no token will need, however far the steps in flight get. A step in flight may still read
+        them, because steps that write to them later run after it."""
 
     @abstractmethod
     def missing(self, sequence: Sequence, end: int) -> int:
@@ -137,7 +137,7 @@ class LayerStates(ABC):
 
     @abstractmethod
     def room(self, sequence: Sequence) -> int:
-        """Tokens up to which nothing is missing, nor is there anything to trim."""
+        """Number of tokens up to which no page is missing and none can be trimmed."""
 
     @abstractmethod
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
@@ -145,19 +145,19 @@ class LayerStates(ABC):
         at once.
 
         Args:
-            chunk: tokens that a step computes of it at most; what was trimmed comes back between steps.
+            chunk: most tokens of it that a step computes; trimmed pages are freed between steps.
         """
 
     @abstractmethod
     def commit(self, sequence: Sequence, index: int, key: PageKey) -> bool:
-        """States the content of the sequence's full page ``index``, if it still has it; whether that was news."""
+        """Registers the content of the full page ``index``, if the sequence still has it; returns whether it is new."""
 
     @abstractmethod
     def held(self, sequence: Sequence) -> Iterable[int]:
         """The pages of a sequence that has been attached, oldest tokens first."""
 
     def forget(self, key: PageKey) -> None:
-        """What a page with this content holds cannot be relied on: nobody finds it from now on."""
+        """Removes a page with this content from the prefix cache, because it cannot be relied on."""
         if (page := self.pool.find(key)) is not None:
             self.pool.forget(page)
 
@@ -168,13 +168,13 @@ class LayerStates(ABC):
 
     @property
     def num_snapshots(self) -> int:
-        """Grows whenever a prefix is known that pages alone do not tell of."""
+        """Grows with each snapshot of a state, which may make a prefix longer whose other pages were known before."""
         return 0
 
     def take_changes(self) -> Ints:
-        """Flat places in the table whose page the device does not know; they are known to it from now on.
+        """Flat indices of table entries that the device has not been sent; they count as sent from now on.
 
-        What a slot without a sequence has does not matter, so pages that are all given back are not among them.
+        The entries of a slot without a sequence do not matter, so a sequence that frees all its pages changes none.
         """
         taken, self._changes = self._changes, []
         return np.array(taken, np.int32)
@@ -187,13 +187,13 @@ class LayerStates(ABC):
 
 
 class FullPages(LayerStates):
-    """Every token's trace, for the next token needs all: attention over everything before it."""
+    """The KV entries of all tokens, which the next token needs: full attention."""
 
     keeps_all: ClassVar[bool] = True
 
     def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
         super().__init__(spec, page_size=page_size, num_slots=num_slots, pages_per_sequence=pages_per_sequence)
-        self._pages: dict[Sequence, list[int]] = {}  # by index; the dummy page where it was given back
+        self._pages: dict[Sequence, list[int]] = {}  # by index; the dummy page where a page was freed
 
     @staticmethod
     def useful_pages(span: Span, load: Load) -> int:
@@ -249,7 +249,7 @@ class FullPages(LayerStates):
 
 
 class WindowPages(FullPages):
-    """The traces of the last tokens, as many as a window shows; pages behind it are given back."""
+    """The KV entries of the last tokens, as many as a sliding window shows; pages that it has passed are freed."""
 
     keeps_all: ClassVar[bool] = False
 
@@ -289,8 +289,8 @@ class WindowPages(FullPages):
         return min(super().room(sequence), (first + 1) * self.page_size + self.window - 1)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
-        # What a step's first token sees and its own tokens, less what the window will leave behind. A page that others
-        # hold too does not come back.
+        # What a step's first token sees and the step's own tokens, less what the window will have passed. A page that
+        # other sequences hold too is not freed.
         most = -(-(self.window + chunk - 2) // self.page_size) + 1
         own = sum(self.pool.holders(page) == 1 for page in self._pages[sequence])
         return min(self.missing(sequence, sequence.num_tokens), most - own) <= self.pool.available
@@ -298,27 +298,27 @@ class WindowPages(FullPages):
 
 @dataclass
 class _Entries:
-    """What a sequence has of a group of recurrent layers."""
+    """The pages of a sequence in a group of recurrent layers."""
 
     pages: dict[int, int] = field(default_factory=dict)  # by index, in order
     output: tuple[int, PageKey] | None = None  # the latest snapshot of its output: page and key
 
 
 class StateSlots(LayerStates):
-    """The state that the last token left: recurrent layers.
+    """The states of recurrent layers after the last token.
 
-    A page holds one state, that after the last token computed among those whose table entry it is. Tokens of a page
-    rewrite it in place; the first token of the next page reads it and writes another one, so that a full page stays
-    behind as the snapshot of the state at its end, under the page's key, and nothing is copied. Whoever continues from
+    A page holds one state: the state after the last computed token of those whose table entry names the page. Tokens of
+    a page rewrite it in place; the first token of the next page reads it and writes another one. So a full page remains
+    as the snapshot of the state at its end, under the page's key, and nothing is copied. A sequence that continues from
     it reads it and writes a page of its own.
 
-    Kept are the states at the end of a dispatch and, if there is room, at the last page boundary before: at the end of
-    each chunk of a prompt, of the last full page of a prompt, and of the last full page of an output. The other pages
-    that a dispatch fills have the table entry of the next one that is kept. Of an output only the latest snapshot
-    stays, for a text is continued where it ended. All others stay until they are the least recently used ones.
+    The states that are kept are those at the end of a dispatch and, if there is room, at the last page boundary before:
+    at the end of each chunk of a prompt, of the last full page of a prompt, and of the last full page of an output. The
+    other pages that a dispatch fills have the table entry of the next one that is kept. Only the latest snapshot of an
+    output stays, because a text is continued where it ended. All others stay until they are the least recently used.
 
-    A state is found only from the next plan on. Rows of one step begin together, so a state that another row of it
-    computes does not exist yet.
+    A state can be found only from the next plan on: the rows of a step begin together, so a state that another row of
+    the same step computes does not exist yet.
     """
 
     def __init__(self, spec: GroupSpec, *, page_size: int, num_slots: int, pages_per_sequence: int) -> None:
@@ -372,7 +372,7 @@ class StateSlots(LayerStates):
         last = (end - 1) // self.page_size
         new = self.pool.allocate(1)
         assert new is not None
-        # Pages before the first token's are another's, or behind.
+        # Pages before the first token's are other sequences', or are no longer needed.
         at = max(self._last(sequence) + 1, sequence.num_computed // self.page_size)
         if at < last and self._has_spare:
             snapshot = self.pool.allocate(1)
@@ -388,7 +388,7 @@ class StateSlots(LayerStates):
         return min((self._last(sequence) + 1) * self.page_size, (first + 1) * self.page_size + 1)
 
     def fits(self, sequence: Sequence, *, chunk: int) -> bool:
-        # With two for each nobody has to give way when all come to the end of a page at once.
+        # With two for each, no sequence is preempted when all reach the end of a page at once.
         missing = self.missing(sequence, sequence.num_tokens)
         return missing <= self.pool.available and 2 * len(self._entries) <= max(2, self.pool.total)
 
@@ -418,7 +418,7 @@ class StateSlots(LayerStates):
 
     @property
     def _has_spare(self) -> bool:
-        """Whether a page may be used for what is not needed: each sequence may need one more in this plan."""
+        """Whether a page may be used for a snapshot: each sequence may need one more page in this plan."""
         return self.pool.available >= max(1, len(self._entries))
 
     def _last(self, sequence: Sequence) -> int:
@@ -435,5 +435,5 @@ _KINDS: dict[type[Span], type[LayerStates]] = {AllTokens: FullPages, LastTokens:
 
 
 def kind_of(span: Span) -> type[LayerStates]:
-    """The class that keeps books of layers of a span."""
+    """The class that manages the pages of layers of a span."""
     return _KINDS[type(span)]

@@ -1,4 +1,4 @@
-"""Who is told which pages the prefix cache of the device gets and loses."""
+"""The interface to receivers of the prefix cache's changes: which pages the device gets and loses."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from llmjax.engine.core.page_pool import PageKey
 
 
 class CacheListener(ABC):
-    """Is told of every page that can be found, or cannot be found any more."""
+    """Receives every change of the prefix cache: pages that can be found, and those that no longer can."""
 
     @abstractmethod
     def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
-        """Takes note that a page can be found.
+        """Notes that a page can be found.
 
         Args:
             group: the number of its group of layers.
-            key: what it holds.
+            key: names the page's content.
             parent: digest of the page before it; None: it is the first one of a text.
             salt: cache salt of the request, if it has one.
         """
 
     @abstractmethod
     def removed(self, group: int, key: PageKey) -> None:
-        """Takes note that a page cannot be found any more."""
+        """Notes that a page can no longer be found."""
 
     @abstractmethod
     def cleared(self) -> None:
-        """Takes note that no page can be found any more."""
+        """Notes that no page can be found any more."""
 
     @abstractmethod
     def publish(self) -> None:
@@ -39,7 +39,7 @@ class CacheListener(ABC):
 
 
 class NoListener(CacheListener):
-    """Nobody wants to know."""
+    """Ignores all changes."""
 
     def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
         return

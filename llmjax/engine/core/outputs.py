@@ -1,4 +1,4 @@
-"""The output processor: gives what a step brought to its sequences, and says which of them have ended, and why."""
+"""The output processor: gives a step's results to its sequences, and says which of them have ended, and why."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class OutputProcessor:
 
     Args:
         kv: the pages of the sequences.
-        finish: takes out a sequence that has ended.
+        finish: removes a sequence that has ended.
         give: lets another server have the pages of a sequence's prompt, if its request says so.
     """
 
@@ -125,7 +125,7 @@ class OutputProcessor:
         return output
 
     def fail(self, sequence: Sequence) -> EngineOutput:
-        """Ends a sequence whose logits are not finite. Its keys and values may not be either: nobody may find them."""
+        """Ends a sequence whose logits are not finite. Its KV entries may not be either, so they are not cached."""
         self._kv.forget(sequence)
         error = GenerationFailed(
             f"the model's logits are not finite (NaN or infinity) after {len(sequence.tokens)} tokens; weights may be "
@@ -134,7 +134,7 @@ class OutputProcessor:
         return self.end(sequence, error)
 
     def refuse(self, sequence: Sequence) -> EngineOutput:
-        """Ends a sequence that its constraint does not let go on."""
+        """Ends a sequence whose constraint allows no further token."""
         assert sequence.constraint is not None and sequence.constraint.error is not None
         return self.end(sequence, sequence.constraint.error)
 
@@ -147,12 +147,12 @@ class OutputProcessor:
             return tokens
         count = constraint.rewind(finite)
         if count == len(finite):
-            return tokens  # with the failure, if it comes after tokens that hold
+            return tokens  # includes the failure, if it comes after allowed tokens
         self._take_back(sequence, following)
         return tokens[:count]
 
     def _take_back(self, sequence: Sequence, following: StepPlan | None) -> None:
-        """What a dispatch in flight samples of a sequence is not read: it goes on from a token that was refused."""
+        """Drops what a dispatch in flight samples for a sequence, because it continues a token that was refused."""
         for row in () if following is None else following.rows:
             if row.sequence is sequence and row.samples:
                 row.samples = False
@@ -240,19 +240,19 @@ def _end_of(sequence: Sequence, token: int) -> str | None:
 
 
 def _is_sampled(sequence: Sequence, following: StepPlan | None) -> bool:
-    """Whether a dispatch in flight samples what comes next, and not only once the host has said what it may be."""
+    """Whether a dispatch in flight samples the next token, without waiting for the host's mask."""
     return sequence.in_flight > 0 and following is not None and not following.waits
 
 
 def _forced(sequence: Sequence) -> Iterator[int]:
-    """What must come after the tokens that a step has brought; it is asked for once these are accepted."""
+    """The tokens that must follow those of a step; called once these are accepted."""
     if sequence.constraint is not None:
         yield from sequence.constraint.forced()
 
 
 def _take_prompt_logprobs(rows: list[Row], logprobs: HostLogprobs) -> None:
     """Appends the scores of the prompt tokens that rows have predicted to their sequences."""
-    at = 0  # of the row's first token
+    at = 0  # index of the row's first token
     for row in rows:
         sequence = row.sequence
         if sequence.wants_prompt_logprobs:
@@ -270,7 +270,7 @@ def _take_prompt_logprobs(rows: list[Row], logprobs: HostLogprobs) -> None:
 
 def _take_token_vectors(rows: list[Row], vectors: Vectors) -> None:
     """Adds the vectors of the rows' tokens to sequences that ask for them; ``vectors``: f32 [T, size]."""
-    at = 0  # of the row's first token
+    at = 0  # index of the row's first token
     for row in rows:
         sequence = row.sequence
         if row.wants_tokens and sequence.status is not Status.FINISHED:

@@ -1,12 +1,12 @@
-"""How much the next dispatch may take: few enough decode steps, and few enough tokens of prompts beside decodes, that
-streams stay smooth and newcomers soon get in."""
+"""The size of the next dispatch: few enough decode steps, and few enough prompt tokens beside decodes, that streams
+stay smooth and new requests soon start."""
 
 from __future__ import annotations
 
-# Two dispatches are under way at a time, so a newcomer waits for 50 ms at most, and streams get 40 pieces a second.
+# Two dispatches run at a time, so a new request waits for 50 ms at most, and streams get 40 pieces a second.
 DISPATCH_SECONDS = 0.025
-CHUNK_SECONDS = 0.4  # that streams wait for a step with tokens of prompts
-LEAST_TOKENS = 64  # of such a step; fewer would make prompts slow, as weights are read for each step
+CHUNK_SECONDS = 0.4  # how long streams wait for a step with prompt tokens
+LEAST_TOKENS = 64  # fewest tokens of such a step; fewer would make prompts slow, because each step reads all weights
 NEWEST = 0.25  # weight of the last such step among all
 
 
@@ -15,7 +15,7 @@ class Pace:
 
     Args:
         most: steps that no dispatch exceeds.
-        seconds: that a dispatch should take at most.
+        seconds: time that a dispatch should take at most.
     """
 
     def __init__(self, most: int, *, seconds: float = DISPATCH_SECONDS) -> None:
@@ -25,17 +25,17 @@ class Pace:
 
     @property
     def steps(self) -> int:
-        """For the next dispatch."""
+        """Most decode steps of the next dispatch."""
         return self._steps
 
     def record(self, steps: int, seconds: float) -> None:
-        """A dispatch of decodes alone took ``steps`` steps in ``seconds``."""
+        """Notes that a dispatch of decodes alone took ``steps`` steps in ``seconds``."""
         if steps:
             fitting = int(self._seconds * steps / max(seconds, 1e-9))
             self._steps = max(1, min(self._most, max(2 * steps, self._steps), fitting))
 
     def restart(self) -> None:
-        """The batch has changed: what a step takes now is unknown."""
+        """Begins again with one step, because the batch has changed and the time of a step is unknown."""
         self._steps = 1
 
 
@@ -44,7 +44,7 @@ class ChunkPace:
     takes as many as a step may have, and a slow one cuts prompts into smaller chunks.
 
     Args:
-        seconds: that such a step should take at most.
+        seconds: time that such a step should take at most.
     """
 
     def __init__(self, *, seconds: float = CHUNK_SECONDS) -> None:
@@ -60,7 +60,7 @@ class ChunkPace:
         return max(1 << fitting.bit_length() - 1 if fitting else 0, LEAST_TOKENS)
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Such a step took ``seconds``; smaller ones than `LEAST_TOKENS` say little."""
+        """Notes that such a step took ``seconds``; steps of fewer than `LEAST_TOKENS` tokens are ignored."""
         if tokens >= LEAST_TOKENS:
             new = seconds / tokens
             self._of_token = new if self._of_token is None else self._of_token + NEWEST * (new - self._of_token)

@@ -1,4 +1,4 @@
-"""The pages of one KV group: who holds which, which hold a known prefix, which to give out next. No device in it."""
+"""The page pool of one KV group: the pages' holders, the prefixes that they cache, and which to give out next."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PageKey:
         """The parent of first pages: no two kinds or names have the same, and no page's digest is one.
 
         Args:
-            kind: of whoever shares pages, at most 9 letters.
+            kind: what shares pages, such as "salt"; at most 9 letters.
             name: which of that kind; any string, lone surrogates too.
         """
         return hashlib.blake2b(
@@ -42,19 +42,19 @@ class PageKey:
 
 
 class PoolWatcher:
-    """Is told which content is not known any more, except by `PagePool.forget_all`; this one does not care."""
+    """Receives which content the pool forgets, except in `PagePool.forget_all`. This base class ignores it."""
 
     def evicted(self, page: int, key: PageKey) -> None:
-        """Takes note that a page is given to somebody else. Its content stays until the next step runs."""
+        """Notes that a page gets a new holder. Its content stays until the next step runs."""
 
     def forgotten(self, key: PageKey) -> None:
-        """Takes note that a content is not worth knowing, or cannot be relied on."""
+        """Notes that a content is not worth caching, or cannot be relied on."""
 
 
 class PagePool:
     """Reference-counted pages with a prefix cache.
 
-    A page is *used* (held by at least one request), *cached* (held by nobody, content known, evicted oldest first) or
+    A page is *used* (held by at least one request), *cached* (not held, content known, evicted oldest first) or
     *free*. ``free + cached + used == total`` at any time.
 
     Args:
@@ -91,7 +91,7 @@ class PagePool:
         return len(self._free) + len(self._cached)
 
     def allocate(self, count: int) -> list[int] | None:
-        """``count`` pages with one holder each, or None (and no change) if there are not so many."""
+        """``count`` pages with one holder each; None, and no change, if fewer are available."""
         if count > self.available:
             return None
         pages = []
@@ -119,14 +119,14 @@ class PagePool:
         return page
 
     def hold(self, page: int) -> None:
-        """One more holder of a page that is used or cached."""
+        """Adds a holder to a page that is used or cached."""
         if self._holders[page] == 0:
             del self._cached[page]
             self._used += 1
         self._holders[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """One holder fewer of each page; the first ones released are evicted first."""
+        """Removes a holder from each page; the first ones released are evicted first."""
         for page in pages:
             if page == DUMMY_PAGE:
                 continue
@@ -141,9 +141,9 @@ class PagePool:
                     self._cached[page] = None
 
     def commit(self, page: int, key: PageKey) -> bool:
-        """States the content of a held, full page; whether that was news.
+        """Registers the content of a held, full page; returns whether it is new.
 
-        If another page already holds it, that one stays the known one.
+        If another page already holds this content, that page stays the one that is found.
         """
         if self._keys[page] is not None or key.digest in self._pages:
             return False
@@ -152,7 +152,7 @@ class PagePool:
         return True
 
     def forget(self, page: int) -> None:
-        """States that the content of a used or cached page is not worth knowing."""
+        """Removes the content of a used or cached page from the prefix cache."""
         if (key := self._forget(page)) is not None:
             self.watcher.forgotten(key)
         if page in self._cached:

@@ -1,4 +1,4 @@
-"""Finding a prompt's prefix: for each of its full pages and each group of layers, where the page's content is."""
+"""Search for a prompt's cached prefix: for each full page and each group of layers, where the page's content is."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ NO_PAGE = -1
 
 Places = tuple[Place, ...]
 
-NOW: Places = (Place.DEVICE,)  # a prefix in these places can be used as it is,
-SOON: Places = (Place.DEVICE, Place.NEXT_STEP)  # after the step that is being planned,
-RESTORED: Places = (Place.DEVICE, Place.HOST)  # if pages are written before that step,
-FETCHED: Places = (Place.DEVICE, Place.HOST, Place.DISK)  # and if the disk is waited for
+NOW: Places = (Place.DEVICE,)  # a prefix in these places can be used as it is
+SOON: Places = (Place.DEVICE, Place.NEXT_STEP)  # can be used after the step that is being planned
+RESTORED: Places = (Place.DEVICE, Place.HOST)  # can be used if pages are restored before that step
+FETCHED: Places = (Place.DEVICE, Place.HOST, Place.DISK)  # can be used after waiting for the disk
 
 
 class Found(NamedTuple):
-    """A page that is somewhere."""
+    """A page of known content, and where it is."""
 
     place: Place
     page: int = NO_PAGE  # its number, if it is on the device
@@ -79,7 +79,7 @@ class PageKeys:
 
     Args:
         page_size: tokens of a page.
-        shared: different requests may share pages; continuations of one request always may.
+        shared: whether different requests may share pages; continuations of one request always may.
         prompt_kind: maps a prompt's length to its kind; prompts of different kinds share no pages.
     """
 

@@ -1,4 +1,4 @@
-"""What the engine learns from a step that it has read: the pace of the next ones, and counts for those who log them."""
+"""The step recorder: measures steps that have been read, for the pace of later ones and for the receivers of counts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class StepRecorder:
     """Measures steps from one to the next.
 
     Args:
-        kv, scheduler: of the engine, for their counts.
-        pace: of decode steps.
+        kv, scheduler: the engine's, for their counts.
+        pace: decode steps that a dispatch may take.
         compilations: the number of programs that have been compiled until now.
 
     Attributes:
         chunk_pace: tokens of a step that has both decodes and parts of prompts.
-        loggers: who receives the counts.
+        loggers: receivers of the counts.
     """
 
     def __init__(self, kv: KVCache, scheduler: Scheduler, pace: Pace, compilations: Callable[[], int]) -> None:
@@ -68,7 +68,7 @@ class StepRecorder:
             self.pace.record(steps, seconds)
             return
         self.pace.restart()
-        if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # so nothing was idle before
+        if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # the device was not idle before
             self.chunk_pace.record(plan.num_tokens, seconds)
 
     def _stats(

@@ -1,4 +1,4 @@
-"""The nouns of the engine: the messages in and out of its loop, and one sequence on its way through."""
+"""The engine's data types: requests, outputs, and the sequence of tokens that a request becomes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Vectors = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class PooledRequest:
-    """What a request wants that gets a vector instead of tokens."""
+    """The options of a request that gets a vector instead of tokens."""
 
     of_tokens: bool = False  # vectors of each token, not of the text
     every_position: bool = False  # all tokens have to run through the model: nothing of them may be found in a cache
@@ -36,14 +36,14 @@ class PooledRequest:
 class EngineRequest:
     """What the front sends to the engine. Plain data, so that it may cross a process boundary."""
 
-    request_id: int  # of the engine's own; names that users give stay in front
+    request_id: int  # the engine's id; names that users give stay in the frontend
     prompt_token_ids: list[int]
     params: SamplingParams
     max_tokens: int  # params.max_tokens, cut to the context
     stop_token_ids: frozenset[int]  # end-of-sequence ids included unless ignore_eos
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
-    grammar: str | None = None  # that outputs have to match
-    matcher: LLMatcher | None = None  # of the grammar, at the beginning; made again on the far side of a boundary
+    grammar: str | None = None  # the grammar that outputs must match
+    matcher: LLMatcher | None = None  # the grammar's matcher in its initial state; made again in another process
     thinking: ThinkingBudget | None = None  # how long outputs may reason
     pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
@@ -65,8 +65,8 @@ class SequenceTimes:
 class EngineOutput(msgspec.Struct, kw_only=True):
     """What a step brought for one sequence of a request.
 
-    A struct, as each step makes one for each sequence: a dataclass takes three times as long to make. The garbage
-    collector knows of it, for an error's traceback may lead back to the output that has the error.
+    It is a struct, because each step makes one for each sequence, and a dataclass takes three times as long to make.
+    The garbage collector tracks it, because an error's traceback may refer to the output that has the error.
     """
 
     request_id: int
@@ -78,7 +78,7 @@ class EngineOutput(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     finish_reason: str | None = None
     stop_reason: int | None = None  # the stop token
-    vectors: Vectors | None = None  # of a request that pools, with its end: [size], or [tokens, size]
+    vectors: Vectors | None = None  # result of a pooling request: [size], or [tokens, size]
     error: LLMJaxError | None = None  # with finish_reason "error"; its type says whose fault it is
 
 
@@ -92,37 +92,37 @@ class Status(enum.Enum):
 class Sequence:
     """One continuation: the prompt, what has been sampled, and where its KV lives.
 
-    ``tokens`` holds what the host knows. What steps in flight sample is counted as if they brought all they may:
+    ``tokens`` holds what the host knows. Steps in flight are counted as if they sampled as much as they may:
     ``in_flight`` and ``num_computed`` are upper bounds until those steps are read. The device goes by its own lengths.
 
     An example: a prompt of 5 tokens has been computed, and its step has been read, which brought token 6.
 
     * Before the next dispatch: 6 tokens are known, 5 computed, 0 in flight; 1 is ``missing``.
     * A dispatch of 4 steps starts: it computes tokens 6 to 9 and samples 7 to 10. ``num_computed`` is 9, ``in_flight``
-      4, and ``num_certain`` 6, for of tokens 7 to 9 nobody knows yet whether they will hold.
+      4, and ``num_certain`` 6, because it is not known yet whether tokens 7 to 9 will hold.
     * It is read and brought 2 tokens, as the constraint refused the third: 8 are known, 7 computed, 0 in flight.
     """
 
     request: EngineRequest
     index: int
-    order: int  # of arrival
-    seed: int  # of this continuation
+    order: int  # order of arrival
+    seed: int  # seed of this continuation
     tokens: list[int]  # prompt, then output
     times: SequenceTimes
 
     status: Status = Status.WAITING
     slot: int = -1  # row of the per-sequence device state while running
-    num_computed: int = 0  # tokens whose trace is in pages once every dispatched step has run, at most
-    in_flight: int = 0  # tokens that dispatched steps sample and the host has not read, at most
-    every_token: bool = False  # the host has to see each token before the one after the next is sampled
-    constraint: Constraint | None = None  # what it has to keep to; None: it may write anything
-    drafter: Drafter | None = None  # guesses at what follows ``tokens``; None: the sequence is decoded plainly
+    num_computed: int = 0  # most tokens whose KV entries are in pages once every dispatched step has run
+    in_flight: int = 0  # most tokens that dispatched steps sample and the host has not read
+    every_token: bool = False  # the host has to see each token before the second one after it is sampled
+    constraint: Constraint | None = None  # None: any token is allowed
+    drafter: Drafter | None = None  # drafts what follows ``tokens``; None: nothing does
     keys: list[bytes] = field(default_factory=list)  # digests of the full pages hashed so far
     num_committed: int = 0  # full pages whose content the pools know
     room: int = 0  # tokens up to which no group of layers has pages to give out or to take back
     num_cached_tokens: int = 0  # prompt tokens found in the prefix cache at admission
     prompt_logprobs: list[TokenLogprobs | None] | None = None
-    vectors: list[Vectors] = field(default_factory=list)  # of the tokens of each chunk, where they are asked for
+    vectors: list[Vectors] = field(default_factory=list)  # vectors of the tokens of each chunk, if they are asked for
 
     # What follows from the request; planning asks for it at every step.
     num_prompt_tokens: int = field(init=False)
@@ -139,7 +139,7 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        """With those in flight."""
+        """Number of tokens, with those in flight."""
         return len(self.tokens) + self.in_flight
 
     @property
@@ -150,7 +150,7 @@ class Sequence:
 
     @property
     def forced(self) -> bool:
-        """The tokens to compute are those that its constraint forces."""
+        """Whether the tokens to compute are those that its constraint forces."""
         constraint = self.constraint
         return constraint is not None and constraint.jumps and self.num_computed >= self.num_prompt_tokens
 
@@ -170,18 +170,18 @@ class Sequence:
 
     @property
     def needs_mask(self) -> bool:
-        """What it may sample next, the host has to say."""
+        """Whether the host has to make a mask for its next token."""
         return self.constraint is not None and self.constraint.needs_mask
 
     @property
     def may_need_masks(self) -> bool:
-        """Some of its tokens may have to be sampled under masks."""
+        """Whether some of its tokens may have to be sampled under masks."""
         return self.constraint is not None and self.constraint.masks
 
     @property
     def waits_to_be_read(self) -> bool:
-        """What is in flight has to be read before it goes on: by then its constraint may force what follows, or refuse
-        some of it while ``min_tokens`` are counted by what is known."""
+        """Whether steps in flight have to be read before it continues: its constraint may then force what follows, or
+        refuse some of their tokens while ``min_tokens`` is counted by known tokens."""
         constraint = self.constraint
         if constraint is None or not self.in_flight or constraint.needs_mask:
             return False
@@ -193,18 +193,18 @@ class Sequence:
 
     @property
     def num_certain(self) -> int:
-        """Tokens whose trace is in pages for certain when the next step runs."""
+        """Number of tokens whose KV entries are certain to be in pages when the next step runs."""
         return min(self.num_computed, len(self.tokens))
 
     @property
     def needs_every_position(self) -> bool:
-        """Every token of the prompt has to run through the model."""
+        """Whether every token of the prompt has to run through the model."""
         pooling = self.request.pooling
         return self.wants_prompt_logprobs if pooling is None else pooling.every_position
 
     @property
     def wants_prompt_logprobs(self) -> bool:
-        """Prompt positions are still to be scored; the first continuation does it for all."""
+        """Whether prompt positions still have to be scored; the first continuation does it for all."""
         if self.request.params.prompt_logprobs is None or self.index > 0:
             return False
         return len(self.prompt_logprobs or ()) < self.num_prompt_tokens

@@ -1,4 +1,4 @@
-"""Which tokens of which sequences the next step computes: continuous batching with chunked prefill."""
+"""The scheduler: chooses the tokens that the next step computes, by continuous batching with chunked prefill."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ import msgspec
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.request import Sequence, Status
 
-LEAST_CHUNK = 16  # tokens of prompts that go beside however many decodes
+LEAST_CHUNK = 16  # prompt tokens of a step, however many decodes it has
 NO_DRAFTS: Mapping[Sequence, tuple[int, ...]] = MappingProxyType({})
 
 
-class Row(msgspec.Struct, gc=False):  # a plan makes one for each sequence; nothing that it has leads back to it
-    """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 those that
-    it samples but the last, or drafts of them."""
+class Row(msgspec.Struct, gc=False):  # each plan makes one for each sequence; it is in no reference cycle
+    """One sequence's part of a dispatch: its tokens ``start : start + count``, and with ``steps`` above 1 all that it
+    samples but the last one, or drafts of them."""
 
     sequence: Sequence
     start: int
     count: int
     samples: bool  # the last of them is the sequence's last known token, so the step samples the next one
     steps: int = 1  # tokens to sample one after another; fewer if the sequence ends, or drafts are rejected
-    masked: bool = False  # what it may sample, the host has to say
-    drafts: tuple[int, ...] = ()  # guesses at the tokens that it samples but the last; all are computed in one step
+    masked: bool = False  # the host has to make the mask
+    drafts: tuple[int, ...] = ()  # guesses at all sampled tokens but the last; all are computed in one step
 
     @property
     def span(self) -> int:
@@ -43,13 +43,13 @@ class Row(msgspec.Struct, gc=False):  # a plan makes one for each sequence; noth
 
     @property
     def wants_tokens(self) -> bool:
-        """Vectors of its own tokens are asked for."""
+        """Whether vectors of its tokens are asked for."""
         pooling = self.sequence.request.pooling
         return pooling is not None and pooling.of_tokens
 
     @property
     def scores_prompt(self) -> bool:
-        """The log-probabilities of the prompt tokens after its own are asked for."""
+        """Whether log-probabilities of the prompt tokens that it predicts are asked for."""
         return self.start < self.sequence.num_prompt_tokens and self.sequence.wants_prompt_logprobs
 
 
@@ -63,35 +63,35 @@ class StepPlan:
 
     @cached_property
     def num_tokens(self) -> int:
-        """Of the first step."""
+        """Tokens of the first step."""
         return sum([row.count + len(row.drafts) for row in self.rows])
 
     @cached_property
     def drafts(self) -> int:
-        """Of the row that has most."""
+        """Most drafts that a row has."""
         return max([len(row.drafts) for row in self.rows], default=0)
 
     @cached_property
     def steps(self) -> int:
-        """Of the row that takes most."""
+        """Most steps that a row takes."""
         return max([row.steps for row in self.rows], default=1)
 
     @cached_property
     def decode_only(self) -> bool:
-        """One token a row, none of which scores its prompt: what the decode family can run."""
+        """Whether the decode family of programs can run it: each row has one token, and none scores its prompt."""
         prompts = [row for row in self.rows if row.start < row.sequence.num_prompt_tokens]
         return self.num_tokens == len(self.rows) and not any(row.scores_prompt for row in prompts)
 
     @cached_property
     def waits(self) -> bool:
-        """What a row may sample follows from the token before it, which the host has to read first."""
+        """Whether the step is sampled later, by masks that follow from tokens that the host has to read first."""
         return any(row.masked for row in self.rows)
 
 
 @dataclass(frozen=True)
 class _Refusal:
-    """The first waiting sequence did not fit. To try again before something has changed would walk its whole prompt in
-    vain."""
+    """The first waiting sequence did not fit. Trying again before something has changed would only search its whole
+    prompt once more."""
 
     sequence: Sequence
     available: tuple[int, ...]  # pages, by group
@@ -115,12 +115,12 @@ class Scheduler:
     Args:
         kv: pages of all sequences.
         max_num_seqs: slots.
-        max_num_batched_tokens: tokens a step; at least ``max_num_seqs``, so that every decode fits.
-        whole_prompts: prompts are not cut into chunks; none is longer than a step then.
-        chunk_steps: what a step with a chunk in it costs more than one of decodes, in tokens that a sequence decodes.
-            So many that a grammar forces, for each sequence that runs, are decodes one after another.
-        micro_batches: parts that decodes are divided into, each a step of its own, so that a step need not continue the
-            one before: of a pipeline's stages, one computes the next step while another computes the last one.
+        max_num_batched_tokens: most tokens of a step; at least ``max_num_seqs``, so that every decode fits.
+        whole_prompts: whether prompts are not cut into chunks; none is longer than a step then.
+        chunk_steps: how much more a step with a chunk costs than a step of decodes, as a number of decoded tokens. Up
+            to this number of forced tokens for each running sequence are decoded one after another, not as a chunk.
+        micro_batches: number of parts into which decodes are divided, each of them a step. So a step need not continue
+            the one before: one pipeline stage computes the next step while another computes the last one.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
         self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
-        self._num_waiting = 0  # of the heap's
+        self._num_waiting = 0  # entries of the heap that still wait
         self._held: list[Sequence] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._refusal: _Refusal | None = None
@@ -160,7 +160,7 @@ class Scheduler:
 
     @property
     def only_held(self) -> bool:
-        """There are no others."""
+        """Whether all sequences are held."""
         return not self.running and not self._num_waiting and bool(self._held)
 
     def hold(self, sequence: Sequence) -> None:
@@ -193,8 +193,8 @@ class Scheduler:
 
     @property
     def only_decodes(self) -> bool:
-        """Whether the next dispatch is one token of each running sequence, for none is in its prompt and none can
-        come in."""
+        """Whether the next dispatch is one token of each running sequence, because none is in its prompt and no
+        sequence can be admitted."""
         return not (self._num_waiting and self._free_slots) and all(s.missing <= 1 for s in self.running)
 
     def plan(
@@ -207,10 +207,11 @@ class Scheduler:
         """The next dispatch. Empty if nothing can run before a step in flight has been read.
 
         Args:
-            max_steps: decode steps it may take; it takes more than one only if nobody waits for it to end.
+            max_steps: most decode steps; it takes more than one only if no sequence waits for it to end.
             drafts: guesses at what follows the tokens of sequences of which nothing is in flight. They are used if
                 there are `only_decodes`, as far as there is room for them; then the dispatch is one step.
-            chunk_tokens: of a step that has decodes and parts of prompts, which they wait for; None: as of any other.
+            chunk_tokens: most tokens of a step that has both decodes and prompt chunks, because the decodes wait for
+                the chunks; None: as many as any step may have.
         """
         self.kv.begin_plan()
         decodes: list[Sequence] = []
@@ -259,8 +260,8 @@ class Scheduler:
         return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted)
 
     def _micro_batch(self, decodes: list[Sequence], *, others: bool) -> list[Sequence]:
-        """Those whose turn it is: nothing of theirs is in flight, so their step may begin before the last one ends.
-        Where all are in flight, the first ones are parted from the others.
+        """The decodes whose turn it is: none of their steps is in flight, so their next one may begin before the last
+        dispatch ends. Where all are in flight, the first ones are separated from the others.
 
         Args:
             others: the step has chunks to compute meanwhile.
@@ -273,7 +274,7 @@ class Scheduler:
     def _fitting(
         self, counts: dict[Sequence, int], drafts: Mapping[Sequence, tuple[int, ...]]
     ) -> dict[Sequence, tuple[int, ...]]:
-        """As much of the drafts as the host need not come between, and as there are pages for."""
+        """The beginnings of the drafts that can run without the host in between, and for which there are pages."""
         fitting = {}
         for sequence in counts:
             own = drafts.get(sequence, ())[: min(sequence.steps_left, sequence.steps_alone) - 1]
@@ -283,8 +284,8 @@ class Scheduler:
         return fitting
 
     def _steps(self, counts: dict[Sequence, int], max_steps: int) -> int:
-        """Decode steps for sequences of which a token each is computed, as far as the host is not needed in between and
-        pages are there."""
+        """Decode steps for sequences that each compute one token: as many as the host is not needed for in between, and
+        as there are pages for."""
         if max_steps == 1 or not counts:
             return 1
         steps = min(max_steps, max([sequence.steps_left for sequence in counts]))
@@ -296,7 +297,7 @@ class Scheduler:
             if sequence.between and sequence.steps_alone < sequence.steps_left:
                 steps = min(steps, sequence.steps_alone)
         if self._num_waiting:
-            # Only the end of a running sequence lets one in: that end must not wait for other rows.
+            # Only the end of a running sequence admits a waiting one, so that end must not wait for other rows.
             if self._free_slots or len(counts) < len(self.running):
                 return 1
             steps = min(steps, *[sequence.steps_left for sequence in counts])

@@ -1,4 +1,4 @@
-"""What the engine counts: per step, per finished request, and in all."""
+"""The engine's statistics: per step, per finished request, and since the start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmjax.engine.core.request import SequenceTimes
 
 @dataclass(frozen=True, kw_only=True)
 class HostTime:
-    """CPU seconds of the engine's thread, by what it did. Waiting for the device takes none."""
+    """CPU seconds of the engine's thread, by activity. Waiting for the device takes none."""
 
     plan: float = 0.0  # which tokens of which sequences
     send: float = 0.0  # packing the batch and starting its program
@@ -39,17 +39,17 @@ class HostClock:
         self._started = 0.0
 
     def start(self) -> None:
-        """A part of a step begins."""
+        """Begins to measure a part of a step."""
         self._started = time.thread_time()
 
     def lap(self, name: str) -> None:
-        """The part has ended, and the next one begins."""
+        """Ends the part, and begins to measure the next one."""
         now = time.thread_time()
         self._laps[name] = self._laps.get(name, 0.0) + now - self._started
         self._started = now
 
     def take(self) -> HostTime:
-        """What has been added up since the last call."""
+        """The sums since the last call."""
         taken, self._laps = self._laps, {}
         return HostTime(**taken)
 
@@ -82,7 +82,7 @@ class TokenTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class DraftCounts:
-    """What became of guesses at next tokens."""
+    """How many drafts were right."""
 
     num_drafts: int = 0  # guesses, of one token or several
     num_draft_tokens: int = 0
@@ -105,7 +105,7 @@ class OffloadCounts:
     disk_write_bytes: int = 0
     disk_read_bytes: int = 0
     remote_read_bytes: int = 0
-    disk_dropped_bytes: int = 0  # not written, for the disk is too slow
+    disk_dropped_bytes: int = 0  # not written because the disk is too slow
 
     def __add__(self, other: OffloadCounts) -> OffloadCounts:
         return OffloadCounts(

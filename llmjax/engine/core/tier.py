@@ -1,4 +1,4 @@
-"""What the KV cache asks of what lies below the device: pages in host memory, on disk and at other servers."""
+"""The interface of the tiers below the device, which keep KV pages in host memory, on disk and at other servers."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ class PageDevice(Protocol):
     """The device's side of every move of pages."""
 
     def read_pages(self, group: int, pages: Sequence[int]) -> Contents:
-        """Starts to read what pages hold when all that was dispatched before has run."""
+        """Starts to read pages, with the content after all earlier dispatches have run."""
 
     def write_pages(self, group: int, pages: Sequence[int], contents: Sequence[PageContent]) -> None:
-        """Gives pages other content, before all that is dispatched after."""
+        """Writes pages before all later dispatches run."""
 
 
 class Giver(Protocol):
@@ -77,31 +77,31 @@ class Giver(Protocol):
 
 
 class Tier(ABC):
-    """Everything below the device.
+    """All tiers below the device.
 
-    A page is evicted from the device into host memory, and written to disk as well. Found there by a later prompt, it
-    is restored: written to a new page of the device before the step that reads it. A page on disk or at another server
-    is first fetched into host memory, while the sequence that wants it waits outside the queue.
+    A page is evicted from the device into host memory, and written to disk as well. If a later prompt finds it there,
+    it is restored: written to a new page of the device before the step that reads it. A page on disk or at another
+    server is first fetched into host memory, while the sequence that wants it waits outside the queue.
     """
 
     @abstractmethod
     def begin_plan(self) -> None:
-        """Takes note that a step is being planned: what earlier moves have brought can be found."""
+        """Notes that a step is being planned: pages that earlier moves have brought can be found."""
 
     @abstractmethod
     def find(self, group: int, key: PageKey) -> Place | None:
-        """Where a page can be had from: ``HOST`` or ``DISK``; None: nowhere."""
+        """Where a page is: ``HOST`` or ``DISK``; None: in neither."""
 
     @abstractmethod
     def evicted(self, group: int, page: int, key: PageKey) -> None:
-        """Takes note that a page of the device gets another content. `move` may still read the old one."""
+        """Notes that a page of the device gets other content. `move` may still read the old content."""
 
     @abstractmethod
     def restore(self, group: int, key: PageKey, page: int) -> Place:
         """Plans to write a page that is in host memory to a page of the device.
 
         Returns:
-            Where it was: ``DISK`` or ``REMOTE`` if it has been fetched from there and not been used since, else
+            Where it was: ``DISK`` or ``REMOTE`` if it was fetched from there and has not been used since, else
             ``HOST``.
         """
 
@@ -115,10 +115,10 @@ class Tier(ABC):
 
     @abstractmethod
     def reset(self, *, everything: bool) -> None:
-        """Drops the planned moves, for the device does not hold any more what it held when they were planned.
+        """Drops the planned moves, because the device no longer holds what it held when they were planned.
 
         Args:
-            everything: drop all pages that are kept, too.
+            everything: whether to drop all pages that are kept, too.
         """
 
     @abstractmethod
@@ -139,7 +139,7 @@ class Tier(ABC):
         """Starts to fetch pages into host memory, where they stay until `end_fetch`.
 
         Args:
-            owner: who waits for them.
+            owner: identifies the one that waits for them.
             names: all pages that are to be restored together, those in host memory included.
             transfer: which other server has them; None: the disk has them.
 
@@ -149,15 +149,15 @@ class Tier(ABC):
 
     @abstractmethod
     def fetched(self, owner: Hashable, *, seconds: float) -> bool:
-        """Whether an owner has nothing to wait for any more, be it that its pages do not come.
+        """Whether an owner has nothing left to wait for, whether its pages have come or will not.
 
         Args:
-            seconds: to wait for pages of any owner.
+            seconds: how long to wait for pages of any owner.
         """
 
     @abstractmethod
     def end_fetch(self, owner: Hashable) -> None:
-        """Lets go of what was fetched for an owner, if anything was."""
+        """Releases the pages that were fetched for an owner, if any were."""
 
     @abstractmethod
     def count_hits(self, tokens: Mapping[Place, int]) -> None:
@@ -173,7 +173,7 @@ class Tier(ABC):
 
 
 class NoTier(Tier):
-    """Nothing lies below the device: what is evicted is lost."""
+    """No tier below the device: evicted pages are lost."""
 
     def begin_plan(self) -> None:
         return

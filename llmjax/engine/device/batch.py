@@ -1,4 +1,4 @@
-"""A step's metadata as one int32 array: packed on the host, one transfer, taken apart inside the jitted step."""
+"""A step's metadata as one int32 array: packed on the host, sent in one transfer, unpacked inside the jitted step."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Bucket:
     tokens: int
     rows: int
     decode: bool
-    steps: int = 1  # that one dispatch may take; more only in the decode family
-    drafts: int = 0  # that a row may have; more only in the drafted family, which no other plan can use
+    steps: int = 1  # steps that one dispatch may take; more than 1 only in the decode family
+    drafts: int = 0  # drafts of a row; more than 0 only in the drafted family, which no other plan can use
 
     def holds(self, plan: StepPlan) -> bool:
         if len(plan.rows) > self.rows or plan.num_tokens > self.tokens:
@@ -51,14 +51,14 @@ def make_buckets(
     drafts: int = 0,
     drafted_rows: int = 0,
 ) -> list[Bucket]:
-    """Mixed buckets of 16, 32, … tokens with all rows; for models that generate decode buckets of 1, 2, 4, … rows, and
-    drafted ones of as many rows, of each length that drafts may have, if there are to be any. Others have nothing but
-    mixed steps, often of one short text, so theirs are of 8, 24 and 48 tokens too.
+    """Mixed buckets of 16, 32, … tokens with all rows. Models that generate also have decode buckets of 1, 2, 4, …
+    rows, and, if there are drafts, drafted buckets of these rows for each number of drafts. Other models have only
+    mixed steps, often of one short text, so they also have buckets of 8, 24 and 48 tokens.
 
     Args:
-        generates: whether the model does.
-        drafts: tokens of a row that are guesses, at most.
-        drafted_rows: rows of a step with guesses, at most.
+        generates: whether the model generates.
+        drafts: most drafts of a row.
+        drafted_rows: most rows of a step with drafts.
     """
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     sizes = _doubling(16, max_num_batched_tokens)
@@ -85,9 +85,9 @@ def _doubling(first: int, last: int) -> list[int]:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class StepBatch:
-    """What the step sees of the batch, on the device. Letters as in ``llmjax.kernels.attention``; G page groups."""
+    """The batch inside the step, on the device. Dimensions as in ``llmjax.kernels.attention``; G is KV groups."""
 
-    tokens: jax.Array  # i32 [T], what the model takes in; ENDED where there is none
+    tokens: jax.Array  # i32 [T], the model's inputs; ENDED where there is none
     query_start: jax.Array  # i32 [R + 1]
     kv_len: jax.Array  # i32 [R]
     slot: jax.Array  # i32 [R]; padding rows have num_slots: read clamped, writes dropped
@@ -95,14 +95,14 @@ class StepBatch:
     prompt_len: jax.Array  # i32 [R]
     second_start: jax.Array  # i32 [R], where the second text of a pair begins
     page_tables: tuple[jax.Array, ...]  # G × i32 [R, P]
-    targets: jax.Array | None  # i32 [T], the prompt token after each token; None but in the mixed family
+    targets: jax.Array | None  # i32 [T], the prompt token after each token; None except in the mixed family
     any_prompt_logprobs: jax.Array  # bool []
     waits: jax.Array  # bool []: tokens are sampled by another dispatch, after this one
     decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
 
     @property
     def row(self) -> jax.Array:
-        """i32 [T]: whose each token is. Padding has row R - 1."""
+        """i32 [T]: the row of each token. Padding has row R - 1."""
         return _row_of_token(self.query_start, self.tokens, decode=self.decode)
 
     @property
@@ -120,7 +120,7 @@ class StepBatch:
 
         Args:
             done: i32 [], steps taken.
-            rows: as those have left them.
+            rows: the state of rows after those steps.
         """
         tokens = jnp.where(done == 0, self.tokens, rows.last_token[self.slot])
         alive = (self.kv_len > 0) & (tokens != ENDED) & (done < jnp.maximum(self.steps, 1))
@@ -163,14 +163,14 @@ def _row_of_token(query_start: jax.Array, tokens: jax.Array, *, decode: bool) ->
     index = jnp.arange(tokens.shape[0], dtype=jnp.int32)
     if decode:
         return index
-    # Comparing all is one kernel; a binary search is a loop, which on an accelerator the host may have to lead.
+    # Comparing all is one kernel; a binary search is a loop, which the host may have to control on an accelerator.
     row = jnp.searchsorted(query_start, index, side="right", method="compare_all").astype(jnp.int32) - 1
     return jnp.minimum(row, query_start.shape[0] - 2)
 
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """Where each field of a bucket's batch lies in the packed array.
+    """The place of each field of a bucket's batch in the packed array.
 
     Args:
         num_slots: sequences that may run at once.
@@ -185,8 +185,8 @@ class BatchLayout:
 
     @property
     def room(self) -> int:
-        """Entries of page tables that a batch can bring: in each group, for each row, one that is given back and one
-        that is new; and those of chunks."""
+        """Page table entries that a batch can change: in each group, for each row, one that is freed and one that is
+        new; and those of chunks."""
         chunks = 0 if self.bucket.decode else self.bucket.tokens // 8
         return self.num_groups * (2 * self.bucket.rows + chunks)
 
@@ -224,7 +224,7 @@ class BatchLayout:
 
     @cached_property
     def _empty(self) -> Ints:
-        """Of a plan without rows."""
+        """The packed array of a plan without rows."""
         packed = np.zeros(self.size, np.int32)
         parts = self.parts(packed)
         parts["slot"][:] = parts["new_slot"][:] = self.num_slots
@@ -289,7 +289,7 @@ class BatchLayout:
         part["query_start"][len(starts) :] = at
 
     def changes(self, packed: jax.Array) -> RowChanges:
-        """What a packed batch brings to the rows' state."""
+        """The changes of the rows' state in a packed batch."""
         part = self._taken_apart(packed)
         return RowChanges(
             slot=part["new_slot"],
@@ -304,7 +304,7 @@ class BatchLayout:
 
         Args:
             packed: i32 [size].
-            rows: with its changes made.
+            rows: the state of rows, to which the batch's changes have been applied.
         """
         part = self._taken_apart(packed)
         decode, slot, query_start = self.bucket.decode, part["slot"], part["query_start"]

@@ -1,4 +1,4 @@
-"""The state that lives on the device from step to step, and the output that a step leaves for the host."""
+"""The state that stays on the device from step to step, and the output that a step leaves for the host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmjax.models.layers.state import LayerStack, make_stacks
 from llmjax.sampling.logprobs import LogprobArrays
 from llmjax.sampling.state import SamplerState, make_sampler_state
 
-POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's is there
+POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's vector is there
 
 
 @jax.tree_util.register_dataclass
@@ -25,26 +25,26 @@ POOLED = 0  # in ``StepOutput.tokens`` of a model that makes vectors: the row's 
 class DeviceState:
     """Everything that lives from step to step, donated through it."""
 
-    kv: tuple[LayerStack, ...]  # of all layers; none where only heads run
+    kv: tuple[LayerStack, ...]  # the stacks of all layers; empty where only heads run
     rows: RowState
     sampler: SamplerState
-    draft_kv: tuple[LayerStack, ...] = ()  # of the layers of a draft model, on pages of the same numbers
+    draft_kv: tuple[LayerStack, ...] = ()  # the stacks of a draft model's layers, with the same page numbers
     pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates
 
     @property
     def without_layers(self) -> DeviceState:
-        """The part of the state that heads need."""
+        """The state without what layers keep, which is all that heads need."""
         return replace(self, kv=(), draft_kv=())
 
     def with_layers(self, other: DeviceState) -> DeviceState:
-        """With what the layers keep in ``other``."""
+        """This state, with what the layers keep in ``other``."""
         return replace(self, kv=other.kv, draft_kv=other.draft_kv)
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Ends:
-    """Where a forward pass has left each row: what is sampled from, now or in a dispatch that follows. R rows."""
+    """The end of each row after a forward pass, from which tokens are sampled now or in a later dispatch. R rows."""
 
     hidden: jax.Array  # [R, D], after the row's last token
     last_token: jax.Array  # i32 [R], the row's last input; ENDED where there is none
@@ -59,9 +59,9 @@ class StepOutput:
     """Everything that the host may read, one dispatch late. K is ``Bucket.steps``."""
 
     tokens: jax.Array  # i32 [K, R]; NO_TOKEN where the row did not sample, NOT_FINITE where it could not
-    logprobs: LogprobArrays | None  # of the sampled tokens [K, R]; zeros unless a row asks; None: the model pools
-    prompt_logprobs: LogprobArrays | None  # of ``targets`` [T]; zeros unless a row asks; None in the decode family
-    ends: Ends | None  # of the last step; None: the model pools
+    logprobs: LogprobArrays | None  # for the sampled tokens [K, R]; zeros unless a row asks; None: the model pools
+    prompt_logprobs: LogprobArrays | None  # for ``targets`` [T]; zeros unless a row asks; None in the decode family
+    ends: Ends | None  # the rows' ends after the last step; None: the model pools
     vectors: jax.Array | None = None  # f32 [R, size], pooled; None: the model generates
     token_vectors: jax.Array | None = None  # f32 [T, size], of each token; zeros unless a row asks
 
@@ -78,12 +78,12 @@ def make_device_state(
     as_words: bool,
     draft: ModelConfig | None = None,
 ) -> DeviceState:
-    """A state without keys or tokens, in which no slot has a sequence.
+    """A state without KV entries or tokens, in which no slot has a sequence.
 
     Args:
         scales, draft_scales: `LoadedModel.kv_calibration` of the model, and of the draft model.
-        config: of the model that a device runs.
-        vocab_size: of the whole model.
+        config: configuration of the part of the model that a device runs.
+        vocab_size: size of the whole model's vocabulary.
         as_bits, as_words: as in ``llmjax.kernels.attention.make_pages``.
         draft: the draft model, if there is one.
     """

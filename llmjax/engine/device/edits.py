@@ -1,4 +1,4 @@
-"""Compiled edits of the device state, beside the step: sampling state of slots, page tables of long prefixes."""
+"""Compiled edits of the device state outside the step: sampling state of slots, page tables of long prefixes."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class StateEditor:
         state: a state of the same shapes.
         cache: where the programs are kept.
         sharding: the devices, where several have the state.
-        samples: slots will be edited; else page tables alone.
+        samples: whether slots will be edited, not only page tables.
     """
 
     def __init__(

@@ -39,10 +39,10 @@ class Executor:
         compiler: compiles this rank's programs.
         group: where hidden states come from and go to, if the model has several stages.
         threads: where programs of edits and page moves are compiled.
-        moves_pages: pages will be read and written.
+        moves_pages: whether pages will be read and written.
 
     Attributes:
-        state: what lives on the devices from command to command.
+        state: the state that stays on the devices from command to command.
     """
 
     state: DeviceState
@@ -56,7 +56,7 @@ class Executor:
             keep_freed_blocks()
         self.take_weights()
         self.state = compiler.make_state()
-        self._output: StepOutput | None = None  # of the latest step
+        self._output: StepOutput | None = None  # output of the latest step
         self._programs: dict[ProgramName, Executable] = {}
         editor = StateEditor(
             self.state, cache=compiler.cache, sharding=compiler.platform.sharding, samples=compiler.has_head
@@ -83,8 +83,8 @@ class Executor:
         """Starts what a command says, and returns without waiting for the devices.
 
         Returns:
-            For `RunStep` a `StepOutput`, or from a stage without a head the hidden states [T, D]; for `RunMasked` what
-            was `Sampled`; for `ReadPages` the `PendingPages`; else None.
+            For `RunStep` a `StepOutput`, or from a stage without a head the hidden states [T, D]; for `RunMasked` a
+            `Sampled`; for `ReadPages` the `PendingPages`; else None.
 
         Raises:
             EngineDead: the hidden states of a step do not come, because a stage has gone.
@@ -115,7 +115,7 @@ class Executor:
         return sum(array.nbytes for array in jax.tree.leaves(self.state.sampler))
 
     def take_weights(self) -> None:
-        """From now on steps use the weights that the model has now."""
+        """Has later steps use the weights that the model has now."""
         self._weights = self._compiler.weights
         self._head_weights = self._compiler.head_weights
 
@@ -126,7 +126,7 @@ class Executor:
             leaf.delete()
 
     def new_state(self) -> None:
-        """Begins again with a state without keys and tokens."""
+        """Makes a new state, without KV entries and tokens."""
         self.state = self._compiler.make_state()
 
     @property

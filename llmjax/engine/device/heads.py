@@ -1,7 +1,7 @@
-"""Heads: what is made of the hidden states that a forward pass leaves.
+"""Heads: the functions that make tokens or log-probabilities of the hidden states of a forward pass.
 
-Each is a function of its own. A dispatch chains ``forward`` and its heads; where the host has something to do between
-them, they are two dispatches, with the rows' ends as the first one's result.
+A dispatch chains ``forward`` and its heads. Where the host has something to do between them, they are two dispatches,
+with the rows' ends as the first one's result.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _Own = tuple[jax.Array, jax.Array, SamplingBatch, jax.Array | None]
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits exist at once
-LOGPROB_BYTES = 32 << 20  # that these take at most; what is twice as large, glibc maps afresh at every step
+LOGPROB_BYTES = 32 << 20  # most bytes that these take; glibc maps twice as much anew at every step
 
 
 @jax.tree_util.register_dataclass
@@ -49,7 +49,7 @@ def ends(hidden: jax.Array, batch: StepBatch) -> Ends:
 
     Args:
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``.
+        batch: the batch that ``forward`` was given.
     """
     return Ends(
         hidden=hidden if batch.decode else hidden[batch.last],
@@ -61,7 +61,7 @@ def ends(hidden: jax.Array, batch: StepBatch) -> Ends:
 
 
 def few_rows(rows: int) -> int:
-    """How many of a mixed step's rows `sample` has a way of their own for: more cost less than all of them do."""
+    """Most rows of a mixed step that may sample for `sample` to compute only their logits, not those of all rows."""
     return min(-(-rows // 8), rows - 1)
 
 
@@ -75,19 +75,19 @@ def sample(
     waits: jax.Array | None = None,
     few: int = 0,
 ) -> tuple[DeviceState, Sampled]:
-    """Samples a token after each row's last one, and notes it and how far the layers have got as the slots'.
+    """Samples a token after each row's last one, and stores it and the computed lengths in the slots' state.
 
-    Rows in the middle of a prompt sample too (one shape for all), but nothing of it is kept. Where no more than a few
-    rows sample, logits are of these alone: most rows of a step that computes a prompt are padding.
+    Rows in the middle of a prompt sample too (one shape for all), but these tokens are dropped. If no more than ``few``
+    rows sample, only their logits are computed: most rows of a step that computes a prompt are padding.
 
     Args:
-        model: with its weights.
-        state: as ``forward`` has left it.
-        ends: of the rows.
+        model: the model, with its weights.
+        state: the state that ``forward`` returned.
+        ends: where the rows end.
         max_logprobs: top alternatives that are reported.
         mask: i32 [R, ceil(V / 32)], the tokens that a row may sample, as bits; None: all.
-        waits: bool [], nothing is sampled or noted yet, for another dispatch does it; None: never.
-        few: rows, fewer than there are; 0: all rows sample or none.
+        waits: bool [], nothing is sampled or noted yet, because another dispatch does it; None: never.
+        few: a number of rows, fewer than there are; 0: logits of all rows are computed, or none.
     """
     rows, slot = state.rows, ends.slot
     goes_on = ends.last_token != ENDED
@@ -159,29 +159,30 @@ def _found_of_few(
 def verify(
     model: CausalLM, state: DeviceState, hidden: jax.Array, batch: StepBatch, *, drafts: int, max_logprobs: int
 ) -> tuple[DeviceState, Sampled]:
-    """Samples after every token of each row, as if each draft were right, and keeps what was sampled up to the first
-    token that is not the draft of it.
+    """Samples after every token of each row, as if each draft were right, and keeps the tokens up to the first one that
+    differs from its draft.
 
-    This is speculative sampling (Leviathan et al. 2023) of proposals without chance: the token is the draft with its
-    probability p(draft), else one of the others, each in proportion to its p. And as noise depends on seed, position
-    and token alone, it is also the very token that a step without drafts would have sampled.
+    This is speculative sampling (Leviathan et al. 2023) with deterministic proposals: the token is the draft with
+    probability p(draft), else one of the others, each in proportion to its p. Because noise depends only on seed,
+    position and token, it is also the token that a step without drafts would have sampled.
 
     Args:
-        model: with its weights.
-        state: as ``forward`` has left it.
+        model: the model, with its weights.
+        state: the state that ``forward`` returned.
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``, in the drafted family: each row's first token is known, the others are drafts.
-        drafts: of a row at most, K - 1.
+        batch: the batch that ``forward`` was given, in the drafted family: each row's first token is known, the others
+            are drafts.
+        drafts: most drafts of a row, K - 1.
         max_logprobs: top alternatives that are reported.
 
     Returns:
-        The state, which is that after the tokens that were kept, and these: [K, R], NO_TOKEN after the last one.
+        The state after the tokens that were kept, and these tokens: [K, R], NO_TOKEN after the last one.
     """
     rows, fed, row = state.rows, batch.tokens, batch.row
     first, count = batch.query_start[:-1], jnp.diff(batch.query_start)
     place = jnp.arange(fed.shape[0], dtype=jnp.int32) - first[row]  # in the row; past its end for padding
     alive = (batch.steps > 0) & (fed[first] != ENDED)
-    position = batch.kv_len[row] - count[row] + 1 + place  # of what is sampled
+    position = batch.kv_len[row] - count[row] + 1 + place  # position of the sampled token
     slot = batch.slot[row]
     asked = SamplingBatch.from_words(
         rows.word("sampling", slot), slot=slot, samples=alive[row] & (place < count[row]), position=position
@@ -231,14 +232,14 @@ def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: i
     """Log-probabilities of the prompt token after each position, a block of logits at a time.
 
     Args:
-        model: with its weights.
+        model: the model, with its weights.
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``, in the mixed family.
-        vocab_size: of the whole model.
+        batch: the batch that ``forward`` was given, in the mixed family.
+        vocab_size: size of the whole model's vocabulary.
         max_logprobs: top alternatives that are reported.
 
     Returns:
-        Of ``batch.targets``; zeros unless a row asks.
+        The log-probabilities of ``batch.targets``; zeros unless a row asks for them.
     """
     targets = batch.targets
     assert targets is not None  # the mixed family has them

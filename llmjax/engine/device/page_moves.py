@@ -1,4 +1,4 @@
-"""Pages between the device and the host: small programs beside the step, some pages at once, of one group of layers."""
+"""Moves pages between the device and the host: small programs outside the step, each for some pages of one group."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class PendingPages:
     """Pages that the device is reading out, in order."""
 
     count: int
-    parts: list[tuple[jax.Array, ...]]  # of some pages each: of each array [pages, layers, …]
+    parts: list[tuple[jax.Array, ...]]  # arrays of some pages each: [pages, layers, …]
     others: list[Future[list[Values]]] = field(default_factory=list)  # parts that other ranks have, likewise
 
     def arrays(self) -> list[npt.NDArray[Any]]:
-        """This rank's part of them, for each stack of layers [pages, layers, …]. Waits for the device."""
+        """This rank's part of the pages, for each stack of layers [pages, layers, …]. Waits for the device."""
         return [np.concatenate([_own_part(array) for array in some]) for some in zip(*self.parts, strict=True)]
 
     def contents(self) -> list[PageContent]:
-        """Waits for the devices. Each page has memory of its own, so that it can be given back alone."""
+        """The content of each page; waits for the devices. Each has its own memory, so that it can be freed alone."""
         arrays = self.arrays()
         for other in self.others:
             arrays += other.result()
@@ -71,7 +71,7 @@ class PageMover:
         return len(self._shapes(group)[0])
 
     def compiled(self) -> PageMover:
-        """This one, when every program is compiled."""
+        """Returns this object when every program is compiled."""
         for group in range(len(self._stacks)):
             for count in PAGES if self._stacks[group] else ():
                 self._program(group, count, write=False)
@@ -79,7 +79,7 @@ class PageMover:
         return self
 
     def read(self, kv: Sequence[LayerStack], group: int, pages: Sequence[int]) -> PendingPages:
-        """Starts to read what pages of a group hold when all that was dispatched before has run."""
+        """Starts to read pages of a group, with the content after all earlier dispatches have run."""
         parts: list[tuple[jax.Array, ...]] = []
         for some in _portions(pages) if self._stacks[group] else ():
             part = self._program(group, len(some), write=False)(self._arrays(kv, group), np.array(some, np.int32))
@@ -170,12 +170,12 @@ def take_pages(arrays: tuple[jax.Array, ...], page: jax.Array, *, layers: tuple[
     """The content of some pages.
 
     Args:
-        arrays: each of some layers' pages, one layer after another [layers * pages, …].
-        page: i32 [B], which, in each layer.
-        layers: of each array.
+        arrays: each has the pages of some layers, one layer after another: [layers * pages, …].
+        page: i32 [B], numbers of the pages, the same in each layer.
+        layers: number of layers in each array.
 
     Returns:
-        Of each array [B, layers, …].
+        The content from each array: [B, layers, …].
     """
     return tuple(array[_places(array, page, own)] for array, own in zip(arrays, layers, strict=True))
 
@@ -194,7 +194,7 @@ def _places(array: jax.Array, page: jax.Array, layers: int) -> jax.Array:
 
 
 def _moved(array: jax.ShapeDtypeStruct, count: int, *, layers: int) -> jax.ShapeDtypeStruct:
-    """Shapes of the content of this many pages; devices have the same parts of it as of the array."""
+    """The shape of the content of ``count`` pages, which is divided among devices as the array is."""
     sharding = array.sharding
     if isinstance(sharding, NamedSharding):
         sharding = NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))

@@ -21,7 +21,7 @@ class PendingStep:
     """A dispatched step whose result has not been read. One whose plan ``waits`` has none before `Runner.sample`.
 
     Attributes:
-        result: its output; waits where other processes have to have their part of it first.
+        result: returns its output; waits if other processes have to finish their part of it first.
         when_read: called when its tokens are there.
     """
 
@@ -32,7 +32,7 @@ class PendingStep:
 
     @property
     def output(self) -> StepOutput:
-        """What it leaves for the host."""
+        """The step's results for the host."""
         return self.result()
 
     def tokens(self) -> list[tuple[int, ...]]:

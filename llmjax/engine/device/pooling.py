@@ -31,16 +31,16 @@ class Pooled:
 def pool(
     model: CausalLM, state: DeviceState, hidden: jax.Array, batch: StepBatch, *, position: jax.Array
 ) -> tuple[DeviceState, Pooled]:
-    """Makes the vectors of the texts that end in this step, and notes how far the layers have got.
+    """Makes the vectors of the texts that end in this step, and stores the computed lengths.
 
-    What a mean, or the first token, needs of a text that is cut into chunks is summed up in the state.
+    For a text that is cut into chunks, the state keeps the sum for a mean, or the first token's hidden state.
 
     Args:
-        model: with its weights.
-        state: as ``forward`` has left it.
+        model: the model, with its weights.
+        state: the state that ``forward`` returned.
         hidden: [T, D], from ``forward``.
-        batch: of that ``forward``, in the mixed family; its ``steps`` say which rows end.
-        position: i32 [T], of the tokens in their texts.
+        batch: the batch that ``forward`` was given, in the mixed family; its ``steps`` say which rows end.
+        position: i32 [T], positions of the tokens in their texts.
     """
     pooler = model.config.pooler
     assert pooler is not None and state.pooled is not None
@@ -74,8 +74,8 @@ def _summed(
     counts = jnp.arange(len(normed)) < batch.query_start[-1]
     if kind == "cls":
         counts &= position == 0
-    # A product, for a scatter takes XLA's CPU far longer. Zero times infinity is not a number: what one row has of them
-    # must not get into the others.
+    # A product, because a scatter takes far longer on XLA's CPU. Zero times infinity is not a number: infinities of one
+    # row must not get into the others.
     mine = (batch.row == jnp.arange(len(count))[:, None]) & counts
     finite = jnp.all(jnp.isfinite(normed), axis=1)
     found = jnp.dot(mine.astype(jnp.float32), jnp.where(finite[:, None], normed, 0), precision="highest")

@@ -1,4 +1,4 @@
-"""The state of each slot's sequence on the device, of which the host sends only what has changed."""
+"""The state of each slot's sequence on the device; the host sends only its changes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
 
 Ints = npt.NDArray[np.int32]
 
-ENDED = -1  # in ``last_token``: the slot's sequence has ended; what is already planned for it computes nothing
-MAX_STOPS = 8  # stop ids that the device knows of a row; the host alone finds further ones, a dispatch later
+ENDED = -1  # in ``last_token``: the slot's sequence has ended; steps already planned for it compute nothing
+MAX_STOPS = 8  # most stop ids of a row on the device; the host finds further ones, a dispatch later
 NO_STOP = -1  # in ``stops``: no id
 
 ROW = np.dtype(
     [
-        ("prompt_len", np.int32),  # which some rope scalings look at
+        ("prompt_len", np.int32),  # some RoPE scalings depend on it
         ("second_start", np.int32),  # where the second text of a pair begins
         ("min_len", np.int32),  # tokens that stand before the first one that may end the sequence
         ("stops", np.int32, MAX_STOPS),  # ids that end it; NO_STOP where there are fewer
@@ -37,8 +37,8 @@ class RowState:
     """The state of every slot. S slots, G groups of layers, P pages a sequence."""
 
     last_token: jax.Array  # i32 [S], the token sampled last, or ENDED
-    length: jax.Array  # i32 [S], tokens that the layers have taken in
-    words: jax.Array  # i32 [S, ROW_WORDS], what stays as it is: ``ROW`` as integers
+    length: jax.Array  # i32 [S], tokens that the layers have computed
+    words: jax.Array  # i32 [S, ROW_WORDS], constant fields: ``ROW`` as integers
     page_tables: jax.Array  # i32 [G, S, P]
 
     def word(self, name: str, slot: jax.Array) -> jax.Array:
@@ -72,7 +72,7 @@ class RowChanges:
     page: jax.Array  # i32 [U]
 
     def made(self, rows: RowState) -> RowState:
-        """The rows with the changes; making them again changes nothing."""
+        """The rows after the changes; applying them again changes nothing."""
         return replace(
             rows,
             length=rows.length.at[self.slot].set(self.length, mode="drop"),

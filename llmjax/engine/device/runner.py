@@ -1,4 +1,4 @@
-"""Makes commands out of planned steps, and reads what they bring: packs batches, sends, hands results back late."""
+"""The runner: makes commands of planned steps, packs their batches, sends them to all ranks, and reads the results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Runner:
         compiler: knows weights, state and buckets.
         group: the ranks that run the model.
         compile_threads: compilations at once; 0: one per core.
-        moves_pages: pages will be read and written.
+        moves_pages: whether pages will be read and written.
 
     Attributes:
         executor: applies the commands at this rank.
@@ -74,7 +74,7 @@ class Runner:
         state = compiler.state_shapes
         self._slot_edits = SlotEdits(state.sampler.vocab_size)
         self._table_entries = state.rows.page_tables.size
-        self._numbers = itertools.count()  # of reads
+        self._numbers = itertools.count()  # numbers of page reads
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
         self._apart = compile_apart(compiler, kept=kept) if self._group.size == 1 else None
@@ -85,7 +85,7 @@ class Runner:
         )
 
     def wait_ready(self) -> None:
-        """Returns when any request can be computed without waiting for the compiler, but for those with a grammar.
+        """Returns when any request without a grammar can be computed without waiting for the compiler.
 
         Raises:
             CompileError: no request can.
@@ -173,7 +173,7 @@ class Runner:
             raise InvalidRequest(f"{what} only where one process runs the model, and here {self._group.size} do")
 
     def read_pages(self, group: int, pages: Listing[int]) -> ReadInTurn:
-        """Starts to read what pages of a group of layers hold when all that was dispatched before has run."""
+        """Starts to read pages of a group of layers, with the content after all earlier dispatches have run."""
         self._stages.finish_begun()  # it was planned before
         parts = []
         for at in range(0, len(pages), MOST_PAGES):
@@ -183,7 +183,7 @@ class Runner:
         return ReadInTurn(parts)
 
     def write_pages(self, group: int, pages: Listing[int], contents: Listing[PageContent]) -> None:
-        """Gives pages of a group of layers other content, before all that is dispatched after."""
+        """Writes pages of a group of layers before all later dispatches run."""
         self._stages.finish_begun()
         own = self.executor.page_arrays(group)
         for at in range(0, len(pages), MOST_PAGES):
@@ -201,10 +201,10 @@ class Runner:
         return self._group.cause(error)
 
     def close(self, *, wait: bool = True) -> None:
-        """Stops compiling, and lets other processes go.
+        """Stops compiling, and lets other processes end.
 
         Args:
-            wait: for the compilations that have begun, which hold the weights.
+            wait: whether to wait for the compilations that have begun, which hold the weights.
         """
         if self._apart is not None:
             self._apart.close()
@@ -221,7 +221,7 @@ class Runner:
         return self._stages.samplers.everywhere(program, partial(self.executor.compile, program))
 
     def _new_rows(self, plan: StepPlan, sampling: Mapping[Sequence, RequestSampling]) -> list[NewRow]:
-        """The rows that the device has to learn of; makes the slots of sequences ready to sample."""
+        """The rows that are new to the device; prepares the slots of sequences for sampling."""
         admitted = set(plan.admitted)
         new = [self._set_up(row, sampling[row.sequence]) for row in plan.rows if row.sequence in admitted]
         for row in plan.rows:

@@ -25,9 +25,9 @@ class Sleeper:
     """Puts weights and state away and takes them back. Nothing may be computed meanwhile.
 
     Args:
-        config: what the model was loaded with, and is again.
-        model: its weights.
-        executor: uses them.
+        config: the configuration with which the model was loaded, and is loaded again.
+        model: the model whose weights are put away.
+        executor: uses the weights.
     """
 
     def __init__(self, config: EngineConfig, *, platform: Platform, model: LoadedModel, executor: Executor) -> None:
@@ -37,19 +37,19 @@ class Sleeper:
         self._executor = executor
         self._state_gone = False
         self._discarded = False
-        self._on_host: list[npt.NDArray[Any]] | None = None  # leaves of the weights
+        self._on_host: list[npt.NDArray[Any]] | None = None  # the weights' leaves
 
     @property
     def asleep(self) -> bool:
-        """Nothing can be computed."""
+        """Whether the engine sleeps, so that nothing can be computed."""
         return self._state_gone or self._discarded or self._on_host is not None
 
     def sleep(self, *, discard: bool) -> None:
-        """Frees keys, values and everything else that lives from step to step, and of the weights the device's memory.
+        """Frees the KV cache and all other state on the device, and the device's memory of the weights.
 
         Args:
-            discard: the weights leave the host's memory too, and are loaded from their files again. Otherwise they
-                wait there; on a CPU they are there already, and stay as they are.
+            discard: whether the weights leave the host's memory too, and are loaded from their files again. Otherwise
+                they wait there; on a CPU they are there already, and stay as they are.
         """
         if not self._state_gone:
             self._executor.free_state()
@@ -63,7 +63,7 @@ class Sleeper:
             self._on_host = [np.asarray(leaf) for leaf in leaves]
         for leaf in leaves:
             leaf.delete()
-        gc.collect()  # with which JAX lets go of the host's arrays, and mapped files, that were those on a CPU
+        gc.collect()  # JAX then frees arrays that are host memory or mapped files on a CPU
         give_back()
 
     def wake_weights(self) -> None:
@@ -90,7 +90,7 @@ class Sleeper:
         logger.info("the weights are back after %.1f s", time.monotonic() - started)
 
     def wake_state(self) -> None:
-        """Makes a new state, in which there is no key."""
+        """Makes a new state without KV entries."""
         if self._state_gone:
             self._executor.new_state()
             self._state_gone = False

@@ -1,4 +1,4 @@
-"""The edits that a request's sampling needs beyond its row, and those of page tables of long prefixes; on the host."""
+"""Makes, on the host, the edits for sampling state that does not fit in a row, and for page tables of long prefixes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SlotEdits:
         self._vocab_size = vocab_size
 
     def set_up(self, sequence: Sequence, sampling: RequestSampling) -> Iterator[Edit]:
-        """Gives a sequence's slot to it; it has output already if it was preempted."""
+        """Sets up a sequence's slot; a sequence that was preempted already has output."""
         count = sequence.num_prompt_tokens
         return self.begin(sequence.slot, sampling, prompt=sequence.tokens[:count], output=sequence.tokens[count:])
 
@@ -81,7 +81,7 @@ class SlotEdits:
             yield self._ban(slot, sampling, history=[*prompt, *output][:-1])
 
     def _ban(self, slot: int, sampling: RequestSampling, *, history: list[int]) -> Edit:
-        """Sets what bad words forbid next.
+        """Sets the tokens that bad words forbid next.
 
         Args:
             history: all tokens but the last.

@@ -1,5 +1,5 @@
-"""The jitted step: one dispatch takes the packed batch, runs the model, samples, the result stays there. Where the host
-has to say first which tokens may be sampled, a second one samples.
+"""The jitted step: one dispatch unpacks the batch, runs the model and samples; results stay on the device. If the host
+has to make masks before tokens can be sampled, a second dispatch samples.
 
 A decode dispatch may take several steps in a loop: each row's sampled token is its next input, and a row leaves when it
 has its tokens or samples a stop id. With drafts of the next tokens it takes one step over all of them.
@@ -28,7 +28,7 @@ from llmjax.sampling.logprobs import LogprobArrays, no_logprobs
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Loop:
-    """What a decode dispatch carries from step to step."""
+    """The values that a decode dispatch carries from step to step."""
 
     done: jax.Array  # i32 []: steps taken
     state: DeviceState
@@ -53,8 +53,8 @@ def step(
     """Runs one dispatch: ``forward`` and its heads.
 
     Args:
-        weights: in the order of ``names``; a tuple, because sorting a dict's keys at every dispatch costs time. Behind
-            them those of the draft model.
+        weights: the model's weights in the order of ``names``, then those of the draft model. A tuple, because sorting
+            a dict's keys at every dispatch costs time.
         state: donated.
         packed: i32 [layout.size], from ``BatchLayout.pack``.
         graph: the model's graph definition (static).
@@ -63,8 +63,8 @@ def step(
         max_logprobs: top alternatives that are reported (static).
         before: as in ``forward``.
         draft: a model that makes drafts (static); None: there is none.
-        spans: of the groups of layers that the batch has tables of, where the model has some of its layers (static);
-            None: the model's own.
+        spans: spans of the groups of layers for which the batch has page tables, where this rank has only some of the
+            model's layers (static); None: the model's own.
     """
     state, batch = begin(state, packed, layout=layout)
     merged = partial(_merged, graph=graph, names=names)
@@ -100,7 +100,7 @@ def step(
         if draft is not None:
             quick = rounding_decodes(others)
             state, batch = propose(quick, state, batch, merged=draft_merged, drafts=layout.bucket.drafts, draft=draft)
-        model = merged(rounding_decodes(own))  # or what is sampled would depend on there being drafts
+        model = merged(rounding_decodes(own))  # otherwise sampled tokens would depend on whether there are drafts
         state, hidden = run(model, state, batch)
         state, sampled = verify(model, state, hidden, batch, drafts=layout.bucket.drafts, max_logprobs=max_logprobs)
         return state, StepOutput(
@@ -122,8 +122,8 @@ def step(
         )
 
     def once(loop: _Loop) -> _Loop:
-        # The barrier ties the weights to the iteration. Else XLA takes what depends on them alone out of the loop: it
-        # would convert the whole embedding to f32 at every dispatch.
+        # The barrier ties the weights to the iteration. Otherwise XLA moves what depends only on them out of the loop,
+        # and converts the whole embedding to f32 at every dispatch.
         done, own, others = jax.lax.optimization_barrier((loop.done, weights[: len(names)], weights[len(names) :]))
         model, now = merged(rounding_decodes(own)), batch.after(done, loop.state.rows)
         state, hidden = run(model, loop.state, now)
@@ -175,15 +175,15 @@ def pass_on(
     layout: BatchLayout,
     spans: tuple[Span, ...],
 ) -> tuple[DeviceState, jax.Array]:
-    """One dispatch of a stage that is not the last one: ``forward`` alone.
+    """Runs one dispatch of a stage that is not the last one: ``forward`` alone.
 
-    What rows sample is not known here yet; the last stage says so, and how far those rows have got.
+    The tokens that rows sample are not known here; the last stage sends them later, with the lengths of these rows.
 
     Args:
         weights, state, packed, before, graph, names, layout, spans: as for ``step``.
 
     Returns:
-        The state, in which every row has its tokens taken in, and hidden states [T, D].
+        The state after every row's tokens, and hidden states [T, D].
     """
     state, batch = begin(state, packed, layout=layout)
     bucket = layout.bucket
@@ -213,13 +213,13 @@ def sample_masked(
     Args:
         weights, names, graph: as for ``step``, of the model without its layers.
         max_logprobs: as for ``step``.
-        state: as the first one has left it, without what layers keep; donated.
-        ends: what that has brought.
+        state: the state after the first dispatch, without what layers keep; donated.
+        ends: the rows' ends, which the first dispatch returned.
         mask: i32 [R, ceil(V / 32)], the tokens that each row may sample, as bits.
-        decode: the first one was of the decode family.
+        decode: whether the first dispatch was of the decode family.
 
     Returns:
-        The state, and what was sampled as in ``StepOutput``.
+        The state, and the sampled tokens as in ``StepOutput``.
     """
     model = _merged(rounding_decodes(weights) if decode else weights, graph=graph, names=names)
     few = 0 if decode else few_rows(mask.shape[0])
@@ -232,8 +232,8 @@ def _merged(arrays: tuple[jax.Array, ...], *, graph: ModelGraph, names: tuple[st
 
 
 def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tuple[DeviceState, StepBatch]:
-    """The state with what the host says is new, and what is to be done. To begin a second time, after ``forward`` and
-    before the heads, changes nothing."""
+    """The state with the host's changes applied, and the batch. A second call, after ``forward`` and before the heads,
+    changes nothing."""
     rows = layout.changes(packed).made(state.rows)
     return replace(state, rows=rows), layout.batch(packed, rows)
 
@@ -244,10 +244,10 @@ def forward(
     """Runs the layers over the rows' tokens.
 
     Args:
-        before: [T, D], what the layers of the stages before have made of them; None: there are none.
+        before: [T, D], hidden states from the stages before; None: there are no stages before.
 
     Returns:
-        The state with what the layers keep of them, and the hidden states [T, D] that heads take.
+        The state with what the layers keep of the tokens, and the hidden states [T, D] that heads take.
     """
     row, position, ragged = batch.ragged(page_size=state.kv[0].page_size)
     types = None

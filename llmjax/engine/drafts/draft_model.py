@@ -1,4 +1,4 @@
-"""Loading the smaller model that makes drafts, and whether it can make them for the first one."""
+"""Loads the smaller model that makes drafts, and checks that it can make them for the target model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_draft(config: EngineConfig, speculative: SpeculativeConfig, platform: Platform) -> None:
-    """Raises ConfigError if the engine could not use a draft model, before anything is loaded."""
+    """Raises ConfigError if the engine cannot use a draft model, before anything is loaded."""
     devices, model = len(platform.devices), speculative.model
     if devices > 1 or config.has_ranks:
         where = f"{devices} devices (tensor_parallel_size)" if devices > 1 else "several processes"
@@ -45,7 +45,7 @@ def load_draft(
     """Loads the model that makes drafts.
 
     Args:
-        config: of the engine; what it says of its model's files does not hold for this one.
+        config: the engine's configuration; its settings for the model's files do not apply to the draft model.
         speculative: which model.
         platform: where.
         target: the model that verifies.
@@ -53,7 +53,7 @@ def load_draft(
 
     Raises:
         CheckpointError: it cannot be found or read.
-        ConfigError: it cannot make drafts for the first one.
+        ConfigError: it cannot make drafts for the target model.
     """
     assert speculative.model is not None
     own = config.replace(
@@ -76,7 +76,7 @@ def load_draft(
 
 
 def _check_vocabulary(config: EngineConfig, path: Path, draft: ModelConfig, target: LoadedModel) -> None:
-    """Raises ConfigError unless the same tokens have the same numbers; ``path``: of the draft model."""
+    """Raises ConfigError unless the same tokens have the same ids; ``path`` is the draft model's."""
     start = f"speculative_config: the draft model {path} and the model {target.path}"
     sizes = draft.vocab_size, target.config.vocab_size
     tokens = None
@@ -95,7 +95,7 @@ def _check_vocabulary(config: EngineConfig, path: Path, draft: ModelConfig, targ
 
 def _tokens_of(*paths: Path, count: int) -> list[list[str]] | None:
     """The first tokens of models as texts, empty where there is none; None: not all have a tokenizer."""
-    from llmjax.tokenizer import load_tokenizer  # which an engine in a process of its own has no other use for
+    from llmjax.tokenizer import load_tokenizer  # an engine in its own process has no other use for it
 
     try:
         tokenizers = [load_tokenizer(path) for path in paths]

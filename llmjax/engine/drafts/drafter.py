@@ -1,4 +1,4 @@
-"""Guesses at the next tokens of one sequence, and how good they are."""
+"""Drafters: guess the next tokens of one sequence, and measure how good the guesses are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Protocol
 from llmjax.engine.drafts.ngrams import NgramIndex
 from llmjax.speculative import SpeculativeConfig
 
-MEMORY = 0.8  # weight of all guesses before one among those up to it
-PRIOR, PRIOR_WEIGHT = 2 / 3, 3.0  # what is believed of a guess before the first one, and what that weighs, in guesses
+MEMORY = 0.8  # weight of a guess relative to the next one
+PRIOR, PRIOR_WEIGHT = 2 / 3, 3.0  # the first estimate of the share of right drafts, and its weight, in guesses
 UNKNOWN = 0  # a draft that the host does not know: any token will do
 
 
@@ -17,24 +17,24 @@ class Drafter(Protocol):
     """Drafts of one sequence, and how good they are."""
 
     def drafts(self) -> tuple[int, ...]:
-        """What may follow the known tokens; empty: nothing can be said."""
+        """Tokens that may follow the known ones; empty: there is no guess."""
         ...
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafts behind right ones that are right themselves."""
+        """Probability that a draft is right if all drafts before it are."""
         ...
 
     def verified(self, *, right: int, of: int) -> None:
-        """A step has verified so many drafts, of which the first ``right`` were."""
+        """Notes that a step has verified ``of`` drafts, the first ``right`` of which were right."""
         ...
 
 
 class Acceptance:
-    """How good drafts have been of late.
+    """How good recent drafts have been.
 
     Args:
-        share: of drafts behind right ones that are right, before there were any.
+        share: first estimate of ``share``, from before there are any drafts.
     """
 
     def __init__(self, share: float = PRIOR) -> None:
@@ -42,21 +42,21 @@ class Acceptance:
 
     @property
     def share(self) -> float:
-        """Of the drafts behind right ones, those that are right themselves."""
+        """Share of the drafts that are right, among those before which all drafts are right."""
         return self._right / (self._right + self._wrong)
 
     def learn(self, *, right: int, of: int) -> None:
-        """Of so many drafts the first ``right`` were."""
+        """Notes that the first ``right`` of ``of`` drafts were right."""
         self._right = MEMORY * self._right + right
         self._wrong = MEMORY * self._wrong + (right < of)
 
 
 class ModelDrafter:
-    """A smaller model guesses on the device, in the step that verifies what it guesses.
+    """A drafter for a draft model, which guesses on the device in the step that verifies its guesses.
 
     Args:
         count: drafts of a step.
-        of_all: how good they are of all sequences; a new one begins with that.
+        of_all: how good the drafts of all sequences are, the first estimate for this one.
     """
 
     def __init__(self, count: int, of_all: Acceptance) -> None:
@@ -65,7 +65,7 @@ class ModelDrafter:
         self._own = Acceptance(of_all.share)
 
     def drafts(self) -> tuple[int, ...]:
-        """A place for each."""
+        """A placeholder for each draft."""
         return self._places
 
     @property
@@ -78,13 +78,13 @@ class ModelDrafter:
 
 
 class LookupDrafter:
-    """Prompt lookup.
+    """A drafter by prompt lookup.
 
-    Each guess is compared with the tokens that come, whether a step verified it or not: so what it would have brought
-    is known of text that is decoded plainly, too.
+    Each guess is compared with the tokens that follow, whether a step verified it or not. So it is also known how good
+    guesses would have been for text that is decoded without drafts.
 
     Args:
-        tokens: the sequence's, which grow.
+        tokens: the sequence's tokens, to which more are added.
     """
 
     def __init__(self, tokens: list[int], config: SpeculativeConfig) -> None:
@@ -107,7 +107,7 @@ class LookupDrafter:
         return self._own.share
 
     def verified(self, *, right: int, of: int) -> None:
-        """Nothing new: the tokens that came say so too."""
+        """Does nothing: the sequence's new tokens show the same."""
 
     @cached_property
     def _index(self) -> NgramIndex:

@@ -1,4 +1,4 @@
-"""Prompt lookup: a guess at what follows a text from where its last tokens have stood before."""
+"""Prompt lookup: guesses the next tokens of a text from an earlier place where its last tokens occur."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ CANDIDATES = 16  # places that a lookup looks at
 
 
 class NgramIndex:
-    """Where the n-grams of a growing text stand, as deflate (RFC 1951) finds its matches: by chains of the places whose
-    n-grams have equal hashes, the latest first.
+    """An index of the n-grams of a growing text, which finds matches as deflate (RFC 1951) does: by chains of the
+    positions whose n-grams have equal hashes, the latest first.
 
     Takes 4 bytes a token and 64 KiB. Adding a token and a lookup each take a bounded time, whatever the length.
 
     Args:
-        tokens: the text; who owns it may add to its end.
-        shortest, longest: tokens that have to have stood there, and that are compared at most.
+        tokens: the text; its owner may append to it.
+        shortest, longest: tokens of the shortest match, and most tokens that are compared.
     """
 
     def __init__(self, tokens: list[int], *, shortest: int, longest: int) -> None:
@@ -24,12 +24,12 @@ class NgramIndex:
         self._shortest = shortest
         self._longest = longest
         self._heads = array("i", [-1]) * HEADS
-        self._before = array("i")  # by the place of an n-gram's last token: that of one with the same hash, or -1
+        self._before = array("i")  # by an n-gram's last place: the last place of the one before with that hash, or -1
 
     def continuation(self, count: int) -> tuple[int, ...]:
-        """What stood behind the latest of the longest matches of the end, so many tokens of it; empty: there is none.
+        """The ``count`` tokens after the latest of the longest matches of the text's end; empty: there is no match.
 
-        Where the end of the text is reached, what follows is taken to repeat.
+        Where they would go beyond the end of the text, the tokens after the match are taken to repeat.
         """
         self._catch_up()
         tokens = self._tokens

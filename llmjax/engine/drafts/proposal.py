@@ -1,7 +1,7 @@
-"""A second, smaller model that guesses the next tokens on the device, in the step that verifies them.
+"""Drafts from a second, smaller model on the device, in the step that verifies them.
 
-Its layers have pages of the same numbers as the first one's, and take in whatever that takes in. So what is known of a
-sequence's pages (prefixes that are found, tokens that are taken back, preemption) holds for both.
+Its layers use the same page numbers as the target model's, and compute the same tokens. So what the host knows of a
+sequence's pages (cached prefixes, tokens that are taken back, preemption) holds for both.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DraftGraph:
-    """What a step is compiled from, of the draft model; static.
+    """What a step is compiled from besides the draft model's weights; static.
 
     Args:
-        graph: of the model.
-        names: of its weights, in the order in which they come behind the first model's.
-        spans: of the groups of layers of both models.
+        graph: the draft model's graph definition.
+        names: names of its weights, in the order in which they come after the target model's.
+        spans: spans of the groups of layers of both models.
     """
 
     graph: ModelGraph
@@ -74,22 +74,22 @@ def propose(
     drafts: int,
     draft: DraftGraph,
 ) -> tuple[DeviceState, StepBatch]:
-    """Fills the places of drafts with what the draft model samples, one after another.
+    """Fills the places of drafts with tokens that the draft model samples, one after another.
 
-    It samples as the first model will, with the same noise, so that the two often take the same token (a Gumbel
+    It samples as the target model will, with the same noise, so that the two often take the same token (a Gumbel
     coupling: Daliri et al. 2024, arXiv:2408.07978), and the head `verify` needs to know nothing of the draft model's
     probabilities.
 
     Args:
-        weights: of the draft model.
-        state: behind ``begin``.
+        weights: the draft model's weights.
+        state: the state that ``begin`` returned.
         batch: in the drafted family, each row a known token and places for its drafts.
         merged: the draft model with these weights.
-        drafts: of a row at most.
-        draft: the static side.
+        drafts: most drafts of a row.
+        draft: the static side of the draft model.
 
     Returns:
-        The state, whose draft model has taken in the known tokens and all drafts, and the batch with these.
+        The state, in which the draft model has computed the known tokens and all drafts, and the batch with the drafts.
     """
     rows, slot, vocab_size = state.rows, batch.slot, state.sampler.vocab_size
     first, count = batch.query_start[:-1], jnp.diff(batch.query_start)
@@ -119,7 +119,7 @@ def propose(
             chosen = sampler.choose(logits, state.sampler, asked, last_token=token, max_logprobs=0, uncounted=found)
             return chosen.tokens
 
-        # The last token is taken in alone: the next step may begin behind it.
+        # The last draft only leaves its KV entries: the next step may begin after it.
         token = jax.lax.cond(jnp.any(wanted), next_tokens, lambda: token)
         found = found.at[:, done].set(jnp.where(wanted, token, vocab_size), mode="drop")
         return done + 1, state, token, found

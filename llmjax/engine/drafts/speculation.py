@@ -12,7 +12,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import LastState
 from llmjax.speculative import SpeculativeConfig, draft_lengths
 
-RECENT = 8  # dispatches whose fastest says what a step takes: whatever else the machine does makes it slower
+RECENT = 8  # dispatches whose fastest is the time of a step: other work of the machine only makes steps slower
 PLAIN = 0  # drafts of a step that has none
 TRIALS = {
     PLAIN: 4
@@ -21,10 +21,10 @@ RETRIES = (64, 1024)  # steps until another number of drafts is measured again: 
 
 
 class Speculation:
-    """How many drafts the rows of a step have: as many as bring most tokens a second, or none.
+    """Chooses how many drafts the rows of a step have: the number that gives most tokens a second, or none.
 
     Args:
-        config: what was asked for.
+        config: the speculative settings.
     """
 
     def __init__(self, config: SpeculativeConfig) -> None:
@@ -32,21 +32,21 @@ class Speculation:
         self._lengths = draft_lengths(config.num_speculative_tokens)
         self._costs: dict[tuple[int, int], deque[float]] = {}  # seconds of steps, by rows of the program and drafts
         self._begun: set[tuple[int, int]] = set()
-        self._acceptance = Acceptance()  # of a draft model
+        self._acceptance = Acceptance()  # the draft model's, over all sequences
         self._ages: dict[int, int] = {}  # steps since a number of drafts was the one
         self._patience, self._chosen = RETRIES[0], PLAIN
 
     def drafter(self, tokens: list[int]) -> Drafter:
-        """Of a sequence with these tokens, which may grow."""
+        """Makes the drafter of a sequence with these tokens, to which more may be added."""
         if self.config.model is not None:
             return ModelDrafter(self.config.num_speculative_tokens, self._acceptance)
         return LookupDrafter(tokens, self.config)
 
     def drafts(self, running: list[Sequence], *, most: int) -> dict[Sequence, tuple[int, ...]]:
-        """Guesses at the next tokens of sequences, as far as these are known; none where they do not pay.
+        """Drafts of the next tokens of sequences that have some; none if they do not pay.
 
         Args:
-            most: drafts of a row.
+            most: most drafts of a row.
         """
         if not most or len(running) > self.config.disable_by_batch_size:
             return {}
@@ -61,11 +61,11 @@ class Speculation:
         return {sequence: guess[:length] for sequence, guess in found.items()} if length else {}
 
     def record(self, *, rows: int, seconds: float, drafts: int) -> None:
-        """A step took so long.
+        """Notes how long a step took.
 
         Args:
-            rows: of the program, which may be more than there were.
-            drafts: of the row that had most; 0: there were none.
+            rows: rows of the program, which may be more than the step had.
+            drafts: most drafts that a row had; 0: there were none.
         """
         if drafts and drafts not in self._lengths:
             return  # cut off at the end of an output
@@ -80,7 +80,7 @@ class Speculation:
         Args:
             found: all guesses.
             rows: sequences that run, those without a guess included.
-            most: that there can be.
+            most: most drafts that a row can have.
         """
         speeds: dict[int, float] = {}
         for length in (*(length for length in self._lengths if length <= most), PLAIN):
@@ -101,14 +101,14 @@ class Speculation:
         return best
 
     def _cost(self, rows: int, drafts: int) -> float | None:
-        """Of the smallest program that has been measured and holds so many rows; None: there is none."""
+        """Seconds of the smallest measured program that holds ``rows`` rows; None: there is none."""
         measured = sorted(size for size, length in self._costs if length == drafts and size >= rows)
         seconds = self._costs[measured[0], drafts] if measured else ()
         return min(seconds) if len(seconds) >= TRIALS.get(drafts, 1) else None
 
 
 def _expected(found: Mapping[Sequence, tuple[int, ...]], length: int) -> float:
-    """Drafts that are accepted in the mean, if each one behind right ones is with the sequence's share."""
+    """Expected number of accepted drafts, if each draft after right ones is accepted with the sequence's share."""
     more = 0.0
     for sequence, guess in found.items():
         assert sequence.drafter is not None
@@ -118,13 +118,13 @@ def _expected(found: Mapping[Sequence, tuple[int, ...]], length: int) -> float:
 
 
 def check_speculative(speculative: SpeculativeConfig, model: ModelConfig, *, max_num_batched_tokens: int) -> None:
-    """Raises ConfigError if the engine cannot do what was asked for."""
+    """Raises ConfigError if the engine cannot do what the speculative settings ask for."""
     if model.pooler is not None:
         raise ConfigError("speculative_config: the model makes vectors and generates nothing; leave it out")
     if any(isinstance(span, LastState) for span in model.spans):
         raise ConfigError(
-            "speculative_config: the model has recurrent layers, whose state cannot go back behind a draft that was "
-            "wrong; leave it out"
+            "speculative_config: the model has recurrent layers, whose state cannot return to before a draft that "
+            "was wrong; leave it out"
         )
     if speculative.num_speculative_tokens >= max_num_batched_tokens:
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""Beam search: of all continuations of a prompt, the likeliest few are kept at each step. Of an engine it needs only
-the log-probabilities of next tokens; whoever has one asks it for them, and the prefix cache knows what came before."""
+"""Beam search: of all continuations of a prompt, the likeliest few are kept at each step. It needs only an engine's
+log-probabilities of next tokens, which its user asks for; the prefix cache has what came before."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Beam:
     token: int
     cum_logprob: float
     length: int  # tokens, of the prompt too
-    logprobs: TokenLogprobs | None  # that the last token was chosen from; None: they are not kept
+    logprobs: TokenLogprobs | None  # log-probabilities from which the last token was chosen; None: they are not kept
 
     def path(self) -> list[Beam]:
         """The beam after each of its tokens."""
@@ -37,15 +37,15 @@ class Beam:
 
 
 class BeamSearch:
-    """A search under way: somebody has the next token of each of ``prompts`` scored, and gives ``take`` the results.
+    """A search under way: its user has the next token of each of ``prompts`` scored, and gives ``take`` the results.
 
     Args:
         prompt: its token ids.
         params: how to search.
-        max_tokens: that fit, of those that ``params`` asks for.
+        max_tokens: most tokens to generate: those that ``params`` asks for, as far as they fit.
         eos: tokens that end a text.
-        keep_logprobs: so that continuations have them.
-        cache_salt: of every request of the search.
+        keep_logprobs: whether continuations have log-probabilities.
+        cache_salt: the cache salt of every request of the search.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class BeamSearch:
 
     @property
     def step_params(self) -> SamplingParams:
-        """What each of ``prompts`` is to be computed with."""
+        """Sampling parameters with which each of ``prompts`` is computed."""
         return SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -82,7 +82,7 @@ class BeamSearch:
 
     @property
     def prompts(self) -> list[list[int]]:
-        """Token ids of each continuation that is to grow."""
+        """Token ids of the prompt with each continuation that still grows."""
         if not self.steps:
             return [self.prompt]
         return [self.prompt + [beam.token for beam in last.path()] for last in self._beams]
@@ -109,11 +109,11 @@ class BeamSearch:
         self.done = len(self.prompt) + self.steps >= self._end or not self._beams or not self._may_improve()
 
     def score(self, beam: Beam) -> float:
-        """What beams are compared by."""
+        """The score by which beams are compared."""
         return float(beam.cum_logprob / (beam.length - (beam.token in self._eos)) ** self.params.length_penalty)
 
     def best(self) -> list[Beam]:
-        """The best of all, the best first; those that have not ended are as long as they may be."""
+        """The best beams, the best first; those that have not ended are as long as they may be."""
         return nlargest(self.params.beam_width, self._complete + self._beams, key=self.score)
 
     def outputs(self, decode: Decode | None) -> list[CompletionOutput]:

@@ -1,4 +1,4 @@
-"""The text side of the engine: prompts to token requests, token outputs to text. Runs where the caller runs."""
+"""The frontend: turns prompts into token requests, and token outputs into text. It runs where the caller runs."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Processed:
 
 
 class Frontend:
-    """The open requests: their users' names, what has been said of each so far.
+    """The open requests: their users' names for them, and their outputs so far.
 
     Args:
         config: limits and policies.
-        info: of the engine that the requests are for.
+        info: describes the engine that the requests are for.
         new_id: makes that engine's ids of requests; the ids that users give are known here alone.
         tokenizer: None: token ids in, token ids out.
 
@@ -153,7 +153,7 @@ class Frontend:
         """The text of tokens that follow a prompt.
 
         Args:
-            options: of ``Tokenizer.detokenizer``.
+            options: keyword arguments of ``Tokenizer.detokenizer``.
         """
         assert self.tokenizer is not None
         detokenizer = self.tokenizer.detokenizer(prompt_ids=prompt_ids, **options)

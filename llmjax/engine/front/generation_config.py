@@ -1,4 +1,4 @@
-"""What requests get that bring no parameters: generation_config.json, and what the user puts in its place."""
+"""Default sampling parameters of requests: from generation_config.json, and the user's settings in its place."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def generation_config(config: EngineConfig, own: Mapping[str, Any]) -> dict[str,
 
 
 def check_generation_config(config: EngineConfig) -> None:
-    """Before a model is loaded.
+    """Checks the settings before a model is loaded.
 
     Raises:
         ConfigError: there is no file where ``generation_config`` says, or an override is not a sampling parameter in

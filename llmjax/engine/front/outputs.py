@@ -1,4 +1,4 @@
-"""Outputs as users want them: tokens as text, stop strings, times."""
+"""Request outputs made from engine outputs: tokens as text, stop strings, times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
 
 @dataclass
 class Continuation:
-    """What has been said so far in one of the n continuations."""
+    """The output so far of one of the n continuations."""
 
     index: int
     detokenizer: IncrementalDetokenizer | None
@@ -55,7 +55,7 @@ class Continuation:
         return bisect_left(self.token_starts, len(self.text)) if self.token_starts else len(self.token_ids)
 
     def cut(self, end: int) -> None:
-        """Leaves out the tokens that begin behind so many characters."""
+        """Drops the tokens whose text begins at character ``end`` or later."""
         keep = bisect_left(self.token_starts, end)
         del self.token_ids[keep:], self.token_starts[keep:]
         if self.logprobs is not None:
@@ -110,11 +110,11 @@ class OpenRequest:
 
 
 class Outputs:
-    """Adds what the engine brought to open requests, as text.
+    """Adds the engine's outputs to open requests, as text.
 
     Args:
-        tokenizer: None: tokens stay tokens.
-        stream_interval: tokens that an output of a stream has at least, but for the first and the last.
+        tokenizer: makes text of tokens; None: outputs have only tokens.
+        stream_interval: fewest tokens of a streamed output, except for the first and the last.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, stream_interval: int) -> None:
@@ -126,7 +126,7 @@ class Outputs:
     def continuation(
         self, index: int, request: EngineRequest, shown: frozenset[int], reading: ContentReading | None
     ) -> Continuation:
-        """One of a request's continuations, of which nothing has been said yet.
+        """A new, empty continuation of a request.
 
         Args:
             shown: special tokens that are part of the text even where others are left out.
@@ -200,7 +200,7 @@ class Outputs:
         continuation.text += continuation.stop.add(text, may_stop=may_stop)
 
     def made(self, request: OpenRequest, touched: list[Continuation]) -> RequestOutput | PoolingRequestOutput | None:
-        """What a request's user gets now; None: nothing yet.
+        """The output that a request's user gets now; None: nothing yet.
 
         Args:
             touched: the continuations that have something new.

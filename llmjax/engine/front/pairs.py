@@ -1,4 +1,4 @@
-"""Pairs of texts as the prompt that a model which scores them was trained with."""
+"""Prompts of text pairs, for models that score pairs, in the form that each model was trained with."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class TextPair:
     """Two texts that a cross-encoder reads together.
 
     Attributes:
-        instruction: what they are judged by, of models that are told so; None: what the model's makers say.
-        chat_template: makes a prompt of them instead of the model's way: Jinja source, or the name of a built-in one.
+        instruction: what the pair is judged by, for models that read one; None: the model's default.
+        chat_template: makes the prompt in place of the model's template: Jinja source, or a built-in template's name.
     """
 
     first: str
@@ -29,16 +29,16 @@ class TextPair:
 
 @dataclass(frozen=True)
 class PairPrompts:
-    """What becomes of pairs.
+    """Makes prompts of pairs.
 
     A template is given messages of the roles ``query`` and ``document``, as in vLLM, and before them the instruction,
-    if there is one, as that of ``system`` and as a variable. A template that nobody has asked for is not put around
-    texts that already begin with one of the model's special tokens: who writes those has written the prompt.
+    if there is one, as the message of ``system`` and as a variable. A template that nobody has asked for is not put
+    around texts that already begin with one of the model's special tokens: such a text is already a whole prompt.
 
     Attributes:
-        template: of the model; None: the texts follow each other as the tokenizer has it.
-        chosen: its user has chosen it.
-        instruction: of pairs without one.
+        template: the model's template; None: the texts follow each other as the tokenizer joins them.
+        chosen: whether the user has chosen the template.
+        instruction: the instruction for pairs that have none.
     """
 
     tokenizer: Tokenizer
@@ -48,10 +48,10 @@ class PairPrompts:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, pooler: PoolerInfo, *, chosen: bool) -> PairPrompts:
-        """Of a model.
+        """Makes the prompts of a model.
 
         Args:
-            chosen: the tokenizer's template is what its user has set.
+            chosen: whether the tokenizer's template is one that the user has set.
         """
         name = OWN if chosen and pooler.task == "classify" else pooler.pair_template
         template = None
@@ -96,7 +96,7 @@ class PairPrompts:
             InvalidRequest: see `text`.
             PromptTooLong: there are more tokens than the limit without the second text.
         """
-        if limit is not None:  # what lies further back cannot be among so many tokens
+        if limit is not None:  # text beyond this cannot be within the limit
             pair = replace(pair, second=pair.second[: (limit + 1) * self.tokenizer.max_token_bytes])
         text = self.text(pair)
         if text is None:

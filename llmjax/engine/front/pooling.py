@@ -1,4 +1,4 @@
-"""Requests for vectors: texts and pairs as tokens, and what the model makes of them as it is asked for."""
+"""Requests for vectors: texts and pairs as tokens, and vectors in the form that a request asks for."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PoolingPrompts:
 
     Args:
         requests: checks token ids.
-        info: of the engine.
-        tokenizer: None: token ids in.
-        chosen_template: the user has named a chat template.
+        info: describes the engine.
+        tokenizer: None: prompts are token ids.
+        chosen_template: whether the user has named a chat template.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PoolingPrompts:
         *,
         add_special_tokens: bool = True,
     ) -> PooledTokens:
-        """What the engine reads where a vector is asked for, checked. Any thread may ask.
+        """The checked tokens of a request for a vector. Any thread may call this.
 
         Args:
             add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.
@@ -115,7 +115,7 @@ class PoolingPrompts:
         return self._pairs.tokens(pair, limit=limit, add_special_tokens=add_special_tokens)
 
     def _prompted(self, text: str, params: PoolingParams) -> str:
-        """A text behind the model's prompt for it."""
+        """A text with the model's prompt for it in front."""
         name = self.pooler.default_prompt if params.prompt_name is None else params.prompt_name
         if name is None:
             return text

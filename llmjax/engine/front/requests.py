@@ -1,4 +1,4 @@
-"""Requests as the engine takes them: prompts as tokens, limits checked, forms as grammars."""
+"""Makes engine requests from users' requests: prompts as tokens, limits checked, structured outputs as grammars."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_data", "multi_modal_uuids", "m
 
 @dataclass(frozen=True)
 class CompiledForm:
-    """What outputs must match: a grammar, and a matcher at its beginning."""
+    """What outputs must match: a grammar, and a matcher in its initial state."""
 
     grammar: str
     matcher: LLMatcher
@@ -55,11 +55,11 @@ class Prompt:
 
 
 class Requests:
-    """Checks what users ask for, and makes requests of it.
+    """Checks what users ask for, and makes engine requests of it.
 
     Args:
         config: limits and policies.
-        info: of the engine that the requests are for.
+        info: describes the engine that the requests are for.
         new_id: makes that engine's ids of requests.
         tokenizer: None: token ids in, token ids out.
     """
@@ -165,8 +165,8 @@ class Requests:
         return None if form is None else self.compile(form, self.known(form)[0])
 
     def known(self, form: StructuredOutputsParams) -> tuple[str, CompiledForm | None]:
-        """A form's grammar, and the compiled form if it was asked for lately; errors as of ``compiled``. Any thread may
-        ask; nothing is compiled."""
+        """A form's grammar, and the compiled form if it was used recently. Raises what ``compiled`` raises. Any thread
+        may call this; nothing is compiled."""
         if self._grammars is None:
             raise InvalidRequest(f"{form.field} needs a tokenizer", field=form.field)
         grammar = self._grammars.grammar(form)
@@ -174,10 +174,10 @@ class Requests:
         return grammar, None if matcher is None else CompiledForm(grammar, matcher)
 
     def compile(self, form: StructuredOutputsParams, grammar: str, turn: Turn | None = None) -> CompiledForm:
-        """The compiled form of a grammar; errors as of ``compiled``.
+        """The compiled form of a grammar. Raises what ``compiled`` raises.
 
         Args:
-            turn: is told if it takes long; what it raises ends this.
+            turn: called if compiling takes long; an error that it raises ends compiling.
         """
         assert self._grammars is not None
         return CompiledForm(grammar, self._grammars.matcher(grammar, field=form.field, turn=turn))

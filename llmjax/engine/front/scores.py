@@ -1,4 +1,4 @@
-"""How well two texts fit: by a cross-encoder that reads both, or by the cosine of their embeddings."""
+"""Scores of how well two texts fit: by a cross-encoder that reads both, or by the cosine of their embeddings."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def text_pairs(
     instruction: str | None = None,
     chat_template: str | None = None,
 ) -> list[TextPair]:
-    """One text with each of the others, or pair by pair.
+    """Pairs of one text with each of the others, or of texts at the same place in both lists.
 
     Args:
-        instruction, chat_template: of all pairs, as in `TextPair`.
+        instruction, chat_template: the same for all pairs; see `TextPair`.
 
     Raises:
         InvalidRequest: there are none, or their numbers differ.
@@ -39,10 +39,10 @@ def text_pairs(
 
 
 def score_task(pooler: PoolerInfo | None) -> PoolingTask:
-    """What pairs are scored by.
+    """The task by which pairs are scored.
 
     Raises:
-        InvalidRequest: the model cannot.
+        InvalidRequest: the model cannot score pairs.
     """
     if pooler is None:
         raise InvalidRequest("this model generates text; it scores no pairs of texts (--runner pooling)")
@@ -52,7 +52,7 @@ def score_task(pooler: PoolerInfo | None) -> PoolingTask:
 
 
 def pair_inputs(pairs: Sequence[TextPair], pooler: PoolerInfo | None) -> list[TextPair | str]:
-    """What the model is to read for them: the pairs, or each text once.
+    """The inputs of the model for some pairs: the pairs, or each text once.
 
     Raises:
         InvalidRequest: pairs have an instruction or a template, but the texts are read one by one.
@@ -71,7 +71,7 @@ def scored(
     """The pairs' scores.
 
     Args:
-        made: of `pair_inputs`, in order.
+        made: outputs of the requests that `pair_inputs` made, in order.
     """
     if pooler is None or pooler.task == "classify":
         return [

@@ -1,4 +1,4 @@
-"""Stop strings: found in streamed text, and never shown by mistake before it is clear whether they are there."""
+"""Stop strings: finds them in streamed text, and holds text back while it may be the beginning of one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class StopMatcher:
     """Watches the text of one continuation.
 
     Args:
-        stops: strings that end it, where they stand in content.
+        stops: strings that end it, if they are in content.
         include: whether the stop string itself belongs to the output.
-        reading: None: all text is content.
+        reading: which text is content; None: all of it.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool, reading: ContentReading | None = None) -> None:
@@ -27,9 +27,9 @@ class StopMatcher:
         self._held = ""  # text that is not shown yet
         self._new: list[str] = []  # what follows it, of which nothing is known yet
         self._certain = 0  # characters of which it is known whether they are content
-        self._shown = 0  # characters that are
+        self._shown = 0  # characters that are shown
         self._seen = 0  # characters that have been searched, or are not to be
-        self._span = 0  # of the parser's content: where the next piece to search is
+        self._span = 0  # index in the parser's content of the next piece to search
         self._leading = False  # white space that does not count: it stands before all else in a piece of content
         self.found: str | None = None  # the stop string that ended the text
         self.end: int | None = None  # characters up to the end of the stop string, or of the only call

@@ -1,4 +1,4 @@
-"""Labels that are tokens: their ids, by the model's tokenizer."""
+"""Labels that are tokens of the vocabulary: finds their ids with the model's tokenizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What requests that pool come to and go from: tokens, and vectors as their users want them."""
+"""Pooling requests: the tokens that the engine reads, and its vectors in the form that users ask for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class PooledTokens:
     """A text, or a pair, that has been tokenized and may be sent to the engine.
 
     Attributes:
-        task: what is made of it.
+        task: what the model makes of it.
         second_start: where the second text of a pair begins; None: the model does not tell segments apart.
         cache_salt: what the prompt says of it.
     """
@@ -32,12 +32,12 @@ class PooledTokens:
 
     @property
     def of_tokens(self) -> bool:
-        """A vector of each token is made."""
+        """Whether a vector of each token is made."""
         return self.task in ("token_embed", "token_classify")
 
 
 def task_of(params: PoolingParams, pooler: PoolerInfo) -> PoolingTask:
-    """What is made of a text.
+    """The task for a text.
 
     Raises:
         InvalidRequest: the model is not made for it, or a parameter has no meaning for it.
@@ -64,7 +64,7 @@ def task_of(params: PoolingParams, pooler: PoolerInfo) -> PoolingTask:
 
 
 def pooled_request(tokens: PooledTokens, pooler: PoolerInfo) -> PooledRequest:
-    """What the engine is asked for."""
+    """The request to the engine."""
     every_position = tokens.of_tokens or pooler.kind != "last"
     second = {} if tokens.second_start is None else {"second_start": tokens.second_start}
     return PooledRequest(of_tokens=tokens.of_tokens, every_position=every_position, **second)
@@ -91,6 +91,6 @@ def finished(vectors: Vectors, params: PoolingParams, pooler: PoolerInfo) -> Vec
 
 
 def _sigmoid(x: Vectors) -> Vectors:
-    """Without a power that overflows."""
+    """The sigmoid, computed without a power that overflows."""
     small = np.exp(-np.abs(x))
     return np.where(x >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Files that one start leaves for the next one: whose they must be, and how they are said to be wrong."""
+"""Checks of files that one start keeps for the next: their owner, and the error for damaged files."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import stat
 
 
 class Damaged(Exception):
-    """A file does not hold what it is named after."""
+    """The error that a file does not hold what its name says."""
 
 
 def check_owner(status: os.stat_result) -> None:
-    """That nobody but its user, or root, can have written a file.
+    """Checks that only this process's user, or root, can have written a file.
 
     Raises:
-        Damaged: somebody else may have.
+        Damaged: another user may have written it.
     """
     if not hasattr(os, "geteuid"):
         return

@@ -1,5 +1,5 @@
-"""Memory: how much the KV cache gets and how it is divided into pages, what programs take, and what a model will take
-before it is loaded."""
+"""Memory planning: the size of the KV cache and its division into pages, the memory of programs, and an estimate of a
+model's memory before it is loaded."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 CPU_DEFAULT_BYTES = 2**30
 CPU_MAX_BYTES = 4 * 2**30
-CPU_SHARE = 0.25  # of the free memory
-STATE_SHARE = 0.5  # of the memory that recurrent states may take from pages
+CPU_SHARE = 0.25  # share of the free memory
+STATE_SHARE = 0.5  # share of the memory that recurrent states may take from pages
 HIDDEN_COPIES = 4  # f32 arrays [tokens, hidden size] that a step has at once, at least
 
 
@@ -68,15 +68,15 @@ class KVPlan:
 
 @dataclass(frozen=True)
 class ProgramMemory:
-    """What a compiled step takes of the device's memory while it runs, beside weights and state."""
+    """The device memory of a compiled step while it runs, besides weights and state."""
 
     temporaries: int
-    outputs: int  # that are not the state
+    outputs: int  # bytes of outputs other than the state
     code: int
 
     @classmethod
     def of(cls, executable: Any) -> ProgramMemory | None:
-        """As XLA has planned it; None: this device's compiler does not say."""
+        """The memory of a program as XLA has planned it; None: this device's compiler does not say."""
         found = executable.memory_analysis()
         if found is None:
             return None
@@ -101,15 +101,15 @@ def plan_kv(
     beside: Mapping[Span, int] = MappingProxyType({}),
     agreed: Sequence[int] | None = None,
 ) -> KVPlan:
-    """Divides the memory.
+    """Divides the memory among the KV cache's groups of layers.
 
     Args:
         layout: how a layer's pages are stored.
-        reserved: bytes of the free memory that are for other things than KV. Weights are there already, but for those
+        reserved: bytes of the free memory that are not for the KV cache. Weights are already in memory, except those
             that are mapped from a file.
-        beside: bytes of a page in the layers of another model that has pages of the same numbers, by span.
-        agreed: pages of each group that all processes have room for; None: this one is the only one, or the first to
-            say.
+        beside: bytes of a page in the layers of another model that uses the same page numbers, by span.
+        agreed: pages of each group that all processes have room for; None: this process is the only one, or the first
+            to say.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
@@ -225,11 +225,11 @@ def _default_budget(config: EngineConfig, platform: Platform, one_request: int, 
 
 
 def _rounded(num_bytes: int, *, steps: int) -> int:
-    """Rounded down by 1/steps at most: what is free differs a little from start to start, and programs compiled for
-    another number of pages would have to be compiled again. A whole machine's memory varies more than a card's.
+    """Rounds a number down, by 1/steps at most: free memory differs a little from start to start, and programs would be
+    compiled again for another number of pages. A whole machine's free memory varies more than a card's.
 
     Args:
-        steps: from a power of two to the next; a power of two.
+        steps: number of steps from a power of two to the next; a power of two.
     """
     unit = 1 << max(0, num_bytes.bit_length() - steps.bit_length())
     return num_bytes // unit * unit
@@ -245,8 +245,8 @@ def _more_memory(platform: Platform) -> str:
 def _divide(budget: int, page_bytes: Mapping[Span, int], load: Load, *, for_states: int) -> dict[Span, int]:
     """Pages per group: equal numbers until a group has all it can use.
 
-    A recurrent state counts by itself, for it is not a page of tokens: first as many as ``for_states`` bytes hold, at
-    least three, and in the end more, if memory is left.
+    Recurrent states are counted separately, because they are not pages of tokens: first as many as ``for_states`` bytes
+    hold, at least three, and more at the end if memory is left.
     """
     useful = {span: kind_of(span).useful_pages(span, load) for span in page_bytes}
     found: dict[Span, int] = {}
@@ -280,9 +280,9 @@ class KVFootprint:
     """What the KV cache of one type takes.
 
     Attributes:
-        token_bytes: of a token in the layers that keep all, scales included.
-        window_bytes: window in tokens to bytes of a token in the layers that keep no more than that.
-        state_bytes: of a sequence in the layers that keep one state.
+        token_bytes: bytes of a token in the layers that keep all tokens, scales included.
+        window_bytes: maps a window in tokens to the bytes of a token in the layers that keep no more than that window.
+        state_bytes: bytes of a sequence in the layers that keep one state.
     """
 
     token_bytes: float
@@ -295,7 +295,7 @@ class KVFootprint:
         return self.token_bytes + sum(self.window_bytes.values())
 
     def tokens_in(self, num_bytes: float) -> int | None:
-        """The longest sequence that fits in ``num_bytes``; None: every one does, for no layer keeps all tokens.
+        """The longest sequence that fits in ``num_bytes``; None: all do, because no layer keeps all tokens.
 
         A sequence needs its state twice: one is read while the other is written.
         """
@@ -314,7 +314,7 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
     """The KV cache's needs of a model.
 
     Args:
-        dtype: of the stored keys and values; one-byte types with a scale a token and head.
+        dtype: type of the stored keys and values; one-byte types have a scale for each token and head.
         page_size: tokens in a page.
     """
     pages = page_bytes_by_span(model, KVLayout.of(dtype, page_size=page_size))
@@ -327,10 +327,10 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
 
 def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int:
     """Bytes of a model's weights on the device: quantized matrices as they are kept there unless the configuration says
-    what becomes of them, others in its type.
+    otherwise, others in the device's type.
 
     Args:
-        tensors: of a checkpoint, by name; those that the model does not use count too.
+        tensors: a checkpoint's tensors, by name; those that the model does not use count too.
 
     Raises:
         CheckpointError: a tensor's stored type is not supported.

@@ -43,7 +43,7 @@ T = TypeVar("T")
 # Buffers that old checkpoints carry and that are computed here.
 IGNORED_SUFFIXES = (
     "embeddings.position_ids",
-    "pooler.dense.weight",  # behind BERT's first token, for sentence pairs of its training
+    "pooler.dense.weight",  # BERT's pooler of the first token, trained on sentence pairs
     "pooler.dense.bias",
     ".rotary_emb.inv_freq",
     ".rotary_pos_emb.inv_freq",  # ChatGLM
@@ -57,27 +57,27 @@ IGNORED_SUFFIXES = (
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """What the runner needs of a model."""
+    """A loaded model, as the runner needs it."""
 
     config: ModelConfig
-    graph: ModelGraph  # of the model that each device runs, of its stage where the layers are divided
+    graph: ModelGraph  # the part of the model on each device; only its stage's layers where layers are divided
     params: dict[str, jax.Array | QTensor | SplitStack]  # by Hugging Face name
     checkpoint: Checkpoint
     path: Path
     load_seconds: float
-    mapped_bytes: int = 0  # of weights that take memory only when a step reads them
+    mapped_bytes: int = 0  # bytes of weights that take memory only when a step reads them
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
     dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 
     @property
     def num_bytes(self) -> int:
-        """Of all weights."""
+        """Bytes of all weights."""
         return sum(weight.nbytes for weight in self.params.values())
 
     @property
     def digest(self) -> str:
-        """Of what it is on every rank: its definition, and the shapes and types of its weights, not their values;
-        where ranks have layers of their own, the type of what they pass on instead of these."""
+        """A digest of what is the same on every rank: the model's definition, and the shapes and types of its weights,
+        not their values; where ranks have different layers, the type of their hidden states in place of the weights."""
         if self.graph.config.embeds and self.graph.config.has_head:
             found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
         else:
@@ -86,7 +86,7 @@ class LoadedModel:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Of weights in the host's memory."""
+        """Bytes of the weights in the host's memory."""
         return sum(weight.offloaded.nbytes for weight in self.params.values() if isinstance(weight, SplitStack))
 
 
@@ -96,7 +96,7 @@ def _kind_of(weight: jax.Array | QTensor | SplitStack) -> str:
 
 
 def check_stages(config: EngineConfig) -> None:
-    """Looks whether the model can be divided among as many stages, before a process is started for each.
+    """Checks that the model can be divided into the stages, before a process is started for each.
 
     Raises:
         CheckpointError: the model cannot be found or read.
@@ -125,8 +125,8 @@ def load_model(
     Args:
         path: where the model is, if it has been resolved.
         cache_dir: where packed weights are kept from start to start; None: nowhere.
-        programs: where programs are, and what the model declares.
-        progress: show people in a terminal how far it has got.
+        programs: the cache of programs, and of what models declare.
+        progress: whether to show a progress bar in a terminal.
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
@@ -230,7 +230,7 @@ def _stored_as(checkpoint: Checkpoint) -> str:
 def declare(
     config: ModelConfig, platform: Platform, programs: ProgramCache
 ) -> tuple[ModelGraph, dict[str, jax.ShapeDtypeStruct]]:
-    """As ``models.abstract_model``, which needs Flax: what it has said is kept, so that later starts need none."""
+    """Does what ``models.abstract_model`` does, which needs Flax: its result is kept, so later starts need no Flax."""
     types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
     parts = ("what a model declares", config, types)
     return programs.kept(parts, lambda: models.abstract_model(config, **types))

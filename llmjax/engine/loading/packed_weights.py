@@ -1,8 +1,8 @@
 """Packed matrices on disk: a later start maps them into memory instead of packing them again.
 
-A file is a model's. It is found by a digest of all that decides its content: which files the model is read from
-(`identity`), what becomes of their matrices, how the platform wants them, and this package's sources. So it is never
-out of date, only unused, and the files that have not been used for longest go first when there are too many.
+A model has one file. Its name is a digest of all that decides its content: the files that the model is read from
+(`identity`), the form in which matrices are kept, the platform's layout, and this package's sources. So a file is never
+out of date, only unused; the least recently used files are removed when there are too many.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ FOLDER = "weights"
 MAGIC = b"llmjax weights 1\n"
 HEADER = struct.Struct(f"<{len(MAGIC)}s32sQQ")  # magic, key, where the index stands, its length
 ALIGNMENT = 4096
-UNFINISHED = "."  # how the names of files begin that are being written
-FORGOTTEN = 3600.0  # seconds without a write, after which one is nobody's
-KEPT_FREE = 0.05  # of the disk
+UNFINISHED = "."  # beginning of the names of files that are being written
+FORGOTTEN = 3600.0  # seconds without a write, after which such a file counts as abandoned
+KEPT_FREE = 0.05  # share of the disk
 KEEPER = "keep-weights"
 MOST = 64  # files, however small
 WORD = np.dtype("<u4")
@@ -50,15 +50,15 @@ class PackedWeights:
     """The packed matrices of one model: read from their file if there is one, else packed and written to it.
 
     Args:
-        path: of the file; None: nothing is kept.
-        limit: bytes of all such files.
-        stay: whether matrices stay where they have been packed, and so can be written when they are all there.
+        path: path of the file; None: nothing is kept.
+        limit: most bytes of all such files.
+        stay: whether matrices stay where they were packed, so that they can be written once all of them are there.
     """
 
     def __init__(self, path: Path | None = None, *, limit: int = 0, stay: bool = False) -> None:
         self._path = path
         self._limit = limit
-        self.mapped_bytes = 0  # of what `words` has found
+        self.mapped_bytes = 0  # bytes of matrices that `words` has found
         self._found = {} if path is None else _read(path)
         self._writer = None if path is None or self._found else _Writer.begin(path, limit, later=stay)
         self._finishing: threading.Thread | None = None
@@ -68,10 +68,10 @@ class PackedWeights:
     def of(
         cls, directory: Path | None, config: EngineConfig, checkpoint: Checkpoint, platform: Platform, *, files: Any
     ) -> PackedWeights:
-        """Those of a model as it is configured.
+        """The packed weights of a model with its configuration.
 
         Args:
-            directory: of JAX's compilation cache; None: nothing is kept.
+            directory: folder of JAX's compilation cache; None: nothing is kept.
             files: `identity` of the checkpoint, from before it was opened.
         """
         limit = config.packed_weights_bytes
@@ -94,10 +94,10 @@ class PackedWeights:
         return cls(directory / FOLDER / key, limit=limit, stay=platform.device.platform == "cpu")
 
     def words(self, name: str, source: RowSource | RowStack, *, tile: int) -> np.ndarray:
-        """As `pack`; what was found in the file is read-only.
+        """Packs a matrix as `pack` does, or finds it in the file; what was found is read-only.
 
         Args:
-            name: of the matrix, or of the part of it; each once.
+            name: name of the matrix, or of the part of it; each may be given once.
         """
         found = self._found.get(name)
         if found is not None and found.shape == words_shape(source, tile=tile):
@@ -114,7 +114,7 @@ class PackedWeights:
         return words
 
     def keep(self) -> None:
-        """Finishes the file, if it is a new one, without making anybody wait for the disk; nothing more comes."""
+        """Finishes the file, if it is a new one, without waiting for the disk; no matrix may be added after it."""
         self._found = {}
         if (writer := self._writer) is not None:
             self._writer = None
@@ -123,14 +123,14 @@ class PackedWeights:
             self._finishing.start()
 
     def discard(self) -> None:
-        """Keeps nothing: the files have changed while they were read."""
+        """Keeps nothing, because the model's files have changed while they were read."""
         self._found = {}
         if self._writer is not None:
             self._writer.discard()
             self._writer = None
 
     def wait(self, timeout: float) -> None:
-        """Until `keep` is done, or so many seconds."""
+        """Waits until `keep` is done, for ``timeout`` seconds at most."""
         if self._finishing is not None:
             self._finishing.join(timeout)
 
@@ -148,7 +148,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             with contextlib.suppress(OSError):  # a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         found = dict(_arrays(memory, bytes.fromhex(path.name)))
-        os.utime(path)  # for those who look for files that nobody uses any more
+        os.utime(path)  # shows that the file is in use
         return found
     except FileNotFoundError:
         return {}
@@ -172,17 +172,17 @@ def _arrays(memory: mmap.mmap, key: bytes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 class _Writer:
-    """A file that others see whole or not at all, written matrix by matrix, by one process at a time.
+    """Writes a file that others see whole or not at all, matrix by matrix, in one process at a time.
 
     Args:
-        later: matrices are not written before the end.
+        later: whether matrices are written only at the end.
     """
 
     def __init__(self, file: BinaryIO, unfinished: Path, path: Path, limit: int, *, later: bool) -> None:
         self._file = file  # locked while it is open
         self._pieces = _Pieces(file)
         self._later: list[np.ndarray] | None = [] if later else None
-        self._end = HEADER.size  # of all matrices
+        self._end = HEADER.size  # end of all matrices
         self._unfinished = unfinished
         self._path = path
         self._limit = limit
@@ -190,7 +190,7 @@ class _Writer:
 
     @classmethod
     def begin(cls, path: Path, limit: int, *, later: bool = False) -> _Writer | None:
-        """None: it cannot be written, or another process is writing it."""
+        """Begins a file; None: it cannot be written, or another process is writing it."""
         unfinished = path.with_name(UNFINISHED + path.name)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -202,7 +202,7 @@ class _Writer:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(file.fileno()), unfinished.stat()):
                 raise FileExistsError("another process has just finished it")
-            file.truncate(0)  # of what a process has left that was killed
+            file.truncate(0)  # removes what a killed process has left
         except OSError as error:
             logger.debug("packed weights are not kept by this process: %s", error)
             file.close()
@@ -210,7 +210,7 @@ class _Writer:
         return cls(file, unfinished, path, limit, later=later)
 
     def add(self, name: str, words: np.ndarray) -> bool:
-        """Whether there was room for it; else nothing is kept."""
+        """Adds a matrix; returns whether there was room for it. If not, nothing is kept."""
         try:
             offset = _aligned(self._end)
             disk = shutil.disk_usage(self._path.parent)
@@ -233,7 +233,7 @@ class _Writer:
         return True
 
     def finish(self) -> None:
-        """Makes it what others find; those that are too many then go."""
+        """Gives the file its name, so that others find it, and removes the files beyond the limit."""
         if not self._index:
             self.discard()
             return
@@ -263,7 +263,7 @@ class _Writer:
 
 
 class _Pieces:
-    """Writes a file, which is not buffered, in whole huge pages: as such the page cache keeps, and maps, them.
+    """Writes an unbuffered file in whole huge pages, so that the page cache keeps and maps huge pages.
 
     Attributes:
         written: bytes.
@@ -271,11 +271,11 @@ class _Pieces:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._begun = bytearray()  # less than a huge page, behind what is written
+        self._begun = bytearray()  # what follows the written part, less than a huge page
         self.written = 0
 
     def put(self, array: np.ndarray, start: int) -> None:
-        """An array's content from byte ``start`` on, which what was put before ends at or before."""
+        """Writes an array's content from byte ``start`` on, which is not before the end of the last array."""
         self._append(memoryview(bytes(start - self.written - len(self._begun))))
         self._append(array.data.cast("B"))
 
@@ -309,7 +309,7 @@ def _write_all(file: BinaryIO, content: memoryview) -> None:
 
 
 def _make_room(new: Path, limit: int) -> None:
-    """Removes what was not used for longest, until all files together are within the limit."""
+    """Removes the least recently used files until all files together are within the limit."""
     files = []
     for path in new.parent.iterdir():
         with contextlib.suppress(OSError):  # another process has removed it

@@ -1,4 +1,4 @@
-"""Weights from files to where they stay, one after another, so that memory holds hardly more than them."""
+"""Places weights from files onto devices, one after another, so that memory holds little besides the weights."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmjax.platforms import Platform
 from llmjax.quantization.plan import Kept
 from llmjax.weights.packing import RowSource, RowStack, put
 
-Part = np.ndarray | RowSource | RowStack  # what a device has of a tensor, before it is there
+Part = np.ndarray | RowSource | RowStack  # a device's part of a tensor, before it is on the device
 TRANSFERS = 2  # weights on their way to the device at a time: the host holds them until they are there
 
 
@@ -36,11 +36,11 @@ class Placer:
     Args:
         platform: the devices, and how they want quantized matrices.
         activations: what products with quantized matrices round activations to, unless a matrix says.
-        offloaded: the last so many experts of each stack that a device has go to the host's memory instead.
+        offloaded: number of experts of each stack, the last ones, that go to the host's memory, not to the device.
         packed: where packed matrices are kept from start to start.
 
     Raises:
-        ConfigError: the device cannot read that.
+        ConfigError: the device cannot read the host's memory.
     """
 
     def __init__(
@@ -58,12 +58,12 @@ class Placer:
     def place(
         self, name: str, tensor: StoredTensor, kept: Kept, shape: jax.ShapeDtypeStruct, *, cut: Cut | None = None
     ) -> jax.Array | QTensor | SplitStack:
-        """Reads a tensor and starts its way to the device; waits for those before the last ones.
+        """Reads a tensor and starts its copy to the device; waits for all copies but the last few.
 
         Args:
-            name: in the model.
-            kept: what becomes of it.
-            shape: that the model wants, with its dtype.
+            name: name in the model.
+            kept: the form in which it is kept.
+            shape: shape and dtype that the model wants.
             cut: which part of it each device has; None: all of it.
         """
         weight: jax.Array | QTensor | SplitStack
@@ -88,7 +88,7 @@ class Placer:
         return {devices.index(device): device for device in self._platform.own_devices}
 
     def _parts(self, name: str, tensor: StoredTensor, kept: Kept, dtype: np.dtype, cut: Cut | None) -> Sequence[Part]:
-        """What each of this process's devices has of a tensor; one for all of them where it is not cut."""
+        """The part of a tensor for each of this process's devices; one for all of them if it is not cut."""
         if cut is None:
             return [tensor.read(dtype) if kept.source is None else kept.source]
         if kept.source is not None:
@@ -112,10 +112,10 @@ class Placer:
         *,
         memory: str | None = None,
     ) -> jax.Array | QTensor:
-        """Parts on their devices, as one weight.
+        """Puts parts on their devices, as one weight.
 
         Args:
-            memory: of the devices, as JAX names it; None: their own.
+            memory: memory of the devices, as JAX names it; None: their default memory.
         """
         if cut is None:
             return self._one(name, parts[0], kept, dtype, self._platform.everywhere_in(memory))

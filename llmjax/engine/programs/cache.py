@@ -1,10 +1,11 @@
-"""Compiled programs on disk, found by what decides them, so that a later start neither traces nor lowers them.
+"""A cache of compiled programs on disk, keyed by all that decides them: a later start neither traces nor lowers them.
 
-A program has two names. Its signature says what it is made from, and is known before anything is traced; it leads to
-the digest of what is lowered, under which the program lies. So a new version of this package traces once more, and
-compiles only what has become another program. JAX's own cache knows lowered programs alone, and is left out.
+A program has two names. Its signature is a digest of what it is made from, which is known before anything is traced; it
+leads to the digest of the lowered program, which is the name of the compiled one. So a new version of this package
+traces once more, and compiles only programs that have changed. JAX's own cache knows only lowered programs, and is not
+used.
 
-A program is code that runs with the rights of its user, so a file is read only where nobody else can have written it.
+A program is code that runs with the rights of its user, so a file is read only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -44,15 +45,15 @@ MAGIC = b"llmjax program 1\n"
 HEADER_BYTES = len(MAGIC) + 2 * hashlib.sha256().digest_size
 FOLDER = "programs"
 KEPT_APART = "kept_apart"  # what JAX calls these programs
-ENVIRONMENTS = 8  # folders that are kept: of machines that share a disk, and of versions before
+ENVIRONMENTS = 8  # folders that are kept: for machines that share a disk, and for earlier versions
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProgramSpec:
-    """Everything that a program is compiled from.
+    """The specification of a program: everything that it is compiled from.
 
     Attributes:
-        function: of a module.
+        function: a function at the top level of a module.
         arguments: pytrees of ``jax.ShapeDtypeStruct``s, one for each of its positional arguments.
         device: where it runs.
         static: its keyword arguments.
@@ -60,7 +61,7 @@ class ProgramSpec:
         options: XLA's compiler options.
         sharding: where several devices run it, each with its part of the arguments; these then say where they lie, or
             are the same everywhere.
-        results: of such a program, a prefix of their tree with PartitionSpecs as leaves.
+        results: how the results of such a program are divided: a prefix of their tree with PartitionSpecs as leaves.
     """
 
     function: Callable[..., Any]
@@ -74,7 +75,7 @@ class ProgramSpec:
 
     @property
     def devices(self) -> list[jax.Device]:
-        """All that run it."""
+        """All devices that run it."""
         return [self.device] if self.sharding is None else self.sharding.mesh.devices.ravel().tolist()
 
     def lower(self, name: str) -> Any:
@@ -108,13 +109,13 @@ class ProgramCache:
     processes.
 
     Args:
-        folder: of the programs; None: nothing is kept.
+        folder: folder of the programs; None: nothing is kept.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._warned = False
-        self._digests: dict[int, tuple[Any, str]] = {}  # by identity, of what many programs share
+        self._digests: dict[int, tuple[Any, str]] = {}  # by id of a value that many programs share
         # Tracing and lowering are Python: many at once would take turns at the interpreter, and all end last.
         self._lowering = threading.Lock()
 
@@ -128,7 +129,7 @@ class ProgramCache:
             return cls()
         folder = directory / FOLDER / digest(MAGIC, KEPT_APART, environment_digest(device))
         with contextlib.suppress(OSError):
-            os.utime(folder)  # for those who look for folders that nobody uses any more
+            os.utime(folder)  # shows that the folder is in use
         return cls(folder)
 
     @property
@@ -156,15 +157,15 @@ class ProgramCache:
     def _digest(self, value: Any) -> str:
         known = self._digests.get(id(value))
         if known is None:
-            known = self._digests[id(value)] = (value, digest(value))  # the value stays, so that its id stays its own
+            known = self._digests[id(value)] = (value, digest(value))  # kept, so that no other value gets its id
         return known[1]
 
     def kept(self, parts: tuple[Any, ...], make: Callable[[], T]) -> T:
         """Returns what ``make`` has made in this start or one before.
 
         Args:
-            parts: all that decides it beside the sources, as ``digest`` takes it; first what it is.
-            make: of a value that can be pickled.
+            parts: all that decides the value besides the sources, as ``digest`` takes it; first what the value is.
+            make: makes a value that can be pickled.
         """
         try:
             name = None if self._folder is None else digest(sources_digest(), *parts)
@@ -187,9 +188,9 @@ class ProgramCache:
         """Returns what ``make`` has found out about programs, in this start or one before.
 
         Args:
-            specs: gives those of the programs; not called if nothing is kept.
-            what: it finds out.
-            make: of a value that can be pickled; nothing is kept of what it raises.
+            specs: returns the programs' specifications; not called if nothing is kept.
+            what: name of what ``make`` finds out.
+            make: makes a value that can be pickled; errors that it raises are not kept.
         """
         signatures = [] if self._folder is None else [self.signature(spec) for spec in specs()]
         return make() if not signatures or None in signatures else self.kept((what, signatures), make)
@@ -200,7 +201,7 @@ class ProgramCache:
         return self._folder is not None and signature is not None and (self._folder / signature).exists()
 
     def get(self, spec: ProgramSpec) -> Executable:
-        """The program; compiled, if it is not there.
+        """The program; it is compiled if it is not kept.
 
         Raises whatever compiling it raises.
         """
@@ -271,7 +272,7 @@ class ProgramCache:
             _make_folder(self._folder)
             payload = content()
             _replace(self._folder / name, _header(name, payload) + payload)
-        except OSError as error:  # that nothing can be written there has been said when the cache was set up
+        except OSError as error:  # a folder that cannot be written was reported when the cache was set up
             logger.debug("%s is not kept: %s", name, error)
         except Exception as error:
             self._warn(f"a program is not kept: {line(error)}")
@@ -280,7 +281,7 @@ class ProgramCache:
         self._warn(f"{self._folder}/{name} is not used, and what it held is made again: {line(error)}")
 
     def _warn(self, message: str) -> None:
-        """Once: what is wrong with one file is wrong with others too."""
+        """Logs a warning once: what is wrong with one file is wrong with others too."""
         logger.log(logging.DEBUG if self._warned else logging.WARNING, message)
         self._warned = True
 
@@ -328,7 +329,7 @@ def _header(name: str, payload: bytes) -> bytes:
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes it, and room for it."""
+    """Makes the folder, and room for it."""
     if folder.is_dir():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -345,7 +346,7 @@ def _last_use(folder: Path) -> float:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Writes a file that others see whole or not at all."""
+    """Writes a file so that other processes see all of it or nothing."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
         try:
             file.write(content)

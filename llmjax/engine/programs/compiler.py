@@ -1,4 +1,4 @@
-"""The specification from which the step program of each bucket is compiled, and the device state that steps change."""
+"""The step compiler: makes the specification of each bucket's step program and the device state, and compiles steps."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class StepCompiler:
         max_num_batched_tokens: tokens of the largest step.
         max_logprobs: top alternatives reported.
         decode_steps: decode steps a dispatch may take.
-        drafts: of the next tokens of a row, that a step may verify.
-        drafted_rows: rows of a step with drafts, at most.
-        draft_model: that makes them; None: the host does.
+        drafts: most drafts of a row that a step may verify.
+        drafted_rows: most rows of a step with drafts.
+        draft_model: the model that makes drafts; None: the host makes them.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
     """

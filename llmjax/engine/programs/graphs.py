@@ -1,4 +1,4 @@
-"""A dispatch as one CUDA graph, and the test at start that a graph brings the tokens of plain launches.
+"""CUDA graphs: runs a dispatch as one graph, after a test at start that a graph samples the tokens of plain launches.
 
 XLA captures what it calls command buffers: runs of kernels, Pallas' included, and with CONDITIONAL and WHILE also the
 branches of the sampler and the loop over several steps, so that a dispatch is one launch and the host is never asked
@@ -50,9 +50,9 @@ ROWS = (
     SamplingParams(temperature=0.0, logit_bias={0: 100.0}, logprob_token_ids=[0, 1]),
     SamplingParams(temperature=0.0),
 )
-BIASED = 3  # of ROWS; its token is as good as certain
+BIASED = 3  # index in ROWS; its token is almost certain
 BAN = (0, 1)  # the second is forbidden after the first
-LOGPROB_ERROR = 0.1  # of products that XLA computes in another order, in bfloat16
+LOGPROB_ERROR = 0.1  # error of products that XLA computes in another order, in bfloat16
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Dispatch:
     """One dispatch of the test.
 
     Attributes:
-        first: of ROWS, that the first row that samples asks for; None: all rows are greedy.
+        first: index in ROWS of what the first row that samples asks for; None: all rows are greedy.
         ends: all rows are biased, and their token ends them.
         sampling: how many of the last rows sample, the others being in the middle of their prompts; None: all do.
     """
@@ -74,7 +74,7 @@ def _dispatches(few: int) -> tuple[_Dispatch, ...]:
     """The dispatches of the test.
 
     Args:
-        few: rows that ``heads.sample`` has a way of their own for; 0: it has none.
+        few: rows up to which ``heads.sample`` computes only those that sample; 0: it always computes all.
     """
     every = (None, *range(len(ROWS)), None)
     some = [_Dispatch(which, sampling=min(few, len(ROWS))) for which in every] if few else []
@@ -86,7 +86,7 @@ def check_graphs(config: EngineConfig, platform: Platform) -> None:
     """Checks the setting before anything is loaded.
 
     Raises:
-        ConfigError: graphs are insisted on where there are none.
+        ConfigError: graphs are required where there are none.
     """
     if config.cuda_graphs == "on" and not platform.is_cuda:
         raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {platform.device}")
@@ -98,7 +98,7 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     """The compiler that the configuration asks for: where there are CUDA graphs, one that uses them.
 
     Args:
-        compiler: of plain programs.
+        compiler: compiles programs without graphs.
         decode_steps: decode steps that a dispatch may take as a graph.
     """
     if not compiler.platform.is_cuda:
@@ -141,7 +141,7 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     Both run the same few dispatches, from a new state each.
 
     Args:
-        reference: of the same buckets; what its programs sample is right.
+        reference: a compiler with the same buckets, whose programs are known to sample correctly.
     """
     buckets = _tested(compiler)
     with ThreadPoolExecutor() as threads:
@@ -197,7 +197,7 @@ def _results(program: Executable, compiler: StepCompiler, bucket: Bucket) -> lis
 
 
 def _largest_difference(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
-    """NaN where only one is NaN, infinite where only one is."""
+    """The largest difference: NaN where only one value is NaN, infinite where only one is infinite."""
     largest = 0.0
     for a, b in zip(found, expected, strict=True):
         same = (a == b) | (np.isnan(a) & np.isnan(b)) if a.shape == b.shape else np.zeros(1, bool)
@@ -229,9 +229,9 @@ class _Test:
     """The size of the test with one program."""
 
     dispatches: tuple[_Dispatch, ...]
-    steps: int  # of each dispatch
+    steps: int  # decode steps of each dispatch
     rows: int
-    span: int  # pages of a row
+    span: int  # number of pages of a row
 
     @classmethod
     def of(cls, compiler: StepCompiler, layout: BatchLayout) -> _Test:
@@ -252,7 +252,7 @@ def _batches(compiler: StepCompiler, layout: BatchLayout) -> Iterator[np.ndarray
     greedy = request_sampling(SamplingParams(temperature=0.0), vocab_size=vocab_size, seed=0)
     for i, dispatch in enumerate(test.dispatches):
         plan, new = StepPlan([]), []
-        first = 0 if dispatch.sampling is None else max(0, test.rows - dispatch.sampling)  # that samples
+        first = 0 if dispatch.sampling is None else max(0, test.rows - dispatch.sampling)  # the first row that samples
         for slot in range(test.rows):
             sampling = greedy
             sequence = _sequence(

@@ -1,4 +1,4 @@
-"""The programs that sample after a step, once the host has said which tokens are allowed."""
+"""The programs that sample under masks, after a step and once the host has made the masks."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Kind = tuple[int, bool]  # rows of a bucket, and whether it is of the decode fa
 
 
 class MaskedPrograms:
-    """One for each number of rows. That of mixed steps, which hold every plan, is compiled when all steps are; with the
-    others, and at once, when a request wants masks.
+    """A program for each number of rows. The program for mixed steps, which hold every plan, is compiled after all
+    steps; or at once, with the others, when a request needs masks.
 
-    They have a thread of their own, for others may be waiting for their turn to read what is kept.
+    They have their own thread, because the other threads may be waiting to read programs that are kept.
 
     Args:
         compiler: knows the buckets.
         build: compiles or reads the program for a bucket.
-        threads: where those are compiled.
-        kept: done when that of mixed steps may have been compiled by another process; None: no other compiles it.
+        threads: the threads that compile steps.
+        kept: done when another process may have compiled the program for mixed steps; None: no other compiles it.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class MaskedPrograms:
         """Whether every plan can be sampled.
 
         Args:
-            seconds: to wait until it is so, if it was prepared.
+            seconds: how long to wait for that, if it was prepared.
 
         Raises:
-            CompileError: it will never be.
+            CompileError: a plan never can.
         """
         future = self._programs.get(_kind(self._compiler.largest))
         if future is None or (not future.done() and not wait([future], timeout=seconds).done):

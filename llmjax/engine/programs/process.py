@@ -1,4 +1,4 @@
-"""A process that compiles programs while an engine serves: tracing holds the interpreter, and compiling takes cores."""
+"""Compiles programs in another process while an engine serves: tracing would hold the interpreter of the engine."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ MASKED = "masked"  # the name of the program that samples under masks after the 
 
 @dataclass(frozen=True)
 class Environment:
-    """What the process has to be like to compile what its parent would; it comes before all specifications.
+    """The settings that let the process compile the same programs as its parent; sent before all specifications.
 
     Attributes:
-        settings: of JAX.
-        folder: where programs are kept, which is named by all of the environment.
+        settings: JAX's settings.
+        folder: where programs are kept; its name is a digest of the environment.
     """
 
     settings: Mapping[str, Any]
@@ -52,15 +52,15 @@ class CompileProcess:
     """Compiles programs at low priority and keeps them where the engine finds them. It ends with this process.
 
     Args:
-        cache: that keeps programs.
-        specs: what they are made from, by names, in the order in which they are wanted; of one CPU device.
+        cache: keeps the programs.
+        specs: specifications of the programs, by name, in the order in which they are wanted; for one CPU device.
 
     Attributes:
-        programs: by name, done when the program can be read, or with why it cannot.
+        programs: futures by name, done when the program can be read, or with the reason why it cannot.
 
     Raises:
-        OSError: it cannot be started.
-        PicklingError: of something in a specification nothing else can be told.
+        OSError: the process cannot be started.
+        PicklingError: something in a specification cannot be sent to another process.
     """
 
     def __init__(self, cache: ProgramCache, specs: Mapping[Hashable, ProgramSpec]) -> None:
@@ -88,8 +88,8 @@ class CompileProcess:
 
 
 def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> CompileProcess | None:
-    """Starts a process that compiles the programs that an engine can serve without: all but the step that holds every
-    plan, and the one that decodes a single stream.
+    """Starts a process that compiles the programs that an engine does not need in order to serve: all but the step that
+    holds every plan, and the one that decodes a single stream.
 
     Args:
         kept: buckets whose programs need only to be read.
@@ -160,7 +160,7 @@ class _Pickler(pickle.Pickler):
     def dump(self, value: Any) -> None:
         try:
             super().dump(value)
-        except (TypeError, AttributeError) as error:  # that is what it raises where it cannot
+        except (TypeError, AttributeError) as error:  # pickle raises these for what it cannot pickle
             raise pickle.PicklingError(str(error)) from error
 
     def persistent_id(self, value: Any) -> Any:

@@ -25,10 +25,10 @@ from llmjax.kernels.devices import CPU, CUDA, platform_of
 
 IMPORTED = time.time()
 PACKAGE = Path(__file__).parents[2]
-SUFFIXES = (".py", ".json", ".npz")  # of the package's files that may decide what is traced
+SUFFIXES = (".py", ".json", ".npz")  # suffixes of the package's files that may decide what is traced
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")
 KNOWN = ("llmjax", "builtins", *LIBRARIES)  # packages whose classes and functions the environment's digest stands for
-VARIABLES = ("XLA_", "LLMJAX_", "TF_")  # how the names of environment variables begin that XLA and kernels read
+VARIABLES = ("XLA_", "LLMJAX_", "TF_")  # beginnings of the names of environment variables that XLA and kernels read
 CPUINFO = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
 # Settings of JAX that say where programs are kept, what is logged and which devices are opened, not what programs are.
@@ -126,7 +126,7 @@ class _Encoder:
     """Bytes of values for one digest; what is found in many places, as the format of matrices, is encoded once."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, bytes]] = {}  # by identity; the value stays, so that its id stays its own
+        self._known: dict[int, tuple[Any, bytes]] = {}  # by id; the value is kept, so that no other value gets its id
 
     def encoded(self, value: Any) -> bytes:
         """Bytes that no other value has: the kind, then each part with its length before it."""

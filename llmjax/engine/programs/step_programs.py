@@ -32,24 +32,24 @@ class Program:
 
     bucket: Bucket
     executable: Executable
-    seconds: float  # that lowering and compiling (or reading the cache) took
+    seconds: float  # duration of lowering and compiling, or of reading the cache
 
 
 class StepPrograms:
     """All buckets of one model.
 
-    Programs that are kept on disk are read when a plan wants them, or while nobody computes anything: reading takes a
-    core and the interpreter for a tenth of a second each, which running requests would wait for. Only the two that one
-    short request needs are read at once, beside what else a start has to do.
+    Programs that are kept on disk are read when a plan needs them, or while no steps run: reading takes a core and the
+    interpreter for a tenth of a second each, for which running requests would wait. Only the two that one short request
+    needs are read at once, in parallel with the rest of the start.
 
     Args:
         build: compiles or reads the program of one bucket; may be called by several threads.
         buckets: any order; the last mixed one must hold every plan.
-        threads: where they are compiled.
-        kept: those whose programs need only to be read.
-        apart: those that another process compiles, each done when its program needs only to be read, or never will; not
-            the largest one.
-        lull: when nobody computes anything.
+        threads: the threads that compile them.
+        kept: buckets whose programs need only to be read.
+        apart: buckets that another process compiles, each with a future that is done when its program needs only to be
+            read, or never will; the largest one is not among them.
+        lull: waits until no steps run.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class StepPrograms:
         """Returns when every plan can be run.
 
         Raises:
-            CompileError: no plan can, for the largest bucket does not compile.
+            CompileError: no plan can, because the largest bucket does not compile.
         """
         if self._order[-1] not in self._kept:
             self._largest.result()
@@ -139,7 +139,7 @@ class StepPrograms:
         return program
 
     def _compile(self, bucket: Bucket) -> Program:
-        """Compiles or reads a program, once however often it is asked for."""
+        """Compiles or reads a program, only once even if it is asked for more often."""
         with self._building[bucket]:
             if (there := self._programs.get(bucket)) is not None:
                 return there
@@ -153,7 +153,7 @@ class StepPrograms:
         return program
 
     def _submit(self, bucket: Bucket, threads: CompileThreads, kept: Future[None] | None) -> Future[Program]:
-        """Has it compiled or read, when it is kept or nobody else compiles it."""
+        """Has a program compiled here, or read once the other process that compiles it is done."""
         if kept is None:
             return threads.submit(self._compile_in_turn, bucket)
         program: Future[Program] = Future()
@@ -196,7 +196,7 @@ def in_turn(buckets: Collection[Bucket]) -> list[Bucket]:
 
 
 def follow(first: Future[T], second: Future[T]) -> None:
-    """The second one ends as the first one does."""
+    """Has the second future end as the first one does."""
 
     def end(first: Future[T]) -> None:
         if first.cancelled():

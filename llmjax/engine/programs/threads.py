@@ -22,7 +22,8 @@ class CompileThreads:
     """Runs calls in the order in which they come, a number of them at a time.
 
     XLA cannot be interrupted, and a process whose threads are inside it crashes when it ends in the ordinary way. So
-    what has not begun is dropped when nobody wants it any more; what has begun is waited for, or left with ``leave``.
+    calls that have not begun are dropped when they are no longer needed; the others are waited for, or ``leave`` ends
+    the process.
 
     Args:
         count: calls at once.
@@ -32,7 +33,7 @@ class CompileThreads:
         self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._closed = False
         self._threads = [_CompileThread(self._tasks, f"{NAME}-{i}") for i in range(count)]
-        # Who forgets to close it ends the threads as well, but does not wait for them: garbage is collected in the
+        # Without a call of `close`, garbage collection ends the threads, but does not wait for them: it runs in the
         # middle of anything, and what a thread has begun may need a lock that is held there.
         weakref.finalize(self, _drop, self._tasks, count).atexit = False
         atexit.unregister(_end_all)
@@ -49,10 +50,10 @@ class CompileThreads:
         return future
 
     def close(self, *, wait: bool = True) -> None:
-        """Drops the calls that have not begun; a second time does nothing.
+        """Drops the calls that have not begun; a second call does nothing.
 
         Args:
-            wait: until those that have begun are done, and what they hold is free.
+            wait: whether to wait until those that have begun are done, and what they hold is free.
         """
         self._closed = True
         _drop(self._tasks, len(self._threads))
@@ -61,7 +62,7 @@ class CompileThreads:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends the process; at once if threads may be inside XLA, which nobody who asked it to end wants to wait for."""
+    """Ends the process; at once if threads may be inside XLA, because waiting for them could take too long."""
     if any(thread.daemon and thread.name.startswith((NAME, "engine")) for thread in threading.enumerate()):
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
@@ -116,7 +117,7 @@ def _join(threads: Iterable[threading.Thread]) -> None:
 
 
 def _end_all() -> None:
-    """When the interpreter ends: waits for what has begun, on all threads that there are."""
+    """Runs when the interpreter ends: waits on all threads for the calls that have begun."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, _CompileThread)]
     for thread in threads:
         _drop(thread.tasks, len(threads))  # at least as many as share its queue

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Alone:
-    """A group of one rank, which has nobody to send anything to; see `RankZero`."""
+    """A group of one rank, which has no other rank to send anything to; see `RankZero`."""
 
     size = 1
     neighbors = 1
@@ -37,16 +37,16 @@ class Alone:
         raise NotImplementedError("the model has one stage")
 
     def end_with_process(self) -> None:
-        """Nobody has to notice."""
+        """No other rank has to notice the end of the process."""
 
     def watch(self, lost: Callable[[LLMJaxError], None]) -> None:
-        """No rank can go."""
+        """No other rank can be lost."""
 
     def cause(self, error: Exception) -> Exception:
         return error
 
     def close(self) -> None:
-        """Nobody waits for it."""
+        """No other rank waits for the end."""
 
     def everywhere(self, program: ProgramName, compile: Callable[[], T]) -> T:
         return compile()

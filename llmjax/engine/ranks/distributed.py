@@ -19,7 +19,7 @@ HEARTBEAT_SECONDS = 30  # JAX's coordinator takes a process for dead that gives 
 
 
 class Waiting(Protocol):
-    """A group whose end ends the waiting for its ranks."""
+    """A group that stops waiting for its ranks when it ends."""
 
     def unless_lost(self, wait: Callable[[], Any]) -> Any:
         """Returns what ``wait`` returns; raises EngineDead if a rank goes meanwhile."""

@@ -1,4 +1,4 @@
-"""The side of a group at ranks other than 0: it receives what rank 0 sends, and answers."""
+"""The group's side at ranks other than 0: it receives commands from rank 0, and answers them."""
 
 from __future__ import annotations
 

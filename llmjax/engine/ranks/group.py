@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Group(Protocol):
-    """What every rank needs of its group.
+    """The interface of a group for every rank.
 
     Attributes:
         size: number of ranks.
@@ -73,7 +73,7 @@ class Group(Protocol):
 
 
 class RankZero(Group, Protocol):
-    """What rank 0, which has the requests, needs of its group."""
+    """The interface of a group for rank 0, which has the requests."""
 
     def everywhere(self, program: ProgramName, compile: Callable[[], T]) -> T:
         """Compiles a program on every rank.
@@ -95,7 +95,7 @@ class RankZero(Group, Protocol):
         """Has each of the other ranks write its part of some pages.
 
         Args:
-            command: with the parts of all other ranks, one after another.
+            command: the pages, with the parts of all other ranks one after another.
         """
 
     def page_shapes(self, group: int) -> list[PageShape]:
@@ -112,4 +112,4 @@ class StartedRanks(Protocol):
         """Waits a little for them to end by themselves, and then kills them."""
 
     def kill(self, rank: int) -> None:
-        """Kills one that hangs."""
+        """Kills a rank that hangs."""

@@ -1,4 +1,4 @@
-"""How ranks find each other: where rank 0 listens, who may join, and the proofs that both sides know the secret."""
+"""Joining a group: rank 0 listens, other ranks connect, and both sides prove that they know the secret."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 
 NONCE_BYTES = 32
 FIRST_BYTES = 2**16  # limit of a message from a process that has not proved anything
-FIRST_SECONDS = 10.0  # that such a process may take for all of its first message
+FIRST_SECONDS = 10.0  # how long such a process may take for its whole first message
 MOST_STRANGERS = 64  # such processes at once
 WAITING = 64  # connections that wait to be accepted
 RETRY_SECONDS = 0.2
 CHECK_SECONDS = 0.5
-MOST_REFUSALS = 4  # that an error lists
+MOST_REFUSALS = 4  # most refusals that an error lists
 SILENCE = {  # after which the connection to a machine that went away without a word is broken; where systems know these
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 5,
@@ -76,16 +76,16 @@ class Peer:
 
     @property
     def awaited(self) -> list[Future[Any]]:
-        """Every answer that somebody may wait for."""
+        """Every answer for which a thread may wait."""
         return [self.met, self.loaded, self.holds, *self.compiled.values(), *self.pages.values()]
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The rank's name in messages."""
         return f"rank {self.rank} ({self.where})"
 
     def refuse(self, reason: str) -> None:
-        """Sends it away."""
+        """Refuses the rank."""
         with suppress(OSError):  # it has gone by itself
             self.channel.send(Refused(reason))
         self.channel.end()
@@ -103,7 +103,7 @@ class Gathering:
         self._config = config
         self._local = local
         self._settings = shared_settings(config)
-        self._coming = threading.Condition()  # of what follows
+        self._coming = threading.Condition()  # guards the fields below
         self._came: dict[int, Peer] = {}
         self._refusals: list[str] = []
         self._misfit: str | None = None
@@ -278,6 +278,6 @@ def configure(connection: socket.socket) -> None:
 
 
 def remove_time_limits(channel: Channel) -> None:
-    """From now on messages may take any time, and several threads may send."""
+    """Removes the time limits of messages, so that several threads may send."""
     channel.seconds = None
     channel.connection.settimeout(None)

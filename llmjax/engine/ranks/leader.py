@@ -1,4 +1,4 @@
-"""Rank 0's side of a group: it sends the other ranks what they compile and run, and receives what they answer."""
+"""The group's side at rank 0: it sends commands to the other ranks, and receives their answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LEAVE_SECONDS = 2.0  # that the other ranks get to end by themselves
+LEAVE_SECONDS = 2.0  # how long the other ranks may take to end by themselves
 
 
 class Leader(Member):
@@ -93,7 +93,7 @@ class Leader(Member):
         for peer in self._peers:
             peer.channel.send(Meet("" if why else name, devices))
         if why:
-            logger.info("ranks add up by way of the network, for they share no memory (%s)", why)
+            logger.info("ranks add up over the network, because they share no memory (%s)", why)
             return False
         self.watch(lambda lost: shared_sum.stop())
         return True
@@ -178,7 +178,7 @@ class Leader(Member):
             waiting += [future for peer in self._peers for future in peer.pages.values()]
         super().close()
         self._hidden.put(None)
-        for future in waiting:  # or threads that compile would wait for ranks that have left
+        for future in waiting:  # otherwise compiling threads would wait for ranks that have left
             if not future.done():
                 future.set_exception(EngineDead("the engine is closed"))
         for peer in self._peers:

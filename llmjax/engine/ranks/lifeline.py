@@ -38,7 +38,7 @@ class Lifeline:
             self._started.wait()
 
     def close(self) -> None:
-        """Leaves the connections to their owner; a second time nothing happens."""
+        """Leaves the connections to their owner; a second call does nothing."""
         if self._process is not None:
             self._process.kill()
 

@@ -1,5 +1,5 @@
-"""What ``lifeline`` starts: ``python lifeline_main.py PID FILE…`` waits for the end of the thread that has started it,
-and then ends the connections that it was given."""
+"""The process that ``lifeline`` starts: ``python lifeline_main.py PID FILE…`` waits for the end of the thread that has
+started it, and then ends the connections that it was given."""
 
 import contextlib
 import ctypes

@@ -22,18 +22,18 @@ from llmjax.host_memory import free_memory
 from llmjax.machine_share import MachineShare
 
 LOOPBACK = "127.0.0.1"
-LEAVE_SECONDS = 2.0  # that a worker gets to end by itself
+LEAVE_SECONDS = 2.0  # how long a worker may take to end by itself
 
 
 class LocalRanks:
     """Starts a process for each device but the first, or for each stage but that of rank 0; they end with this one.
 
     Args:
-        config: of one process with all devices.
+        config: configuration of one process with all devices.
 
     Attributes:
-        config: of rank 0.
-        share: of the machine, that rank 0 gets.
+        config: configuration of rank 0.
+        share: the part of the machine that rank 0 gets.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -68,7 +68,7 @@ class LocalRanks:
                 raise ConfigError(f"the process of rank {rank} ended with status {status} before it was ready")
 
     def kill(self, rank: int) -> None:
-        """Ends one that hangs."""
+        """Kills a rank that hangs."""
         self._processes[rank - 1].kill()
 
 

@@ -34,7 +34,7 @@ class Member:
     def __init__(self, config: EngineConfig) -> None:
         self.size = config.nnodes
         self._config = config
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._closed = False
         self._lost: LLMJaxError | None = None
         self._is_lost = threading.Event()
@@ -89,7 +89,7 @@ class Member:
             try:
                 result = wait()
             except BaseException as error:
-                with suppress(InvalidStateError):  # nobody waits any more
+                with suppress(InvalidStateError):  # no thread waits any more
                     made.set_exception(error)
             else:
                 with suppress(InvalidStateError):

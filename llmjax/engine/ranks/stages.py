@@ -1,8 +1,8 @@
-"""How rank 0 has all ranks run steps: at once, or stage after stage where processes divide the model's layers.
+"""Sends steps from rank 0 to all ranks: at once, or stage after stage where processes divide the model's layers.
 
-Of several stages rank 0 has the last one. The others begin a step when rank 0 sends it to them, and each passes on the
-hidden states that it has computed. What rows sample is known at rank 0 first, so a step that continues such rows is
-sent when that has been read. Chunks of prompts need no sampled token: the first stage computes the next chunk while the
+With several stages, rank 0 has the last one. The others begin a step when rank 0 sends it to them, and each passes on
+the hidden states that it has computed. Sampled tokens are known at rank 0 first, so a step that continues them is sent
+when they have been read. Chunks of prompts need no sampled token: the first stage computes the next chunk while the
 last stage computes the one before.
 """
 
@@ -30,9 +30,9 @@ class Step:
         command: runs it.
         slots: slots of all its rows.
         sampling: slots of its rows that sample.
-        copies: its tokens are copied to the host as soon as they are there.
-        sent: the other ranks have the command.
-        output: what it leaves here; None if it has not been started here.
+        copies: whether its tokens are copied to the host as soon as they are there.
+        sent: whether the command has been sent to the other ranks.
+        output: its output here; None if it has not been started here.
     """
 
     command: RunStep
@@ -76,14 +76,14 @@ class Stages(Protocol):
         """The output of a step, which is started here, if it has not been."""
 
     def settle(self, step: Step) -> None:
-        """Has the other ranks know what a step has sampled; called when the host has read it."""
+        """Tells the other ranks what a step has sampled; called when the host has read it."""
 
 
 class OneStage:
     """Every rank has all layers, and applies every command at once.
 
     Args:
-        executor: of rank 0.
+        executor: the executor of rank 0.
         group: the ranks.
     """
 
@@ -103,14 +103,14 @@ class OneStage:
         step.start(self._executor)
 
     def finish_begun(self) -> None:
-        """A step is started when it begins."""
+        """Does nothing: a step is started when it begins."""
 
     def finish(self, step: Step) -> StepOutput:
         assert step.output is not None
         return step.output
 
     def settle(self, step: Step) -> None:
-        """Every rank has sampled the same."""
+        """Does nothing: every rank has sampled the same tokens."""
 
 
 class LastStage:
@@ -118,7 +118,7 @@ class LastStage:
     started here.
 
     Args:
-        executor: of the last stage.
+        executor: the executor of the last stage.
         group: all stages.
     """
 

@@ -1,4 +1,4 @@
-"""Connections whose other side has not proved yet that it knows a secret: few, so that they cannot shut a port."""
+"""Connections whose other side has not proved yet that it knows a secret: limited, so that they cannot block a port."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import suppress
 
 
 class Strangers:
-    """Connections to a port that anybody may reach, each read by a thread of its own.
+    """Unproved connections to a port that anybody may reach, each read by its own thread.
 
-    A new one is always let in; where there are too many, the one that has sent nothing for longest has to go, so that
-    processes without a proof keep out none that has one.
+    A new connection is always accepted; if there are too many, the oldest one is ended, so that processes that do not
+    know the secret cannot keep out those that do.
 
     Args:
         most: connections at once.
@@ -23,7 +23,7 @@ class Strangers:
         self._there: dict[socket.socket, None] = {}  # the oldest first
 
     def add(self, connection: socket.socket) -> None:
-        """Lets one in; the oldest one of too many finds its connection ended."""
+        """Adds a connection; if there are too many, the oldest one is ended."""
         with self._lock:
             self._there[connection] = None
             oldest = next(iter(self._there)) if len(self._there) > self._most else None
@@ -33,6 +33,6 @@ class Strangers:
                     oldest.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads it, which closes it
 
     def remove(self, connection: socket.socket) -> None:
-        """It has said what it had to, or has gone; a second time nothing happens."""
+        """Removes a connection that has proved the secret or ended; a second call does nothing."""
         with self._lock:
             self._there.pop(connection, None)

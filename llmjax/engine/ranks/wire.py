@@ -1,4 +1,4 @@
-"""Messages between the processes that run one model, beside the commands: joining, compiling, answers."""
+"""Messages between the processes that run one model, besides the commands: joining, compiling, answers."""
 
 from __future__ import annotations
 

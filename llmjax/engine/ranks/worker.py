@@ -1,4 +1,4 @@
-"""The process of a rank other than 0: it has its devices' part of the model, and applies the commands of rank 0."""
+"""The worker: the process of a rank other than 0, which has a part of the model and applies the commands of rank 0."""
 
 from __future__ import annotations
 

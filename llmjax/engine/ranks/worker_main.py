@@ -30,7 +30,7 @@ def main() -> None:
     except Exception as error:
         logging.getLogger(__name__).error("%s", error, exc_info=not isinstance(error, LLMJaxError))
     logging.shutdown()
-    os._exit(1)  # threads may be inside XLA, and nobody waits for them
+    os._exit(1)  # threads may be inside XLA, and are not waited for
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Pages in a folder, a file each, found by later starts. Several engines may share the folder.
+"""The disk tier: pages in a folder, each in a file, which later starts find. Several engines may share the folder.
 
-A file's name says whose page it is: a digest of all that decides what pages hold (`identity` of the model, types, page
-size and so on) is the folder, group and key are the name. A file that is not whole, or not what its name says, is
-removed with a warning, and its page computed again.
+The folder is a digest of all that decides the content of pages (`identity` of the model, types, page size and so on);
+the file's name is the group and the key. A file that is not whole, or does not have the content that its name says, is
+removed with a warning, and its page is computed again.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ CHECKSUM_BYTES = 16
 HEADER_BYTES = len(MAGIC) + CHECKSUM_BYTES
 SUFFIX = ".kv"
 NAME = re.compile(rf"([0-9a-f]{{{2 * DIGEST_BYTES}}})-(\d+){re.escape(SUFFIX)}")
-UNFINISHED = "."  # how the names of files begin that are being written
-FORGOTTEN = 3600.0  # seconds without a write, after which such a one is nobody's
-KEPT_FREE = 0.05  # of the disk
-LOOKS = 16  # at the whole folder, while as many bytes are written as it may hold: others write there too
+UNFINISHED = "."  # beginning of the names of files that are being written
+FORGOTTEN = 3600.0  # seconds without a write, after which such a file counts as abandoned
+KEPT_FREE = 0.05  # share of the disk
+LOOKS = 16  # looks at the whole folder while its limit is written once: other processes write there too
 
 
 class DiskPages:
     """The pages of one identity; may be used by several threads.
 
     Args:
-        folder: of all identities; made if it is not there.
+        folder: folder of all identities; made if it is not there.
         identity: hexadecimal digits.
-        limit: bytes of all files in the folder, those of other identities too. The least recently used go first.
-        formats: of pages, by group.
+        limit: most bytes of all files in the folder, those of other identities too. The least recently used go first.
+        formats: formats of pages, by group.
 
     Raises:
         OSError: the folder cannot be made, read or written.
@@ -55,10 +55,10 @@ class DiskPages:
         self._own = folder / identity
         self._limit = limit
         self._formats = formats
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the fields below
         self._known: set[PageName] = set()
-        self._num_bytes = 0  # of the folder, as far as this process knows
-        self._unseen = 0  # written since it was looked at
+        self._num_bytes = 0  # bytes of the folder, as far as this process knows
+        self._unseen = 0  # bytes written since the folder was looked at
         self._warned = False
         self._looks = 0  # grows when what is being looked at is out of date
         self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -71,14 +71,14 @@ class DiskPages:
 
     @property
     def num_bytes(self) -> int:
-        """Of all files in the folder, as far as is known."""
+        """Bytes of all files in the folder, as far as is known."""
         return self._num_bytes
 
     def write(self, name: PageName, page: KeptPage) -> int:
-        """Keeps a page. What goes wrong is only logged, once: a page less is kept.
+        """Keeps a page. Errors are only logged, once: the page is then not kept.
 
         Returns:
-            Bytes written; 0 where the page is there already, or there is no room for it.
+            Bytes written; 0 if the page is already there, or there is no room for it.
         """
         path = self._path(name)
         payload = self._formats[name[0]].encode(page)
@@ -94,7 +94,7 @@ class DiskPages:
                 return self._warn(f"less than {KEPT_FREE:.0%} of the disk would be free")
             self._make_room(size)
             _write(path, (MAGIC, _checksum(path.name, payload), payload))
-        except FileNotFoundError:  # somebody has emptied the folder
+        except FileNotFoundError:  # another process has emptied the folder
             with self._lock:
                 self._known.discard(name)
             with contextlib.suppress(OSError):
@@ -116,7 +116,7 @@ class DiskPages:
                 check_owner(os.fstat(file.fileno()))
                 content = file.read()
             page = self._page(name, content)
-            os.utime(path)  # for those who look for pages that nobody uses any more
+            os.utime(path)  # shows that the page is in use
             return page
         except FileNotFoundError:
             self._drop(name)
@@ -126,13 +126,13 @@ class DiskPages:
         return None
 
     def remove(self, name: PageName) -> None:
-        """A page that need not be there."""
+        """Removes a page if it is there."""
         self._drop(name)
         with contextlib.suppress(OSError):
             self._path(name).unlink()
 
     def forget_all(self) -> None:
-        """No page is known any more; `remove_all` is to follow."""
+        """Forgets all pages; `remove_all` has to follow."""
         with self._lock:
             self._known = set()
             self._looks += 1
@@ -143,7 +143,7 @@ class DiskPages:
             self.remove(name)
 
     def _warn(self, why: str) -> int:
-        """Says that pages are not kept; returns the bytes that are written of such a one."""
+        """Says that pages are not kept, and returns 0, the bytes that were written."""
         if not self._warned:
             logger.warning("%s: pages are not kept (said once): %s", self._all, why)
         self._warned = True
@@ -167,7 +167,7 @@ class DiskPages:
             self._known.discard(name)
 
     def _make_room(self, size: int) -> None:
-        """Removes what was not used for longest, until so many bytes more are within the limit."""
+        """Removes the least recently used pages until ``size`` more bytes are within the limit."""
         with self._lock:
             look = self._looks
             looked = self._known and self._unseen < self._limit // LOOKS
@@ -201,7 +201,7 @@ class DiskPages:
 
     @staticmethod
     def _files(folder: Path) -> Iterator[tuple[PageName, tuple[float, int, Path]]]:
-        """Of a folder: each page's last use, bytes and path. Files that nobody finishes any more are removed."""
+        """Yields the pages of a folder, each with its last use, bytes and path. Removes abandoned unfinished files."""
         try:
             entries = list(os.scandir(folder))
         except OSError:  # another process has removed it
@@ -226,7 +226,7 @@ def _checksum(file: str, payload: bytes) -> bytes:
 
 
 def _write(path: Path, parts: Iterable[bytes]) -> None:
-    """A file that others see whole or not at all."""
+    """Writes a file that others see whole or not at all."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=UNFINISHED, delete=False) as file:
         try:
             file.writelines(parts)

@@ -1,4 +1,4 @@
-"""A thread for calls that wait for the disk, so that nobody else does."""
+"""A thread for calls that wait for the disk, so that no other thread has to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = 10.0  # that the end of an engine may wait for the disk
+CLOSE_SECONDS = 10.0  # how long the end of an engine may wait for the disk
 
 Call = Callable[[], int | None]
 
@@ -19,7 +19,7 @@ class DiskThread:
     """Makes calls in the order in which they come.
 
     Args:
-        name: of the thread.
+        name: name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -35,13 +35,13 @@ class DiskThread:
         self._queue.put((call, 0))
 
     def offer(self, call: Call, num_bytes: int, *, limit: int) -> bool:
-        """The same, unless the calls before hold more than ``limit`` bytes together with this one.
+        """Adds a call, unless the waiting calls and this one together hold more than ``limit`` bytes.
 
         Args:
-            num_bytes: that this one holds.
+            num_bytes: bytes that this call holds.
 
         Returns:
-            Whether it will be made.
+            Whether the call will be made.
         """
         if not self._load.take(num_bytes, limit):
             return False
@@ -49,14 +49,14 @@ class DiskThread:
         return True
 
     def take_bytes(self) -> int:
-        """What the calls made since the last time have returned, in all."""
+        """The sum of the bytes that calls have returned since the last time."""
         return self._load.take_done()
 
     def close(self, seconds: float) -> bool:
         """Makes no calls but those that have been added.
 
         Args:
-            seconds: to wait for these.
+            seconds: how long to wait for these.
 
         Returns:
             Whether all of them are made.

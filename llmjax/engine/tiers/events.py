@@ -1,4 +1,4 @@
-"""Which pages the prefix cache of the device gets and loses, as messages in vLLM's form (its ``kv_events.py``):
+"""KV events: the pages that the device's prefix cache gets and loses, as messages in vLLM's format (``kv_events.py``):
 MessagePack, a batch as an array, each event as a map."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockStored(CacheEvent):
-    """Pages that follow each other can be found now."""
+    """Consecutive pages that can be found now."""
 
     block_hashes: list[int]
     parent_block_hash: int | None  # hash of the page before them; None: they are the first ones of a text
@@ -33,14 +33,14 @@ class BlockStored(CacheEvent):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[Any, ...] | None] | None = None  # for each page, what its hash is made of beside tokens
+    extra_keys: list[tuple[Any, ...] | None] | None = None  # for each page, what its hash is made of besides tokens
     group_idx: int | None = None  # number of the group of layers
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
 
 
 class BlockRemoved(CacheEvent):
-    """Pages that cannot be found any more."""
+    """Pages that can no longer be found."""
 
     block_hashes: list[int]
     medium: str | None
@@ -48,11 +48,11 @@ class BlockRemoved(CacheEvent):
 
 
 class AllBlocksCleared(CacheEvent):
-    """No page can be found any more."""
+    """The event that no page can be found any more."""
 
 
 class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """What a step has changed."""
+    """The events of a step."""
 
     ts: float  # seconds since 1970
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
@@ -62,7 +62,7 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 class Publisher(Protocol):
     """Sends messages to other programs."""
 
-    rank: int  # of the engine
+    rank: int  # the engine's rank
 
     def publish(self, message: EventBatch) -> None:
         """Sends a message; never waits."""
@@ -143,7 +143,7 @@ class CacheEvents(CacheListener):
 
 
 def block_hash(digest: bytes) -> int:
-    """The last 64 bits of a digest: vLLM shortens its own digests so for others."""
+    """The last 64 bits of a digest, as vLLM shortens its digests in events."""
     return int.from_bytes(digest[-HASH_BYTES:], "big")
 
 

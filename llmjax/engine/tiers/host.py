@@ -1,4 +1,4 @@
-"""Pages in the host's memory: bounded, the least recently used ones go first."""
+"""The host tier: pages in the host's memory, up to a limit; the least recently used ones go first."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PageFormat:
 
     Args:
         page_size: tokens.
-        shapes: of a page's content.
+        shapes: shapes and types of the arrays in a page.
     """
 
     page_size: int
@@ -27,7 +27,7 @@ class PageFormat:
 
     @property
     def num_bytes(self) -> int:
-        """Of a page."""
+        """Bytes of a page."""
         return 4 * self.page_size + sum(shape.size * shape.dtype.itemsize for shape in self.shapes)
 
     def encode(self, page: KeptPage) -> bytes:
@@ -50,7 +50,7 @@ class HostPages:
     """Pages by name.
 
     Args:
-        limit: bytes of all of them.
+        limit: most bytes of all pages.
     """
 
     def __init__(self, limit: int) -> None:
@@ -66,19 +66,19 @@ class HostPages:
         return name in self._pages
 
     def find(self, group: int, key: PageKey) -> KeptPage | None:
-        """What is known of a page by that key."""
+        """The page with this key; None: it is not here."""
         kept = self._pages.get((group, key.digest))
         return kept if kept is not None and kept.tokens == key.tokens else None
 
     def use(self, name: PageName) -> None:
-        """States that somebody wanted a page that is there."""
+        """Notes that a page that is here was used."""
         self._pages.move_to_end(name)
 
     def add(self, name: PageName, page: KeptPage) -> list[PageName]:
-        """Keeps a page, unless it is larger than all may be together or all others are pinned.
+        """Keeps a page, unless it is larger than the limit or all others are pinned.
 
         Returns:
-            Those that went for it.
+            The pages that were dropped for it.
         """
         gone: list[PageName] = []
         if name in self._pages:
@@ -95,7 +95,7 @@ class HostPages:
         return [other for other in gone if other != name]
 
     def pin(self, names: Iterable[PageName]) -> None:
-        """These stay until they are unpinned as often."""
+        """Keeps pages until they are unpinned as often as they were pinned."""
         self._pins.update(names)
 
     def unpin(self, names: Iterable[PageName]) -> None:
@@ -105,7 +105,7 @@ class HostPages:
                 del self._pins[name]
 
     def remove(self, name: PageName) -> None:
-        """A page that need not be there."""
+        """Removes a page if it is there."""
         if (page := self._pages.pop(name, None)) is not None:
             self.num_bytes -= page.num_bytes
 

@@ -1,8 +1,8 @@
-"""Pages that had to leave the device, in host memory and on disk, and their way back.
+"""KV offload: keeps pages evicted from the device in host memory and on disk, and restores them.
 
-The engine's thread plans moves while it plans a step, and makes them before it dispatches that step: what is evicted is
-read out before it is overwritten, what comes back is written before it is read. It waits for the device only, and
-for no longer than the step before takes; the disk has threads of its own.
+The engine's thread plans moves while it plans a step, and makes them before it dispatches that step: evicted pages are
+read out before they are overwritten, restored pages are written before they are read. It waits only for the device, and
+for no longer than the step before takes; the disk has its own threads.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from llmjax.kv_transfer import KVTransfer
 logger = logging.getLogger(__name__)
 
 TAKERS = 4  # threads that take pages from other servers
-QUEUED_BYTES = 256 * 2**20  # of pages that wait to be written to disk; what comes then is not
-FETCH_SECONDS = 10.0  # that a request waits for pages from disk; then they are computed
+QUEUED_BYTES = 256 * 2**20  # most bytes of pages that wait to be written to disk; further ones are not written
+FETCH_SECONDS = 10.0  # how long a request waits for pages from disk before it computes them
 BATCH = 16  # pages that are read out at once when the engine ends
 
 
 class PagesLost(Exception):
-    """Pages do not come from another server."""
+    """The error that pages do not come from another server."""
 
 
 class Taker(Protocol):
     """Takes pages from other servers."""
 
     def take(self, name: str, *, peer: str) -> Iterator[tuple[PageName, KeptPage]]:
-        """The pages that a server has under a name, as they come, perhaps more than are wanted; raises PagesLost."""
+        """Yields the pages that a server has under a name, perhaps more than are wanted; raises PagesLost."""
 
 
 @dataclass(eq=False)
@@ -48,11 +48,11 @@ class _Fetch:
     """Pages that a request waits for.
 
     Attributes:
-        names: pages on disk and in host memory, none of which goes from there meanwhile.
+        names: pages on disk and in host memory, all of which stay there meanwhile.
         wanted: the pages on disk, or at another server.
         num_bytes: size of all of them.
-        deadline: time.monotonic() after which the request does not wait any more.
-        cleared: times that everything had been forgotten before.
+        deadline: time.monotonic() after which the request no longer waits.
+        cleared: how often everything had been forgotten before.
         transfer: which other server has them; None: the disk has them.
         done: whether all that can be had are in host memory.
         begun: whether they are being read.
@@ -86,7 +86,7 @@ class Offload(Tier):
         host: pages in memory.
         disk: pages in files; None: there are none.
         page_bytes: size of a page, by group.
-        taker: takes pages from other servers; None: none has any.
+        taker: takes pages from other servers; None: no pages are taken.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class Offload(Tier):
         self._reading: list[_Reading] = []
         self._fetches: dict[Hashable, _Fetch] = {}  # by owner
         self._to_begin: deque[_Fetch] = deque()
-        self._fetched_bytes = 0  # of those that have begun and are in use
-        self._came_from: dict[PageName, Place] = {}  # of those in host memory that have not been used since
+        self._fetched_bytes = 0  # bytes of the fetches that have begun and are in use
+        self._came_from: dict[PageName, Place] = {}  # sources of pages in host memory that have not been used since
         self._cleared = 0  # times that everything was forgotten
         self._closed = False
         self._counts = OffloadCounts()
@@ -236,7 +236,7 @@ class Offload(Tier):
         return taken
 
     def keep(self, device: PageDevice, pools: Sequence[PagePool]) -> None:
-        """Writes to disk what the device still has cached, as much as there is time for; a second call does nothing."""
+        """Writes the device's cached pages to disk, as many as there is time for; a second call does nothing."""
         if self._disk is None or self._writes is None or self._reads is None or self._closed:
             return
         self._closed = True
@@ -259,7 +259,7 @@ class Offload(Tier):
             logger.info("%d pages of the KV cache are kept on disk for the next start", count)
 
     def _settle(self) -> None:
-        """Takes in what the device has read out; waits for the steps before it."""
+        """Keeps the pages that the device has read out; waits for the steps before them."""
         for reading in self._reading:
             for key, content in zip(reading.keys, reading.pages.contents(), strict=True):
                 page = KeptPage(key.tokens, content)
@@ -313,7 +313,7 @@ class Offload(Tier):
         return self._takers[0]
 
     def _take(self, fetch: _Fetch) -> None:
-        """Runs on a thread that takes; what comes too late for its request is of use to later ones."""
+        """Runs on a taking thread; pages that come too late for their request are kept for later ones."""
         assert self._taker is not None and fetch.transfer is not None and fetch.transfer.take is not None
         found: dict[PageName, KeptPage] = {}
         wanted = frozenset(fetch.wanted)

@@ -1,8 +1,8 @@
-"""Messages to whoever listens, over ZeroMQ: published as they come, and once more to those who have missed some.
+"""Publishes messages to subscribers over ZeroMQ, and replays them to subscribers that have missed some.
 
 A message has three frames: topic, number (8 bytes, big-endian, from 0 on), payload. A replay request to the ROUTER
-socket is the number to begin with; the answers are an empty frame, number and payload each, and last the number -1
-with no payload.
+socket is the number to begin with; each answer is an empty frame, number and payload, and the last one has the number
+-1 and no payload.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ logger = logging.getLogger(__name__)
 
 END = (-1).to_bytes(8, "big", signed=True)
 NUMBER_BYTES = 8
-LINGER_MS = 1000  # that the last messages get to leave the process
+LINGER_MS = 1000  # how long the last messages may take to leave the process
 
 
 class EventPublisher:
     """Sends messages on a thread of its own.
 
     Args:
-        config: where to, and how many are kept.
-        rank: of the engine, which is added to the port of each endpoint.
+        config: the endpoints, and how many messages are kept.
+        rank: the engine's rank, which is added to the port of each endpoint.
 
     Raises:
         ConfigError: pyzmq is not there, or an endpoint cannot be used.
@@ -54,7 +54,7 @@ class EventPublisher:
                 replay = self._context.socket(zmq.ROUTER)
                 replay.set_hwm(config.buffer_steps + 1)  # one who asks gets all of them
                 _open(replay, endpoint_of(config.replay_endpoint, rank), always_bind=True)
-            # Between this thread and that one: a pair of sockets is what the other one can wait for.
+            # A pair of sockets connects the two threads, because the publishing thread can wait for a socket.
             waiting, self._queue = self._context.socket(zmq.PULL), self._context.socket(zmq.PUSH)
             waiting.set_hwm(1)
             self._queue.set_hwm(config.max_queue_size)
@@ -86,7 +86,7 @@ class EventPublisher:
                 logger.warning("%s: events come faster than they can be sent, and are lost", SETTING)
 
     def close(self) -> None:
-        """Sends what waits, for a second at most; a second time nothing happens."""
+        """Sends the waiting messages, for a second at most; a second call does nothing."""
         if not self._queue.closed:
             self._queue.send(b"")  # no message is empty
             self._thread.join(2 * LINGER_MS / 1000)
@@ -96,7 +96,7 @@ class EventPublisher:
 
 
 def endpoint_of(endpoint: str, rank: int) -> str:
-    """The endpoint of an engine: engines count on from its port, or have their number behind another one's name."""
+    """The endpoint of an engine: its rank is added to the port of a TCP endpoint, and appended to other names."""
     if not rank:
         return endpoint
     if not endpoint.startswith("tcp://"):
@@ -117,7 +117,7 @@ def _open(socket: Any, endpoint: str, *, always_bind: bool = False) -> None:
 
 
 def _send(waiting: Any, published: Any, replay: Any, topic: bytes, buffer: deque[tuple[bytes, bytes]]) -> None:
-    """On the thread: it has the sockets, for they may not be used on two."""
+    """Runs on the thread, which alone uses the sockets, because ZeroMQ sockets are not thread-safe."""
     import zmq
 
     poller = zmq.Poller()
@@ -127,7 +127,7 @@ def _send(waiting: Any, published: Any, replay: Any, topic: bytes, buffer: deque
     count = 0
     while True:
         ready = dict(poller.poll())
-        if waiting not in ready:  # who asks gets all that was published before
+        if waiting not in ready:  # a subscriber asks for messages that it has missed
             _replay(replay, buffer)
             continue
         if not (payload := waiting.recv()):
@@ -142,7 +142,7 @@ def _send(waiting: Any, published: Any, replay: Any, topic: bytes, buffer: deque
 
 
 def _replay(replay: Any, buffer: deque[tuple[bytes, bytes]]) -> None:
-    """Answers a request with all that is kept from a number on."""
+    """Answers a replay request with all kept messages from a number on."""
     frames = replay.recv_multipart()
     if len(frames) != 3 or frames[1] or len(frames[2]) != NUMBER_BYTES:
         logger.warning("%s: a replay request is an empty frame and a number of 8 bytes; one has another form", SETTING)

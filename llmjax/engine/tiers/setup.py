@@ -1,4 +1,4 @@
-"""Where evicted pages go, from the settings: how much of it, and whose pages they are."""
+"""Makes the tiers for evicted pages from the settings: their sizes, and the identity of the pages."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 GIB = 2**30
 IDENTITY_DIGITS = 32
-SECRET_BYTES = 24  # of a secret that is made here
-DECIDING = (  # settings that what a page holds follows from, beside the model's files and what is compiled of them
+SECRET_BYTES = 24  # size of a secret that is made here
+DECIDING = (  # settings that decide the content of pages, besides the model's files and its programs
     "hf_overrides",
     "quantization",
     "quantization_rules",
@@ -42,13 +42,13 @@ DECIDING = (  # settings that what a page holds follows from, beside the model's
 
 
 def tier_of(config: EngineConfig, compiler: StepCompiler, ranks: RankZero, taker: PageTaker | None) -> Tier:
-    """What the settings ask for below the device.
+    """The tier below the device that the settings ask for.
 
     Args:
-        taker: takes pages from other servers; None: none has any.
+        taker: takes pages from other servers; None: no pages are taken.
 
     Raises:
-        ConfigError: it does not suit the model or the machine.
+        ConfigError: the tier does not fit the model or the machine.
     """
     transfer = config.kv_transfer
     limit = int(config.kv_offloading_size * GIB)
@@ -86,10 +86,10 @@ def tier_of(config: EngineConfig, compiler: StepCompiler, ranks: RankZero, taker
 def transfer_of(
     config: EngineConfig, compiler: StepCompiler, ranks: RankZero, bound: socket.socket | None
 ) -> tuple[PageGiver | None, PageTaker | None]:
-    """What gives pages to other servers, and what takes theirs; None: nothing does.
+    """The objects that give pages to other servers and take pages from them; None: there is none.
 
     Args:
-        bound: where pages are given, as ``page_transfer.bind`` has it; None: nowhere.
+        bound: the socket where pages are given, from ``transfer.bind``; None: no pages are given.
 
     Raises:
         ConfigError: its address cannot be used, or the model's texts share no pages.
@@ -109,8 +109,8 @@ def transfer_of(
 
 
 def secret_of(config: EngineConfig) -> str:
-    """The word that servers must know that exchange pages with this one: ``master_secret``, or one that is made and
-    logged, for without any whoever reaches a port could give and take pages."""
+    """The secret of the servers that exchange pages with this one: ``master_secret``, or one that is made and logged.
+    Without a secret, anyone that reaches a port could give and take pages."""
     if config.master_secret:
         return config.master_secret
     made = secrets.token_urlsafe(SECRET_BYTES)
@@ -123,8 +123,8 @@ def secret_of(config: EngineConfig) -> str:
 
 
 def _agreed_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero) -> str:
-    """A digest of what both sides must have alike. Machines differ in paths and devices: files are those of the same
-    names and sizes, and who knows the secret is believed that they hold the same."""
+    """A digest of what must be the same on both sides. Machines differ in paths and devices, so files are compared by
+    name and size, and servers that know the secret are trusted to have the same content in them."""
     model = compiler.model
     formats, divided = whole_page_formats(compiler, ranks)
     return digest(
@@ -141,10 +141,10 @@ def _agreed_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZe
 
 
 def whole_page_formats(compiler: StepCompiler, ranks: RankZero) -> tuple[list[PageFormat], tuple[int, ...]]:
-    """Of each group of layers, as engines of the model exchange its pages.
+    """The formats in which engines of the same model exchange pages, by group of layers.
 
     Returns:
-        The formats, and numbers of processes and devices, if engines must have as many to exchange pages.
+        The formats, and the numbers of processes and of devices if only engines with equal numbers can exchange pages.
     """
     formats = page_formats(compiler, ranks)
     parts = [page_parts(compiler, ranks, group) for group in range(len(formats))]
@@ -156,7 +156,7 @@ def whole_page_formats(compiler: StepCompiler, ranks: RankZero) -> tuple[list[Pa
 
 
 def page_formats(compiler: StepCompiler, ranks: RankZero) -> list[PageFormat]:
-    """Of each group of layers: what this process has of a page, and then what each of the others has."""
+    """The format of a page, by group of layers: first this process's part, then the part of each other process."""
 
     def shapes(group: int) -> tuple[jax.ShapeDtypeStruct, ...]:
         there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in ranks.page_shapes(group)]
@@ -166,7 +166,7 @@ def page_formats(compiler: StepCompiler, ranks: RankZero) -> list[PageFormat]:
 
 
 def pages_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero) -> str:
-    """A digest of all that decides what the page of given tokens holds: engines with another one share no pages."""
+    """A digest of all that decides the content of pages: engines with different digests share no pages."""
     model, platform = compiler.model, compiler.platform
     return digest(
         MAGIC,

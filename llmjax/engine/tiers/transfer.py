@@ -1,6 +1,6 @@
-"""Pages from server to server over TCP: one gives those of finished prompts away, by name, and another takes them.
+"""KV transfer from server to server over TCP: one gives away the pages of finished prompts, and another takes them.
 
-Both sides prove that they know the same secret before anything is said of pages; nothing is encrypted.
+Both sides prove that they know the same secret before they mention pages; nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ from llmjax.kv_transfer import SETTING, KVTransferConfig, address_of
 logger = logging.getLogger(__name__)
 
 NONCE_BYTES = 16
-FIRST_BYTES = 4096  # of a message of somebody who has not proved anything
-MORE_BYTES = 4096  # of a message with a page beside the page
-GIVEN_SECONDS = 120.0  # that pages wait to be taken
-CONNECT_SECONDS = 5.0  # that a server has to be reached, and for each thing that it says or takes
+FIRST_BYTES = 4096  # most bytes of a message from a process that has not proved that it knows the secret
+MORE_BYTES = 4096  # bytes of a message with a page, besides the page
+GIVEN_SECONDS = 120.0  # how long pages wait to be taken
+CONNECT_SECONDS = 5.0  # time limit for reaching a server, and for each message
 MOST_TAKERS = 32  # at once
-MOST_STRANGERS = 64  # who have not proved yet that they may be takers
+MOST_STRANGERS = 64  # connections that have not proved yet that they may take pages
 
 
 class Hello(Message, tag="hello"):
-    """From who gives, first."""
+    """The giver's first message."""
 
     nonce: bytes
 
 
 class Take(Message, tag="take"):
-    """From who takes: pages are wanted.
+    """The taker's request for pages.
 
     Args:
-        nonce: for the other side to prove the secret with.
-        proof: of the secret.
-        identity: of what decides what pages hold.
-        name: of the pages.
+        nonce: the giver has to prove the secret with it.
+        proof: proves that the taker knows the secret.
+        identity: digest of what decides the content of pages.
+        name: name of the pages.
     """
 
     nonce: bytes
@@ -63,10 +63,10 @@ class Take(Message, tag="take"):
 
 
 class Given(Message, tag="given"):
-    """From who gives: so many pages follow.
+    """The giver's answer: ``count`` pages follow.
 
     Args:
-        proof: of the secret.
+        proof: proves that the giver knows the secret.
     """
 
     proof: bytes
@@ -74,7 +74,7 @@ class Given(Message, tag="given"):
 
 
 class Page(Message, tag="page"):
-    """One of them."""
+    """One of the pages that a giver sends."""
 
     group: int
     digest: bytes
@@ -82,7 +82,7 @@ class Page(Message, tag="page"):
 
 
 class NotGiven(Message, tag="not_given"):
-    """From who gives, last."""
+    """The giver's last message, if it gives no pages."""
 
     reason: str
 
@@ -98,7 +98,7 @@ class _Gift:
     there: threading.Event = field(default_factory=threading.Event)
 
     def read(self) -> None:
-        """Waits for the device, so that nothing stays there."""
+        """Waits for the device and copies the pages to the host, so that they take no memory on the device."""
         for group, keys, contents in self.parts:
             for key, content in zip(keys, contents.contents(), strict=True):
                 self.pages.append(((group, key.digest), KeptPage(key.tokens, content)))
@@ -107,14 +107,14 @@ class _Gift:
 
 
 def bind(config: KVTransferConfig) -> socket.socket:
-    """The address where pages will be given, so that nobody else has it while a model is loaded.
+    """Binds the address where pages will be given, so that no other process takes it while a model is loaded.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: the address cannot be used.
     """
     bound = socket.socket(socket.AF_INET6 if ":" in config.kv_ip else socket.AF_INET)
     try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a server could not be started again at once
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # otherwise a server could not be restarted at once
         bound.bind((config.kv_ip, config.kv_port))
     except OSError as error:
         bound.close()
@@ -127,15 +127,15 @@ def _unusable(config: KVTransferConfig, error: OSError) -> ConfigError:
 
 
 class PageGiver:
-    """Gives pages away at an address of its own.
+    """Gives pages away at its own address.
 
     Args:
-        config: where, and how many bytes may wait.
-        bound: as ``bind`` gives it; it is closed with the giver.
-        identity: of what decides what pages hold.
-        secret: that who takes them must know.
-        formats: of pages, by group.
-        seconds: that pages wait to be taken.
+        config: the address, and how many bytes may wait.
+        bound: the socket that ``bind`` has made; it is closed with the giver.
+        identity: digest of what decides the content of pages.
+        secret: the secret that takers must know.
+        formats: formats of pages, by group.
+        seconds: how long pages wait to be taken.
 
     Raises:
         ConfigError: the address cannot be used.
@@ -158,7 +158,7 @@ class PageGiver:
         self._formats = formats
         self._gifts: OrderedDict[str, _Gift] = OrderedDict()  # the oldest first
         self._closed = False
-        self._changed = threading.Condition()  # of these two
+        self._changed = threading.Condition()  # guards the two fields above
         self._strangers = Strangers(MOST_STRANGERS)
         self._takers = threading.Semaphore(MOST_TAKERS)
         self._reader = DiskThread("kv-given")
@@ -176,7 +176,7 @@ class PageGiver:
         return len(self._gifts)
 
     def give(self, name: str, parts: list[tuple[int, list[PageKey], Contents]]) -> None:
-        """Lets others take pages, for some time; the oldest go when there are too many."""
+        """Lets other servers take pages for some time; the oldest are dropped when there are too many."""
         size = sum(self._formats[group].num_bytes * len(keys) for group, keys, _ in parts)
         if size > self._limit:
             logger.warning("%s: kv_buffer_size has no room for the %d bytes of a prompt", SETTING, size)
@@ -191,7 +191,7 @@ class PageGiver:
         self._reader.add(gift.read)
 
     def _give_up(self) -> None:
-        """Lets pages go that nobody takes, whether or not others come."""
+        """Drops pages that nobody takes in time, whether or not new ones come."""
         with self._changed:
             while not self._closed:
                 oldest = next(iter(self._gifts), None)
@@ -203,13 +203,13 @@ class PageGiver:
                     self._changed.wait(left)
 
     def close(self) -> None:
-        """Gives nothing any more."""
+        """Stops giving pages."""
         with self._changed:
             self._closed = True
             self._gifts.clear()
             self._changed.notify_all()
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes who waits for others to come
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for connections
         self._socket.close()
         self._reader.close(0.0)
 
@@ -271,9 +271,9 @@ class PageTaker:
 
     Args:
         peers: the servers, each ``host:port``; nothing connects elsewhere.
-        identity: of what decides what pages hold.
-        secret: that who gives them must know.
-        formats: of pages, by group.
+        identity: digest of what decides the content of pages.
+        secret: the secret that givers must know.
+        formats: formats of pages, by group.
     """
 
     def __init__(self, peers: Sequence[str], *, identity: str, secret: str, formats: Sequence[PageFormat]) -> None:
@@ -283,10 +283,10 @@ class PageTaker:
         self._formats = formats
 
     def take(self, name: str, *, peer: str) -> Iterator[tuple[PageName, KeptPage]]:
-        """The pages that one of the servers has under a name, as they come.
+        """Yields the pages that one of the servers has under a name.
 
         Raises:
-            PagesLost: they do not come, or no more of them; the message says why.
+            PagesLost: they do not come, or not all of them; the message says why.
         """
         if peer not in self._addresses:
             raise PagesLost(f"{peer} is not one of kv_peers")
@@ -327,5 +327,5 @@ def _next(messages: Iterator[Any], kind: Any) -> Any:
 
 
 def _proof(secret: str, nonce: bytes, *, by: str) -> bytes:
-    """That somebody knows the secret; ``by``: who, for an answer is of no use to the other side."""
+    """Proves that the side ``by`` knows the secret. The proof names the side, so the other one cannot reuse it."""
     return hmac.digest(secret.encode(), f"kv pages, {by}: ".encode() + nonce, "sha256")

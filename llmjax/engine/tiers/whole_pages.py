@@ -1,5 +1,5 @@
-"""What a page holds, whichever devices and processes have parts of it: servers that divide a model differently exchange
-pages."""
+"""The whole content of a page, joined from the parts of devices and processes, so that servers that divide a model
+differently can exchange pages."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
 @dataclass(frozen=True)
 class PageParts:
-    """How the ranks of an engine have a page.
+    """How a page is divided among the ranks of an engine.
 
     Args:
-        shapes: of what each rank has of it, an array for each stack of layers.
-        order: the ranks as what they have follows each other.
-        axes: of each array, along which ranks divide it; None: each has all of it.
+        shapes: shapes of each rank's part, one for each stack of layers.
+        order: the ranks, in the order in which their parts follow each other.
+        axes: the axis along which ranks divide each array; None: each rank has all of it.
         heads: key/value heads of all devices, one device after another, NOTHING where one has less; None: all heads in
             their order, or vectors that heads share.
     """
@@ -43,7 +43,7 @@ class PageParts:
 
     @property
     def whole(self) -> Shapes:
-        """Shapes of what the page holds."""
+        """Shapes of the whole page's content."""
         found = []
         for number, axis in enumerate(self.axes):
             first = self.shapes[0][number]
@@ -56,7 +56,7 @@ class PageParts:
         return tuple(found)
 
     def joined(self, content: PageContent) -> PageContent:
-        """What the page holds.
+        """The whole page's content.
 
         Args:
             content: the arrays of rank 0, of rank 1, and so on.
@@ -71,7 +71,7 @@ class PageParts:
         return tuple(found)
 
     def divided(self, content: PageContent) -> PageContent:
-        """What the ranks have of a page that holds this: the inverse of `joined`, with zeros for NOTHING."""
+        """The ranks' parts of a page with this content: the inverse of `joined`, with zeros for NOTHING."""
         found = [[*own] for own in self.shapes]
         for number, (array, axis) in enumerate(zip(content, self.axes, strict=True)):
             if self.heads is not None:
@@ -93,7 +93,7 @@ class WholePageFormat(PageFormat):
     """A group's pages as bytes that are the same in all engines of a model; ``shapes`` are those of `PageParts.whole`.
 
     Args:
-        parts: how this engine has them.
+        parts: how this engine divides a page.
     """
 
     parts: PageParts
@@ -107,7 +107,7 @@ class WholePageFormat(PageFormat):
 
 
 def page_parts(compiler: StepCompiler, ranks: RankZero, group: int) -> PageParts | None:
-    """How a group's pages are divided; None: so that engines which divide the model differently have others."""
+    """How a group's pages are divided; None: pages depend on the division, so other engines cannot use them."""
     own, others = page_shapes(compiler, group), ranks.page_shapes(group)
     there = [jax.ShapeDtypeStruct(form.shape, jnp.dtype(form.dtype)) for form in others]
     size, staged = ranks.size, compiler.is_staged
@@ -142,7 +142,7 @@ def page_parts(compiler: StepCompiler, ranks: RankZero, group: int) -> PageParts
 
 
 def _fit(one: Shapes, other: Shapes, axes: Sequence[int | None]) -> bool:
-    """Whether arrays of two ranks differ along what is divided alone."""
+    """Whether arrays of two ranks differ only along the divided axes."""
 
     def rest(shape: jax.ShapeDtypeStruct, axis: int | None) -> tuple[object, ...]:
         return (shape.dtype, *(size for number, size in enumerate(shape.shape) if number != axis))
@@ -151,11 +151,11 @@ def _fit(one: Shapes, other: Shapes, axes: Sequence[int | None]) -> bool:
 
 
 def _first_layers(compiler: StepCompiler, group: int) -> list[int]:
-    """One of each stack."""
+    """The first layer of each stack."""
     return [compiler.state_shapes.kv[number].layers[0] for number in stacks_of(compiler, group)]
 
 
 def _arrays(compiler: StepCompiler, group: int) -> list[jax.ShapeDtypeStruct]:
-    """Of all devices."""
+    """The arrays of a group of layers, as they are on all devices together."""
     stacks = [compiler.state_shapes.kv[number] for number in stacks_of(compiler, group)]
     return [array for stack in stacks for array in stack.arrays]

@@ -1,4 +1,4 @@
-"""Several engines as one: the tokens of one engine, and what becomes of requests and engines when some of these die."""
+"""Several engines as one sample the tokens of one engine, and survive when some of them die."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def client_of(engine: AsyncLLM) -> DataParallelEngine:
 
 
 def pids(engine: AsyncLLM) -> list[int]:
-    """Of the processes, by engine."""
+    """The process ids of the engines."""
     return [place.engine.pid for place in client_of(engine)._places]
 
 
@@ -243,7 +243,7 @@ async def test_when_all_die_at_once_nobody_serves_until_they_are_back(engine: As
 
 
 async def test_nobody_serves_while_all_are_dead(config: EngineConfig) -> None:
-    """With a wait that does not end, so that it can be seen."""
+    """The wait before a restart does not end here, so that the state can be seen."""
     client = DataParallelEngine(config, policy=RestartPolicy(first_wait=3600, longest_wait=3600))
     died: list[BaseException] = []
     client.start(deliver=lambda _: None, died=died.append)
@@ -356,7 +356,7 @@ def test_a_model_that_cannot_be_loaded_is_the_same_error(config: EngineConfig, t
 
 
 def test_an_engine_that_cannot_be_made_leaves_none(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of the engines is refused what the others get."""
+    """One of the engines gets a setting that is refused."""
     made: list[Any] = []
     from llmjax.engine.clients import data_parallel
 

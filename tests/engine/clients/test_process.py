@@ -1,4 +1,4 @@
-"""An engine in a process of its own: it says what one on a thread says, and whatever becomes of it is told."""
+"""An engine in its own process: it returns what an engine on a thread returns, and reports however it ends."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def process_of(engine: AsyncLLM) -> ProcessEngine:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; one that nobody has waited for does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -127,7 +127,7 @@ REQUESTS: list[tuple[Any, SamplingParams]] = [
 
 
 async def test_it_says_and_counts_what_an_engine_here_does(engine: AsyncLLM, offline: LLM) -> None:
-    """One request after the other, so that both compute the same steps."""
+    """Requests run one after the other, so that both engines compute the same steps."""
     offline.warm_up()
     await engine.warm_up()
     here, there = Recorder(), Recorder()
@@ -204,7 +204,7 @@ async def test_one_that_hangs_is_noticed_and_one_that_is_killed_ends_every_strea
     started, others = subprocess.Popen, list[subprocess.Popen[bytes]]()
 
     def with_another(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-        """Somebody who has the connection, too: as if threads of the process were not ending."""
+        """Another process that has the connection too, as if threads of the engine's process were not ending."""
         others.append(started(["sleep", "600"], pass_fds=options["pass_fds"]))
         return started(command, **options)
 
@@ -305,7 +305,7 @@ def test_what_a_process_ends_by_is_known_before_it_has_ended(
 def test_one_that_says_why_it_ends_is_dead_before_it_has_ended(
     shared: AsyncLLM, config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have much memory to give back."""
+    """The process may have much memory to free first."""
     ours, theirs = socket.socketpair()
     process = subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr("llmjax.engine.clients.process._start_process", lambda: (ours, process))

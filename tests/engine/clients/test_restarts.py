@@ -1,4 +1,4 @@
-"""How long a dead engine's place stays empty, and when it stays so."""
+"""How long a dead engine waits for its restart, and when it is not restarted."""
 
 from __future__ import annotations
 

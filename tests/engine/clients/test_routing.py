@@ -1,4 +1,4 @@
-"""Which engine a request goes to, and that the router's counts are those of the requests that are there."""
+"""The router's choice of an engine, and its counts, which are those of the open requests."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_dead_engine_has_nothing_and_says_what_it_had(n: int) -> None:
 
 
 class Routing(RuleBasedStateMachine):
-    """Any requests, outputs and deaths: only engines that are there are chosen, and nothing is left behind."""
+    """Runs any requests, outputs and deaths: only living engines are chosen, and no count is left over."""
 
     @initialize(engines=st.integers(1, 4), capacity=st.integers(0, 12))
     def begin(self, engines: int, capacity: int) -> None:

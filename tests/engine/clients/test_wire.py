@@ -240,7 +240,7 @@ def test_what_is_not_a_message_is_refused() -> None:
 
 
 class Dripping:
-    """A socket from which a byte comes at a time, and time passes with it."""
+    """A socket that gives one byte at a time, with each of which time passes."""
 
     def __init__(self, data: bytes, *, seconds: float) -> None:
         self._data, self._seconds = data, seconds
@@ -265,7 +265,7 @@ def dripping(messages: int, *, seconds: float, limit: float | None) -> tuple[Dri
 
 
 def test_a_message_has_one_deadline_however_it_comes() -> None:
-    """One that is cut into bytes may not take longer than one that comes whole."""
+    """A message that is cut into bytes may not take longer than one that comes whole."""
     source, channel = dripping(2, seconds=9.0, limit=5.0)
     with pytest.raises(TimeoutError, match="a message has not come within 5 s"):
         next(channel.receive())

@@ -1,4 +1,4 @@
-"""The KV cache by itself: sequences whose tokens nobody computes."""
+"""The KV cache by itself, with sequences that are not computed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.smoke
 
 
 def cache_of(*spans: Span) -> KVCache:
-    """Pages of 2 tokens."""
+    """A KV cache with pages of 2 tokens."""
     specs = tuple(GroupSpec(span=span, num_pages=9) for span in spans)
     return KVCache(specs, page_size=2, num_slots=2, pages_per_sequence=8)
 

@@ -1,4 +1,4 @@
-"""Steps a dispatch may take."""
+"""The number of steps that a dispatch may take, and of tokens in a step with prompt chunks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_slow_steps_shorten_at_once_and_a_new_batch_starts_again() -> None:
     assert pace.steps == 3
     pace.record(3, 9.0)
     assert pace.steps == 1
-    pace.record(0, 9.0)  # nobody was alive
+    pace.record(0, 9.0)  # all rows had ended
     assert pace.steps == 1
     pace.record(1, 0.01)
     pace.restart()

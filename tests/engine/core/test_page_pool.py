@@ -17,7 +17,7 @@ KEYS = [PageKey.chain(b"", (token, token + 1)) for token in range(5)]
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Every operation is done to the pool and to a naive model of it."""
+    """Applies every operation to the pool and to a naive model of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_too_few_pages_are_refused() -> None:
 
 
 def test_roots_and_pages_never_have_the_same_digest() -> None:
-    """The bytes of a salt may be anything a client likes, those of another salt and tokens behind it too."""
+    """The bytes of a salt may be anything a client likes, even those of another salt followed by tokens."""
     page = (97, 98)
     tokens = b"".join(token.to_bytes(4, "little") for token in page)
     assert PageKey.root("salt", tokens.decode()) != PageKey.chain(b"", page).digest

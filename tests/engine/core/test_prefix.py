@@ -1,4 +1,4 @@
-"""The longest prefix, of tables of pages that are here or there."""
+"""The longest cached prefix, from tables that say where each page is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LETTERS = {"d": Place.DEVICE, "n": Place.NEXT_STEP, "h": Place.HOST, "f": Place.
 
 
 def prefix_of(rows: dict[Span, str]) -> Prefix:
-    """Pages of 16 tokens; a letter of a row is where one is."""
+    """A prefix with pages of 16 tokens; each letter of a row says where a page is."""
     groups: list[LayerStates] = [
         kind_of(span)(GroupSpec(span=span, num_pages=9), page_size=16, num_slots=1, pages_per_sequence=8)
         for span in rows

@@ -1,4 +1,4 @@
-"""Messages of the engine's loop."""
+"""The engine's requests and outputs, which go through its loop."""
 
 from __future__ import annotations
 

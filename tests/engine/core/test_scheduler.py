@@ -1,6 +1,6 @@
 """Engine, scheduler and KV cache over a simulated device that knows what every page holds.
 
-The device gets nothing but the packed batch, as the real one does. In place of keys and values it stores, for each
+The device gets only the packed batch, as the real one does. In place of keys and values it stores, for each
 token, a digest of the token and everything before it, and every row compares all entries that attention would read
 with those of its own history. So a page that was shared, freed, evicted or overwritten wrongly shows at the first read.
 """
@@ -95,7 +95,7 @@ def next_token(digest: int, seed: int) -> int:
 
 
 def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int], *, min_tokens: int = 0) -> list[int]:
-    """The output of a request that nobody shares the device with."""
+    """The output of a request that has the device to itself."""
     output: list[int] = []
     while len(output) < max_tokens and not (len(output) > min_tokens and output[-1] in stops):
         output.append(next_token(digests([*prompt, *output])[-1], seed))
@@ -104,7 +104,7 @@ def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int], 
 
 @dataclass(frozen=True)
 class SimulatedPages:
-    """What pages held when they were read: digests by offset, and where there are any."""
+    """The content of pages when they were read: digests by offset, and a mask of the offsets that have one."""
 
     found: list[PageContent]
 
@@ -323,7 +323,7 @@ class SimulatedDevice:
             if start:
                 found = content.get((self._place(group, i, start - 1)[0], 0))
                 assert found == known[i][start - 1], f"group {group} holds another state than after token {start - 1}"
-        # Kernels need not read all rows before they write some: nobody writes what another row reads.
+        # Kernels need not read all rows before they write some: no row writes what another row reads.
         readers = {self._place(group, i, start - 1)[0]: i for i, start, _ in inputs if start}
         writers: dict[int, int] = {}
         for i, start, length in inputs:
@@ -382,7 +382,7 @@ class SometimesWorthIt(Speculation):
 
 
 class SimulatedEngine(Engine):
-    """The real engine around the simulated device."""
+    """The real engine with the simulated device."""
 
     def __init__(
         self,
@@ -453,7 +453,7 @@ class SimulatedEngine(Engine):
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, when it comes and when somebody gives up on it."""
+    """A request, with the times when it arrives and when it is aborted."""
 
     request: EngineRequest
     at: int  # engine step
@@ -473,7 +473,7 @@ def request(name: str, prompt: list[int], **options: Any) -> EngineRequest:
 
 @dataclass
 class Result:
-    """What one continuation brought."""
+    """The outputs of one continuation."""
 
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None
@@ -634,7 +634,7 @@ def test_random_workloads(data: st.DataObject) -> None:
 
 
 def needed(span: Span, longest: int, batched: int) -> int:
-    """Tokens whose pages one sequence needs."""
+    """Number of tokens for which one sequence needs pages."""
     return span.window + batched if isinstance(span, LastTokens) else longest
 
 
@@ -643,7 +643,7 @@ def needed(span: Span, longest: int, batched: int) -> int:
 @pytest.mark.slow
 def test_prompts_that_go_on_find_room_behind_windows(data: st.DataObject) -> None:
     """Long prompts, each the one before it and more, over as few pages as one request needs: no plan is ever empty
-    while nothing is under way, and somebody always gets on."""
+    while nothing is in flight, and some sequence always makes progress."""
     page_size = data.draw(st.integers(1, 4))
     spans = data.draw(
         st.sampled_from([(ALL, W(8)), (ALL, W(16)), (W(12),), (W(4), W(20)), (ALL, W(3), W(17)), (ALL, W(8), STATE)])
@@ -692,7 +692,7 @@ def attention(span: Span) -> Attention:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None:
-    """Whatever ``plan_kv`` accepts, one request of ``max_model_len`` tokens can be computed."""
+    """With any plan that ``plan_kv`` accepts, one request of ``max_model_len`` tokens can be computed."""
     spans = data.draw(
         st.sampled_from([(ALL,), (ALL, W(1)), (ALL, W(8)), (W(5),), (W(3), W(11)), (ALL, W(2), W(30)), (ALL, STATE)])
     )
@@ -777,7 +777,7 @@ def test_out_of_pages_preempts_the_newest_and_changes_no_token() -> None:
 
 
 def sequences_of(*lengths: int) -> list[Sequence]:
-    """With prompts of these lengths, in the order in which they came."""
+    """Sequences with prompts of these lengths, in the order in which they came."""
     return [
         Sequence(
             request=request(str(order), prompt_of(length, order), max_tokens=16),
@@ -1186,7 +1186,7 @@ def test_too_few_pages_for_many_steps_are_enough_for_one() -> None:
 
 @pytest.mark.parametrize("spans", [(ALL,), (ALL, W(3)), (W(6), STATE)], ids=str)
 def test_steps_may_bring_fewer_tokens_than_planned(spans: tuple[Span, ...]) -> None:
-    """The host expects the most and takes what comes: every dispatch brings something, and nobody waits in vain."""
+    """The host plans for the most tokens and takes what comes: every dispatch brings some, and no sequence stalls."""
     engine = SimulatedEngine(replace(MANY, spans=spans, num_pages=(41,) * len(spans), leave_early=True))
     for i in range(3):
         engine.add(request(str(i), prompt_of(4, i), max_tokens=28))
@@ -1322,7 +1322,7 @@ def test_snapshots_that_nobody_has_used_for_longest_are_given_up() -> None:
 
 
 def test_nothing_of_a_failed_sequence_is_found() -> None:
-    """Not even what it has given back on its way: states of pages before, keys behind a window."""
+    """Not even what it freed while it ran is found: states of earlier pages, KV entries outside a window."""
     for spans, pages in (((ALL, STATE), (41, 25)), ((W(8),), (41,)), ((STATE,), (25,))):
         engine = SimulatedEngine(replace(HYBRID, spans=spans, num_pages=pages))
         prompt = prompt_of(46)

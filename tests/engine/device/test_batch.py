@@ -1,4 +1,4 @@
-"""Packing a plan into one array and taking it apart again on the device."""
+"""Packing a plan into one array, and unpacking it on the device."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ def layout_of(bucket: Bucket, *, groups: int = 1) -> BatchLayout:
 
 
 def changed(groups: int = 1, *, slots: Any = range(SLOTS)) -> TableChanges:
-    """All entries of the tables of some slots."""
+    """Changes of all page table entries of some slots."""
     entry = np.concatenate([table(slot, group)[0] for group in range(groups) for slot in slots])
     return TableChanges(entry.astype(np.int32), np.concatenate([pages(s, g) for g in range(groups) for s in slots]))
 
 
 def table(slot: int, group: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Flat places of a slot's entries, and its pages."""
+    """Flat indices of a slot's page table entries, and its pages."""
     return np.arange(WIDTH) + (group * SLOTS + slot) * WIDTH, pages(slot, group)
 
 
@@ -214,7 +214,7 @@ def test_decode_batch(lengths: list[int], slots: list[int]) -> None:
 
 
 def test_a_dispatch_goes_on_from_what_its_steps_leave() -> None:
-    """From the device's own lengths, whatever the host expects: a row may have got on by less."""
+    """A step starts from the device's own lengths, whatever the host expects: a row may have fewer tokens."""
     layout = layout_of(Bucket(tokens=4, rows=4, decode=True, steps=3))
     rows = [Row(sequence(slot, [3], prompt=1), start=9, count=1, samples=True, steps=3 - slot) for slot in range(3)]
     state = rows_of(lengths={0: 4, 1: 9, 2: 9})

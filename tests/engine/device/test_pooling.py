@@ -1,4 +1,4 @@
-"""Models that make vectors against Hugging Face's (golden/make_pooling.py), alone, in mixed batches and in chunks."""
+"""Models that make vectors, compared with Hugging Face's (golden/make_pooling.py): alone, in batches and in chunks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MORE_ENCODERS = [
     "new",
     "new-tokens",
 ]
-BOTH_SIDES = ["gemma-embedding", "qwen2-both-sides"]  # decoders whose tokens see those behind them
+BOTH_SIDES = ["gemma-embedding", "qwen2-both-sides"]  # decoders whose tokens attend to later ones
 # Of checkpoints whose files do not say what is made of them.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3-reranker": {
@@ -148,7 +148,7 @@ def test_the_token_vectors_are_pooled_to_the_text_s(served: Served) -> None:
     made = served.made(prompts, task=task, normalize=False)
     assert [len(vectors) for vectors in made] == [len(prompt) for prompt in prompts]
     if served.name in ("llama-mean", "gemma-embedding", "modernbert-labels"):
-        return  # whose matrices stand behind pooling
+        return  # their matrices come after pooling
     for case, vectors in zip(CASES, made, strict=True):
         vector = {"last": vectors[-1], "cls": vectors[0], "mean": vectors.mean(0)}[pooler.kind]
         served.check(case, vector / (np.linalg.norm(vector) if pooler.task == "embed" else 1))

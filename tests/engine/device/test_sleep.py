@@ -61,7 +61,7 @@ def same(found: tuple[list[int], Any], expected: tuple[list[int], Any]) -> bool:
 
 
 def on_device(llm: LLM) -> tuple[int, int]:
-    """Bytes of weights and of state."""
+    """Bytes of weights and of state on the device."""
     parts = (llm.engine.model.params, llm.engine.runner.executor.state)
     weights, state = (sum(leaf.nbytes for leaf in jax.tree.leaves(part) if not leaf.is_deleted()) for part in parts)
     return weights, state
@@ -98,7 +98,7 @@ def test_deeper_and_deeper(llm: LLM) -> None:
 
 
 def test_weights_of_other_devices_wait_in_the_hosts_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an accelerator, whose arrays the host sees as copies."""
+    """The CPU acts as an accelerator, whose arrays the host sees as copies."""
     before = said(llm)
     sleeper = llm.engine._sleeper
     monkeypatch.setattr(type(sleeper._platform), "is_cpu", property(lambda self: False))

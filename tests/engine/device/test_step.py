@@ -32,10 +32,10 @@ def compiler(request: pytest.FixtureRequest, compile_cache_dir: str) -> StepComp
 
 
 class Split:
-    """A step in two dispatches: the hidden states come to the host's hands in between.
+    """A step in two dispatches: the hidden states are returned to the host in between.
 
     Args:
-        layout: of its bucket.
+        layout: the batch layout of the step's bucket.
     """
 
     def __init__(self, compiler: StepCompiler, layout: BatchLayout) -> None:
@@ -64,7 +64,7 @@ class Split:
 
 @pytest.mark.parametrize("decode", [True, False])
 def test_two_dispatches_do_what_one_does(decode: bool, compiler: StepCompiler) -> None:
-    """In every dispatch of the graphs' test, which takes and leaves out every branch of the heads."""
+    """Compares them in every dispatch of the graphs' test, which takes and skips every branch of the heads."""
     layout = next(x for b, x in compiler.layouts.items() if b.decode is decode and (b.rows == 4 or not decode))
     program, split = compiler.compile(layout.bucket), Split(compiler, layout)
     chained, parted = _set_up(compiler, layout), _set_up(compiler, layout)

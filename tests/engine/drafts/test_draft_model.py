@@ -1,4 +1,4 @@
-"""A smaller model that makes drafts changes how soon tokens come, and not which."""
+"""A smaller model that makes drafts changes when tokens come, not which tokens."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def drafted_of(engine_of: Callable[..., LLM]) -> Callable[..., LLM]:
 def test_greedy_tokens_are_those_of_the_plain_model(
     drafted_of: Callable[..., LLM], plain: Callable[[str], Any], family: str, draft: str
 ) -> None:
-    """Models whose layers keep other tokens, of other sizes, than those of the first one."""
+    """Draft models whose layers have other spans and sizes than the target model's."""
     llm = drafted_of(family, draft, max_num_seqs=1, decode_steps=1)
     expected = [plain(family).greedy(prompt, 40) for prompt in PROMPTS]
     assert [tokens for tokens, *_ in outputs_of(llm, PROMPTS, greedy())] == expected
@@ -75,8 +75,8 @@ def test_greedy_tokens_are_those_of_the_plain_model(
 
 @pytest.fixture
 def twins(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> tuple[LLM, LLM]:
-    """A model that decodes plainly, and one whose drafts come from a copy of itself. All of these are right as long as
-    the copy has taken in all that the first one has. Pages for less than two full contexts."""
+    """A model that decodes plainly, and one whose drafts come from a copy of itself. All drafts are right as long as
+    the copy has computed all tokens of the target model. There are pages for less than two full contexts."""
     plain = engine_of("llama", text=True, kv_cache_memory_bytes=28 * 1536)
     settings = {"kv_cache_memory_bytes": 40 * 1536, "max_num_seqs": 2, "decode_steps": 1}
     return plain, drafted_of("llama", "llama", **settings)
@@ -96,7 +96,7 @@ def test_the_draft_model_keeps_in_step(twins: tuple[LLM, LLM]) -> None:
     longer, hits = [prompts[0] + expected[0][0]], drafted.stats.prefix_cache_hits
     assert outputs_of(drafted, longer, greedy(8)) == outputs_of(plain, longer, greedy(8))
     assert drafted.stats.prefix_cache_hits > hits
-    # Ties apart, and drafts behind the end of an output.
+    # All are accepted except where logits tie, and after the end of an output.
     assert drafted.stats.accepted_tokens > 0.9 * drafted.stats.draft_tokens > 0
 
 
@@ -111,7 +111,7 @@ def test_the_draft_model_keeps_in_step(twins: tuple[LLM, LLM]) -> None:
     ids=lambda options: " ".join(options),
 )
 def test_sampled_tokens_are_those_of_plain_decoding(twins: tuple[LLM, LLM], options: dict[str, Any]) -> None:
-    """And the draft model takes the same ones, for its noise and what it edits of logits are the same."""
+    """The draft model samples the same tokens, because its noise and its edits of logits are the same."""
     plain, drafted = twins
     params = greedy(**{"temperature": 0.7, "seed": 11, "max_tokens": 20, **options})
     drafts, accepted = drafted.stats.draft_tokens, drafted.stats.accepted_tokens
@@ -133,7 +133,7 @@ def test_memory_is_planned_for_both(twins: tuple[LLM, LLM]) -> None:
 
 @dataclass(frozen=True)
 class Table:
-    """A model whose logits behind a token are a row of a table."""
+    """A model whose logits after a token are a row of a table."""
 
     rows: np.ndarray  # f32 [VOCAB, VOCAB]
 
@@ -149,7 +149,7 @@ class Table:
 
 
 def drawn(target: Table, draft: Table, params: SamplingParams, *, count: int, drafts: int) -> np.ndarray:
-    """What one step brings to ``count`` rows with seeds of their own behind token 0, i32 [drafts + 1, count]."""
+    """Tokens that one step samples after token 0 for ``count`` rows with different seeds, i32 [drafts + 1, count]."""
     state, batch = rows_of(params, [[0] * (1 + drafts)] * count)
     stacks = make_stacks(
         [PagedKV(kv_heads=1, head_dim=8)], num_pages={AllTokens(): 1}, page_size=32, dtype=jnp.dtype("float32")

@@ -1,4 +1,4 @@
-"""Prompt lookup against a search of the whole text."""
+"""Prompt lookup compared with a search of the whole text."""
 
 from __future__ import annotations
 

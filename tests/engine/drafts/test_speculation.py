@@ -1,4 +1,4 @@
-"""Drafts change how soon tokens come, and not which: engines with and without them, and the distribution itself."""
+"""Drafts change when tokens come, not which tokens: engines with and without drafts, and the distribution itself."""
 
 from __future__ import annotations
 
@@ -58,21 +58,21 @@ def drafted_of(engine_of: Callable[..., LLM]) -> Callable[..., LLM]:
 
 @pytest.fixture
 def engines(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> Engines:
-    """One that decodes plainly, and one that does not. Pages for less than two full contexts: many long requests at
-    once preempt each other."""
+    """An engine that decodes plainly, and one with drafts. They have pages for less than two full contexts, so that
+    many long requests at once preempt each other."""
     plain = engine_of("llama", text=True, kv_cache_memory_bytes=28 * 1536)
     return plain, drafted_of("llama", text=True, kv_cache_memory_bytes=20 * 1536, **SMALL)
 
 
 class AlwaysWorthIt(Speculation):
-    """A test does not depend on how long steps take."""
+    """Speculation that always verifies drafts, so that tests do not depend on how long steps take."""
 
     def _length(self, found: object, *, rows: int, most: int) -> int:
         return most
 
 
 class OfAnyLength(Speculation):
-    """As many drafts as it can be, fewer, none, step after step."""
+    """Speculation that changes the number of drafts at each step: all there are, fewer, none."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         super().__init__(config)
@@ -87,7 +87,7 @@ class OfAnyLength(Speculation):
 def test_greedy_tokens_are_those_of_the_plain_model(
     drafted_of: Callable[..., LLM], plain: Callable[[str], Any], family: str
 ) -> None:
-    """Windows, latent attention; all keys are in the tests below."""
+    """Covers sliding windows and latent attention; the tests below cover full attention."""
     llm = drafted_of(family, max_num_seqs=1, decode_steps=1)
     drafts, accepted = llm.stats.draft_tokens, llm.stats.accepted_tokens
     expected = [plain(family).greedy(prompt, 40) for prompt in PROMPTS]
@@ -121,7 +121,7 @@ def test_greedy_tokens_with_an_int8_cache(engine_of: Callable[..., LLM], drafted
     ids=lambda options: " ".join(options) or "temperature",
 )
 def test_sampled_tokens_are_those_of_plain_decoding(engines: Engines, options: dict[str, Any]) -> None:
-    """With a seed even these: noise depends on seed, position and token."""
+    """Sampled tokens with a seed are the same too: noise depends on seed, position and token."""
     plain, drafted = engines
     params = greedy(**{"temperature": 0.7, "seed": 11, "max_tokens": 20, **options})
     prompt = list(range(3, 47))  # most tokens stand in it, so there is often something to guess
@@ -312,7 +312,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.slow
 def test_tokens_have_the_distribution_of_the_model(temperature: float) -> None:
-    """What stands behind the known token, and behind a draft that was right, against the exact probabilities."""
+    """Compares tokens after the known one, and after a draft that was right, with the exact probabilities."""
     count, rng = 5_000, np.random.default_rng(1)
     logits = rng.normal(0, 1.5, (3, VOCAB)).astype(np.float32)
     draft = logits[:2].argmax(axis=1).tolist()  # else few rows would come to the last place
@@ -392,14 +392,14 @@ def test_a_row_that_has_ended_gives_nothing() -> None:
 
 
 def costs(speculation: Speculation, seconds: dict[int, float], *, times: int = 8) -> None:
-    """Steps of one row take so long, by their drafts."""
+    """Sets how long steps of one row take, by their number of drafts."""
     for drafts, its in seconds.items():
         for _ in range(times):
             speculation.record(rows=1, seconds=its, drafts=drafts)
 
 
 def guesses(share: float, *, config: dict[str, Any] | None = None) -> tuple[Speculation, Sequence]:
-    """Of eight tokens, each right with this share behind right ones."""
+    """Drafts of eight tokens, each right with probability ``share`` if all before it are."""
     speculation = Speculation(SpeculativeConfig.of(config or NGRAM | {"num_speculative_tokens": 8}))
     drafter: Any = SimpleNamespace(acceptance=share, drafts=lambda: tuple(range(8)))
     return speculation, sequence_of([1], greedy(), drafter=drafter)
@@ -419,7 +419,7 @@ def test_every_number_of_drafts_is_measured_first() -> None:
 
 @pytest.mark.parametrize(("share", "expected"), [(0.97, 8), (0.6, 2), (0.75, 4), (0.1, 0)])
 def test_there_are_as_many_drafts_as_bring_most_tokens_a_second(share: float, expected: int) -> None:
-    """As a step costs 1.0 of a plain one, and 0.11 for each draft: (1 + s + s^2 + ...) / (1 + 0.11 d)."""
+    """A step costs that of a plain one, and 0.11 of it for each draft: (1 + s + s^2 + ...) / (1 + 0.11 d)."""
     speculation, sequence = guesses(share)
     costs(speculation, {0: 0.0100, 2: 0.0122, 4: 0.0144, 8: 0.0188})
     brought = {d: sum(share**i for i in range(d + 1)) / (1 + 0.11 * d) for d in (0, 2, 4, 8)}

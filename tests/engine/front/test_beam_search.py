@@ -1,4 +1,4 @@
-"""Beam search against a plain one, over the logits of a model in NumPy."""
+"""Beam search compared with a plain one, over the logits of a model in NumPy."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_best_are_those_of_a_plain_search(llm: LLM, width: int, penalty: flo
 
 
 def test_some_of_those_end_early(llm: LLM) -> None:
-    """Or the test above would not have seen it."""
+    """Checks that the test above has cases with ends."""
     params = BeamSearchParams(5, max_tokens=9, length_penalty=0.0)
     reasons = [
         s.finish_reason for output in llm.beam_search([list(p) for p in PROMPTS], params) for s in output.sequences
@@ -187,7 +187,7 @@ def test_what_cannot_be_searched(llm: LLM, params: Callable[[], BeamSearchParams
 
 
 def test_errors_are_of_their_search_alone(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where logits are not finite."""
+    """One search fails, as it does where logits are not finite."""
     finished = llm._finished
 
     def failing(requests, kind, *, progress):  # type: ignore[no-untyped-def]

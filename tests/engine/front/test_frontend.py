@@ -1,4 +1,4 @@
-"""The text side without an engine: requests checked, tokens turned to text, outputs in the three kinds."""
+"""The frontend without an engine: checks of requests, tokens to text, and the three kinds of outputs."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def ids(text: str) -> list[int]:
 
 
 def processed(frontend: Frontend, *outputs: EngineOutput) -> Processed:
-    """What becomes of outputs of the open request."""
+    """The request outputs that the frontend makes of engine outputs."""
     return frontend.process(outputs)
 
 

@@ -48,7 +48,7 @@ def prompts(template: str | None = None, **changes: Any) -> PairPrompts:
 
 @pytest.mark.parametrize("instruction", [None, "Find the author"], ids=["usual instruction", "a request's instruction"])
 def test_qwen3_reranker_s_prompt(instruction: str | None) -> None:
-    """As its model card has it."""
+    """The prompt is that of the model card."""
     prefix = (
         "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
         'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -65,7 +65,7 @@ def test_templates_of_vllm_s_form() -> None:
     assert chosen.text(TextPair("q", "d")) == "<I>as usual<Q>q<D>d"
     assert chosen.text(TextPair("q", "d", "so")) == "<I>so<Q>q<D>d"
     assert prompts(TEMPLATE, instruction="thus").text(TextPair("q", "d")) == "<I>thus<Q>q<D>d"
-    # Whoever chooses a template gets it, whatever the texts begin with.
+    # A template that the user has chosen is used whatever the texts begin with.
     assert chosen.text(TextPair("<|im_start|>q", "d")) == "<I>as usual<Q><|im_start|>q<D>d"
     assert prompts().text(TextPair("q", "d")) is None
     assert prompts().text(TextPair("q", "d", chat_template=TEMPLATE)) == "<I>as usual<Q>q<D>d"

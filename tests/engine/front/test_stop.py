@@ -1,4 +1,4 @@
-"""Stop strings against a search that sees the text character by character."""
+"""Stop strings compared with a search that sees the text character by character."""
 
 from __future__ import annotations
 

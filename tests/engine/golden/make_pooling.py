@@ -69,7 +69,7 @@ GEMMA = {
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
 
-# Class, config, and for embeddings how they are pooled and the matrices behind that (size, bias, activation).
+# Class, config, and for embeddings how they are pooled and the matrices after pooling (size, bias, activation).
 CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bool, str]]]] = {
     "bert": ("BertModel", SIZES, "mean", []),
     "bert-cls": ("BertModel", {**SIZES, "hidden_act": "relu", "layer_norm_eps": 1e-5}, "cls", []),
@@ -101,7 +101,7 @@ CHECKPOINTS: dict[str, tuple[str, dict[str, Any], str | None, list[tuple[int, bo
     ),
     "qwen3-reranker": ("Qwen3ForCausalLM", {**DECODER, "tie_word_embeddings": True}, None, []),
     "nomic-bert": ("NomicBertModel", {**SIZES, "type_vocab_size": 2}, "mean", []),
-    # With other feed-forward halves: see nomic_moe.py.
+    # With other feed-forward sublayers: see nomic_moe.py.
     "nomic-bert-moe": (
         "GteModel",
         {**SIZES, "num_hidden_layers": 2, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}},
@@ -205,7 +205,7 @@ Matrices = list[tuple[torch.Tensor, torch.Tensor | None, str]]
 
 
 def modules(folder: Path, kind: str, dense: list[tuple[int, bool, str]], rng: np.random.Generator) -> Matrices:
-    """Writes sentence-transformers' files; returns the matrices behind pooling."""
+    """Writes sentence-transformers' files; returns the matrices after pooling."""
     prefix = "sentence_transformers.models"
     found = [
         {"idx": 0, "name": "0", "path": "", "type": f"{prefix}.Transformer"},

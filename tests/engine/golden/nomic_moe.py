@@ -1,5 +1,5 @@
-"""nomic-embed-text-v2-moe, which Hugging Face has no class of its own for: gte's layers, which have the same attention
-and norms, with the feed-forward halves transcribed.
+"""nomic-embed-text-v2-moe, for which Hugging Face has no class: gte's layers, which have the same attention and norms,
+with the feed-forward sublayers transcribed.
 
 Source of the formula and the names: the modeling file published with the checkpoint.
 """
@@ -49,7 +49,7 @@ RENAMED = {
 
 
 class Half(torch.nn.Module):
-    """Without a gate."""
+    """A feed-forward sublayer without a gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Half(torch.nn.Module):
 
 
 class Mixture(torch.nn.Module):
-    """Shares are those of a softmax over all experts, and a bias is added to the sum."""
+    """A mixture of experts, whose shares are a softmax over all experts; a bias is added to the sum."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ def adapt(model: torch.nn.Module) -> None:
 
 
 def published(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights by the names of the checkpoint."""
+    """The weights by their names in the checkpoint."""
     found = dict(state)
     for name in list(found):
         if ".q_proj." in name:

@@ -22,7 +22,7 @@ BF16 = KVLayout.of(jnp.dtype(jnp.bfloat16), page_size=16)
 
 
 def model(*windows: int | None, max_position: int = 8192) -> ModelConfig:
-    """2 key/value heads of 8: 32 elements a token and layer."""
+    """A model with 2 key/value heads of size 8: 32 elements for each token and layer."""
     return ModelConfig(
         architecture="Test",
         vocab_size=96,

@@ -1,4 +1,4 @@
-"""What a model will need, compared with what the engine takes when it runs."""
+"""The estimate of a model's memory before loading, compared with what the engine takes when it runs."""
 
 from __future__ import annotations
 

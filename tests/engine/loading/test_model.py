@@ -1,4 +1,4 @@
-"""What is said about a model while it is loaded."""
+"""Messages about a model while it is loaded."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_buffers_that_old_checkpoints_carry_are_passed_over(tmp_path: Path, capl
 
 
 def test_chunks_of_attention_that_do_not_consist_of_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is said before a weight is read, with what would do."""
+    """The error comes before a weight is read, and names a page size that works."""
     name = str(GOLDEN / "llama4-long")  # chunks of 8
     config = EngineConfig(model=name, dtype="float32", device="cpu", page_size=6)
     monkeypatch.setattr(model, "Placer", None)
@@ -97,7 +97,7 @@ def test_chunks_of_attention_that_do_not_consist_of_pages(monkeypatch: pytest.Mo
 def test_biases_that_the_config_does_not_ask_for(
     value: float, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Zeros, as exporters of GPTQ write them, are passed over with a word; others would be missed."""
+    """Zeros, as exporters of GPTQ write them, are skipped with a message; other biases are an error."""
     shutil.copytree(GOLDEN / "llama", tmp_path, dirs_exist_ok=True)
     name = "model.layers.1.mlp.down_proj.bias"
     tensors = load_file(tmp_path / "model.safetensors") | {name: np.full(32, value, np.float32)}

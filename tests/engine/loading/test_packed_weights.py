@@ -1,4 +1,4 @@
-"""Packed matrices on disk: found again, never out of date, never half, and not more than wanted."""
+"""Packed matrices on disk: found again, never out of date, never partly written, and within the limit."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def source(name: str) -> RowSource | RowStack:
 
 
 def filled(path: Path, *, limit: int = LIMIT, stay: bool = False) -> dict[str, np.ndarray]:
-    """What one start packs, or finds."""
+    """The matrices that one start packs or finds."""
     weights = PackedWeights(path, limit=limit, stay=stay)
     found = {name: weights.words(name, source(name), tile=TILE) for name in NAMES}
     weights.keep()
@@ -60,7 +60,7 @@ def files(folder: Path) -> list[str]:
 
 @pytest.fixture
 def packed(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What has been packed."""
+    """The matrices that have been packed."""
     found: list[object] = []
 
     def counted(source: RowSource | RowStack, *, tile: int, empty: Empty) -> np.ndarray:
@@ -127,7 +127,7 @@ def open_to_all(path: Path) -> None:
 
 
 def lying(path: Path) -> None:
-    """Its index says that a matrix lies where none can."""
+    """A file whose index says that a matrix is where none can be."""
     content = path.read_bytes()
     start = HEADER.unpack_from(content)[2]
     path.write_bytes(content[:start] + content[start:].replace(b"4096", b"9999", 1))
@@ -293,7 +293,7 @@ def test_a_model_is_packed_once(copy: Path, tmp_path: Path, packed: list[object]
 
 
 def test_weights_that_change_in_place_are_packed_again(copy: Path, tmp_path: Path, packed: list[object]) -> None:
-    """Even where size and date are those that they were."""
+    """They are packed again even if size and date have not changed."""
     first = matrices(loaded(copy, tmp_path))
     file = copy / "model.safetensors"
     before = file.stat()

@@ -1,4 +1,4 @@
-"""Programs on disk: what is found there runs, and what anything is wrong with is compiled again."""
+"""Programs on disk: those that are found run, and damaged ones are compiled again."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 @cache
 def spec(vocab: int = VOCAB) -> ProgramSpec:
-    """Once: finding the shapes traces something too."""
+    """A program's specification, made once: finding the shapes traces something too."""
     state = jax.eval_shape(lambda: make_sampler_state(num_slots=SLOTS, vocab_size=vocab))
     ids = jax.ShapeDtypeStruct((IDS,), jnp.int32)
     return ProgramSpec(
@@ -83,7 +83,7 @@ def folder(tmp_path: Path) -> Path:
 
 @dataclass(frozen=True)
 class Kept:
-    """The files of the only program there."""
+    """The files of the only program in a folder."""
 
     reference: Path
     program: Path
@@ -99,7 +99,7 @@ def kept(folder: Path) -> Kept:
 
 @pytest.fixture(params=["reference", "program"])
 def file(request: pytest.FixtureRequest, kept: Kept) -> Path:
-    """Either of them."""
+    """Each of a program's files."""
     path: Path = getattr(kept, request.param)
     return path
 
@@ -330,7 +330,7 @@ def test_many_damaged_files_are_one_warning(folder: Path, caplog: pytest.LogCapt
 
 
 class Trap:
-    """Says so when it is unpickled."""
+    """Leaves a sign when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -402,7 +402,7 @@ def _write_often(path: str, byte: int) -> None:
 
 @pytest.mark.slow
 def test_two_processes_write_one_file(tmp_path: Path) -> None:
-    """Whoever reads meanwhile sees one of their files, whole."""
+    """A reader sees one of their files meanwhile, and all of it."""
     path = tmp_path / ("ab" * DIGEST_BYTES)
     context = multiprocessing.get_context("spawn")
     writers = [context.Process(target=_write_often, args=(str(path), byte)) for byte in (1, 2)]

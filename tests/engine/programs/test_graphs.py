@@ -39,7 +39,7 @@ OTHER = {"xla_llvm_disable_expensive_passes": "True"}
 
 @dataclass(frozen=True, kw_only=True)
 class Altered(StepCompiler):
-    """Its programs do something to a field of their output."""
+    """A compiler whose programs change a field of their output."""
 
     change: Callable[[Any], Any]
     name: str = "tokens"
@@ -73,7 +73,7 @@ def compiled_once(compile_cache_dir: str) -> Iterator[None]:
         key = id(self.model), *sizes, self.decode_steps, frozenset(self.options.items()), bucket
         with one_at_a_time:
             if key not in compiled:
-                compiled[key] = self.model, compile_anew(self, bucket)  # the model, so that nobody else gets its id
+                compiled[key] = self.model, compile_anew(self, bucket)  # no other model gets its id
             return compiled[key][1]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +154,7 @@ def test_wrong_tokens_of_steps_in_which_few_rows_sample_are_found(compiler: Step
 
 
 def test_the_test_has_more_rows_than_few_where_it_can(compiler: StepCompiler) -> None:
-    """Else the way of all rows would never be taken: 40 rows have one for up to five."""
+    """Otherwise the branch for all rows would never be taken: of 40 rows, up to five have their own branch."""
     many = compiler_of("llama", slots=40, max_num_seqs=40)
     layout = next(layout for bucket, layout in many.layouts.items() if not bucket.decode)
     counts = {int((layout.parts(packed)["steps"] > 0).sum()) for packed in _batches(many, layout)}
@@ -246,7 +246,7 @@ def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, capl
 def test_a_test_that_has_passed_is_not_made_again(
     card: StepCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a start after it, of the same programs; one that fails is."""
+    """A later start with the same programs does not repeat it; a test that has failed is repeated."""
     made = []
 
     def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:

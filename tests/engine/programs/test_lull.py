@@ -1,4 +1,4 @@
-"""When work that nobody waits for begins."""
+"""When background work begins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmjax.engine.programs.lull import QUIET, Lull
 
 
 class Wanted(threading.Event):
-    """Says how long somebody waits for it, who then waits for a word."""
+    """An event that says how long a thread waits for it, which then waits for an answer."""
 
     def __init__(self) -> None:
         super().__init__()

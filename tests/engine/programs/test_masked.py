@@ -1,4 +1,4 @@
-"""The programs that sample under masks: when they are compiled, and who waits for them."""
+"""The programs that sample under masks: when they are compiled, and what waits for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECONDS = 60.0
 
 
 class Compiler:
-    """Makes programs that say what they follow; notes what is compiled, in order."""
+    """Makes programs that say after which bucket they run; notes what is compiled, in order."""
 
     largest = LARGEST
     generates = True
@@ -192,7 +192,7 @@ def test_requests_learn_that_there_will_be_no_program(held: tuple[LLM, SimpleNam
 
 
 def test_nothing_of_the_layers_goes_through_it(engine_of: Callable[..., LLM]) -> None:
-    """It would cost more to hand over than the sampling does."""
+    """Passing it would cost more than sampling does."""
     compiler = engine_of("llama").engine.runner._masked._compiler
     head, state, *_ = compiler.masked_spec(LARGEST).arguments
     assert set(compiler.masked_spec(LARGEST).static["names"]) == {

@@ -1,5 +1,5 @@
-"""Programs that another process compiles: they are found as if this one had, and whatever becomes of it, it is not the
-end."""
+"""Programs that another process compiles are found as if this one had compiled them, and the engine survives whatever
+happens to that process."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def cache(tmp_path: Path) -> ProgramCache:
 
 @pytest.fixture
 def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProgramSpec]]:
-    """What this process has traced and lowered."""
+    """The programs that this process has traced and lowered."""
     found: list[ProgramSpec] = []
     lower = ProgramSpec.lower
 
@@ -129,7 +129,7 @@ def test_a_program_that_xla_refuses_is_told(cache: ProgramCache, caplog: pytest.
 
 
 def test_a_process_of_another_environment_compiles_nothing(tmp_path: Path) -> None:
-    """What it would leave would not be found."""
+    """The programs that it would keep would not be found."""
     process = CompileProcess(ProgramCache(tmp_path / "programs" / "other"), {"one": spec(3)})
     with pytest.raises(CompileError, match="ended with status 1"):
         process.programs["one"].result(LONG)
@@ -203,7 +203,7 @@ def test_a_cold_engine_traces_the_steps_that_it_begins_with_and_no_others(tmp_pa
 @pytest.mark.skipif(not Path("/proc").exists(), reason="shows processes")
 @pytest.mark.slow
 def test_it_ends_with_its_engine(tmp_path: Path) -> None:
-    """Even if that is killed."""
+    """The process ends even if the engine is killed."""
     done = engine(tmp_path, "left")
     assert done.returncode == -signal.SIGKILL
     until_ended(int(done.stdout.split()[0]))

@@ -1,4 +1,4 @@
-"""Signatures: equal values have equal ones in every process, and nothing else has."""
+"""Signatures: equal values have equal signatures in every process, and different values have different ones."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_another_process_finds_the_same_signature() -> None:
 
 
 class Foreign:
-    """Of a package whose version nothing knows."""
+    """A class of a package whose version is not known."""
 
 
 def foreign() -> None:
@@ -150,7 +150,7 @@ def test_the_environment_stays_what_it_is(environment: Callable[[], str]) -> Non
 
 
 def test_engines_that_see_other_cards_have_one_environment(environment: Callable[[], str]) -> None:
-    """As those of ``--data-parallel-size`` do, on CPUs, too: what one has compiled, the others read."""
+    """Engines of ``--data-parallel-size`` see different devices, on CPUs too: what one compiles, the others read."""
     there, seen = environment(), jax.config.values["jax_cuda_visible_devices"]
     jax.config.update("jax_cuda_visible_devices", "1")
     try:

@@ -1,4 +1,4 @@
-"""Compiling in the background: what is ready when, and what people read if the compiler refuses."""
+"""Compiling in the background: which programs are ready when, and the messages if the compiler refuses one."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_whoever_waits_for_the_largest_is_told_when_it_is_given_up() -> None:
 
 @pytest.mark.parametrize("how", ["kept", "failed", "cancelled"])
 def test_what_another_process_compiles(how: str) -> None:
-    """It is then read like what is kept, or compiled here after all; when it is given up, nobody compiles it."""
+    """A program is then read like a kept one, or compiled here after all; if it is canceled, it is not compiled."""
     apart: dict[Bucket, Future[None]] = {bucket: Future() for bucket in BUCKETS if bucket != LARGEST}
     built: list[Bucket] = []
     threads = CompileThreads(2)
@@ -214,7 +214,7 @@ def test_what_another_process_compiles(how: str) -> None:
         else:
             future.cancel()
     if how == "kept":
-        assert made.pick(plan(1)).bucket == mixed(16)  # read at once, for it is wanted
+        assert made.pick(plan(1)).bucket == mixed(16)  # read at once, because it is wanted
     if how == "cancelled":
         with pytest.raises(CancelledError):
             made.wait_all()

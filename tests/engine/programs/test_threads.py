@@ -1,4 +1,4 @@
-"""Threads that compile: in order, dropped when nobody wants them, left behind when the process ends."""
+"""Threads that compile: calls run in order, are dropped when closed, and are abandoned when the process ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the processes that run one model find each other, what they refuse, and what they say."""
+"""The processes that run one model: how they find each other, what they refuse, and their messages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def config() -> EngineConfig:
 
 @pytest.fixture(autouse=True)
 def nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here ranks are objects of one process, which do not end."""
+    """Does not wait for ranks to end, because here they are objects of one process."""
     monkeypatch.setattr(leading, "LEAVE_SECONDS", 0)
 
 
@@ -61,7 +61,7 @@ def group_of(config: EngineConfig) -> Any:
 
 
 def joining(config: EngineConfig) -> Future[Any]:
-    """A rank that is on its way."""
+    """A rank that is joining."""
     future: Future[Any] = Future()
 
     def join() -> None:
@@ -203,7 +203,7 @@ def test_a_rank_that_has_gone_ends_what_waits_for_it(config: EngineConfig) -> No
 
 
 def test_who_waits_for_the_others_is_woken_when_one_goes(config: EngineConfig) -> None:
-    """As JAX does, on every rank, while its processes meet."""
+    """JAX waits so on every rank while its processes connect."""
     with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
         assert leader.unless_lost(lambda: "met") == "met"
         with pytest.raises(ZeroDivisionError):
@@ -213,7 +213,7 @@ def test_who_waits_for_the_others_is_woken_when_one_goes(config: EngineConfig) -
         with pytest.raises(EngineDead, match=r"^rank 2 \(127.0.0.1\) has gone$"):
             waiting.result(60)
         with pytest.raises(EngineDead, match="rank 2"):
-            leader.unless_lost(threading.Event().wait)  # who asks later hears of it too
+            leader.unless_lost(threading.Event().wait)  # later calls raise it too
 
 
 def test_a_leader_that_has_gone_is_known_to_ranks_that_do_something_else(config: EngineConfig) -> None:
@@ -239,7 +239,7 @@ def test_all_ranks_hear_which_one_has_gone(config: EngineConfig) -> None:
 
 
 def test_a_rank_that_is_stopped_is_named(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It stays connected; here none gives a sign of life."""
+    """A stopped rank stays connected; here no rank sends signs of life."""
     monkeypatch.setattr(member, "SILENT_SECONDS", 1)
     lost: Future[LLMJaxError] = Future()
     with together(config) as (leader, _):
@@ -379,7 +379,7 @@ def test_who_waits_hears_of_the_refused(config: EngineConfig) -> None:
 
 
 def test_a_leader_that_does_not_know_the_secret_is_refused(config: EngineConfig) -> None:
-    """It asks for a proof, and welcomes whoever gives one."""
+    """The false leader asks for a proof, and welcomes any process that sends one."""
     with socket.create_server((HOST, config.master_port)) as server:
 
         def welcome() -> None:

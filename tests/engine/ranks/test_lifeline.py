@@ -1,4 +1,4 @@
-"""Connections of a process that is killed end at once, whoever else has them."""
+"""Connections of a process that is killed end at once, even if other processes have them."""
 
 from __future__ import annotations
 

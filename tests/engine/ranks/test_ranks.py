@@ -46,7 +46,7 @@ def expected(model: str) -> dict[str, Any]:
 
 
 def generated(model: str, devices: int, **settings: Any) -> dict[str, Any]:
-    """What ``on_devices`` finds, in a process of its own."""
+    """The results of ``on_devices``, in its own process."""
     case = json.dumps({"model": model, "devices": [devices], "settings": {"quantization": "q80", **settings}})
     command = [sys.executable, "-m", "tests.engine.on_devices", case]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=SECONDS)
@@ -74,8 +74,8 @@ def rank(
     """``llmjax serve`` with a rank that does not serve.
 
     Args:
-        environment: that says which rank it is; None: a flag does.
-        program: what it does before.
+        environment: variables that say which rank it is; None: a flag does.
+        program: Python statements that run first.
     """
     start = (
         ["-c", f"{program}import runpy; runpy.run_module('serve', run_name='__main__')"] if program else ["-m", "serve"]
@@ -156,7 +156,7 @@ def test_a_process_for_each_of_three_devices(model: str, expected: dict[str, Any
 
 @pytest.mark.slow
 def test_a_second_start_compiles_and_packs_nothing(model: str, tmp_path: Path) -> None:
-    """On either rank."""
+    """This holds on both ranks."""
 
     def files(kind: str) -> dict[str, int]:
         found = [path for path in (tmp_path / kind).rglob("*") if path.is_file()]
@@ -228,7 +228,7 @@ def serving(model: str, port: int, peers: Sequence[int], **settings: Any) -> Asy
 
 @pytest.mark.slow
 async def test_pages_go_from_two_processes_to_two_others_and_to_one(tmp_path: Path) -> None:
-    """Of three key/value heads: two processes have two and one of them."""
+    """The model has three key/value heads: of two processes, one has two of them, and the other has one."""
     write_random_model(tmp_path, Shape(192, 256, 2, 6, 3, 515), max_position_embeddings=64)
     *ports, cutting = [free_port("127.0.0.1") for _ in range(4)]
     several: dict[str, Any] = {"multi_process": True, "tensor_parallel_size": 2}

@@ -123,7 +123,7 @@ def test_after_a_reset_nothing_is_found(tmp_path: Path) -> None:
 
 
 def test_a_device_that_loses_its_pages_takes_no_others_along() -> None:
-    """As an engine that sleeps does."""
+    """An engine that sleeps loses its device's pages."""
     engine = SimulatedEngine(SMALL)
     for seed in (0, 5, 6, 7):
         ask(engine, str(seed), prompt_of(25, seed))
@@ -207,7 +207,7 @@ def test_a_disk_that_hangs_keeps_no_request_waiting(tmp_path: Path, monkeypatch:
 @given(st.data())
 @pytest.mark.slow
 def test_random_workloads_over_a_restart(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """As over a device alone: every read of a page finds the request's own history, whichever way the page has come."""
+    """Every read of a page finds the request's own history, as with a device alone, from whichever tier it has come."""
     shape = replace(data.draw(shapes()), share_prefixes=True, host_pages=data.draw(st.integers(1, 20)))
     shape = replace(shape, folder=tmp_path_factory.mktemp("pages"))
     arrivals = data.draw(workloads(shape))
@@ -486,7 +486,7 @@ def test_tokens_are_the_same_from_memory_and_after_a_restart_from_disk(
 
 @pytest.mark.slow
 def test_a_long_prompt_is_read_from_disk_after_a_restart(tmp_path: Path, compile_cache_dir: str) -> None:
-    """Of 4,096 tokens, all but the last page, one token of which has to be computed."""
+    """All of its 4,096 tokens but the last page are read; at least one token has to be computed."""
     prompt = np.random.default_rng(0).integers(0, 96, 4096).tolist()
     options: dict[str, Any] = {
         "hf_overrides": {"max_position_embeddings": 8192},

@@ -139,7 +139,7 @@ def test_nobody_there_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class Relay:
-    """Passes on what a server says, so many bytes of it."""
+    """Passes on the first ``count`` bytes that a server sends."""
 
     def __init__(self, port: int, count: int, *, at: int = 0) -> None:
         self._target, self._count = port, count

@@ -30,7 +30,7 @@ def by_heads(ranks: int, devices: int) -> PageParts:
 
 
 def by_layers(*layers: int) -> PageParts:
-    """An engine of stages of so many layers, of which rank 0 has the last one."""
+    """An engine with a stage for each number of layers; rank 0 has the last one."""
     *rest, last = [(shape_of(WHOLE[:count]), shape_of(OTHERS[: 2 * count])) for count in layers]
     return PageParts((last, *rest), (*range(1, len(layers)), 0), (0, 0))
 
