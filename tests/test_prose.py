@@ -26,10 +26,6 @@ UNREAD = (
     "llmjax/config.py",
     "llmjax/constraints",
     "llmjax/engine",
-    "llmjax/parallel",
-    "llmjax/quantization",
-    "llmjax/settings.py",
-    "llmjax/weights",
     "tests/engine",
     "tests/models",
 )
