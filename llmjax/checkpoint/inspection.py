@@ -1,4 +1,4 @@
-"""What a model's files hold, without reading weights; also of models that cannot be run, as far as files tell."""
+"""Describes a model's files without reading weights, also for models that cannot be run, as far as the files tell."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
     return tensors
 
 
-ALIGNMENT = 8  # of the data behind the header
+ALIGNMENT = 8  # of the data after the header
 METADATA = {"format": "pt"}  # without it transformers refuses a file
 _TYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -249,7 +249,7 @@ class SafetensorsWriter:
         """A tensor's values.
 
         Raises:
-            CheckpointError: it was not announced, not so, or written before.
+            CheckpointError: it was not announced, was announced with another shape or type, or was written before.
         """
         place = self._waiting.pop(name, None)
         if place is None:
@@ -277,12 +277,12 @@ def open_safetensors_writer(
     """Writes ``model.safetensors``, or its shards and their index.
 
     Args:
-        folder: that exists and has none of these files.
+        folder: an existing folder without these files.
         tensors: every tensor that will be written, in the order in which files are filled.
-        shard_bytes: what the tensors of a file take at most, unless one alone takes more.
+        shard_bytes: the most bytes of tensors in a file, unless a single tensor has more.
 
     Yields:
-        What takes the tensors' values.
+        The writer of the tensors' values.
 
     Raises:
         CheckpointError: a file cannot be written, or a name or type cannot be stored.

@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, as AutoGPTQ and GPTQModel write them, and repacked for the Marlin kernel.
+"""GPTQ checkpoints of AutoGPTQ and GPTQModel, also repacked for the Marlin kernel.
 
 A layer is ``.qweight`` int32 [in * bits / 32, out], packed along in; ``.scales`` [groups, out]; ``.qzeros`` int32
 [groups, out * bits / 32], packed along out; and ``.g_idx`` int32 [in], the group of each input (in no order if it was

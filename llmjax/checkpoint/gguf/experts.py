@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers of GGUF files: what config.json says about them, both ways."""
+"""Mixture-of-experts layers of GGUF files: converts keys of config.json in both directions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gemma 3n and 4 in GGUF files: what config.json says about them.
+"""Gemma 3n and 4 in GGUF files: their keys of config.json.
 
 Source: llama.cpp's converters ``Gemma3NModel`` and ``Gemma4Model``.
 """

@@ -1,4 +1,4 @@
-"""Typed access to the ``<architecture>.*`` keys of a GGUF file, which knows the keys that nobody asked for."""
+"""Typed access to the ``<architecture>.*`` keys of a GGUF file, with a check for keys that were not read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with latent attention in GGUF files: what config.json says about them.
+"""Models with latent attention in GGUF files: their keys of config.json.
 
 Source: llama.cpp's converters of DeepSeek V2 and V3.2, GLM-5, MiniCPM 3 and Kimi Linear.
 """

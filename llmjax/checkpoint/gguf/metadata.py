@@ -1,4 +1,4 @@
-"""config.json as the keys of a GGUF file: what `model.hf_config` reads, written.
+"""Writes config.json as the keys of a GGUF file: the inverse of `model.hf_config`.
 
 Key names: ggml's docs/gguf.md and llama.cpp's converter. What a key cannot say is refused, so that the file means the
 same model.

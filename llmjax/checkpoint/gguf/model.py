@@ -1,4 +1,4 @@
-"""A GGUF file seen as a Hugging Face checkpoint: its config.json, and its tensors under their original names.
+"""Presents a GGUF file as a Hugging Face checkpoint: its config.json, and its tensors under their original names.
 
 The converter renames tensors, permutes query and key rows of Llama-likes, adds one to Gemma's norm weights and
 keeps long-context frequencies in tensors; all of it is undone here. What differs between architectures is an

@@ -1,4 +1,4 @@
-"""What things are called in GGUF files and in Hugging Face's checkpoints: one table for both directions.
+"""Names in GGUF files and in Hugging Face's checkpoints: one table for both directions.
 
 Sources: ggml's docs/gguf.md and llama.cpp's converter (gguf-py's tensor_mapping.py), llama.h for file types.
 """
@@ -242,7 +242,7 @@ def has_any(names: Iterable[str], *ends: str) -> bool:
     """Whether some layer has one of the tensors ``blk.N.<end>``.
 
     Args:
-        names: of all tensors.
+        names: names of all tensors.
     """
     wanted = re.compile(rf"blk\.\d+\.(?:{'|'.join(map(re.escape, ends))})")
     return any(wanted.fullmatch(name) for name in names)
@@ -252,7 +252,7 @@ def hf_name(name: str, modules: Mapping[str, str]) -> str:
     """Hugging Face's name of a GGUF tensor; its own if it has none.
 
     Args:
-        name: of the GGUF tensor.
+        name: name of the GGUF tensor.
         modules: the architecture's modules of a layer by stem, and those outside of layers that it calls otherwise.
     """
     if (layer := LAYER_TENSOR.fullmatch(name)) is None:
@@ -277,7 +277,7 @@ def gguf_names(modules: Mapping[str, str], *, layers: int) -> dict[str, str]:
 
     Args:
         modules: the architecture's modules of a layer by stem.
-        layers: how many.
+        layers: number of layers.
     """
     names = [f"{top}.weight" for top in GLOBAL_TENSORS]
     names += [

@@ -1,5 +1,4 @@
-"""Models with recurrent layers in GGUF files: what config.json says about them, and what converters do to their
-tensors.
+"""Models with recurrent layers in GGUF files: their keys of config.json, and the changes of converters to tensors.
 
 Source: llama.cpp's converters of Mamba, Jamba, Mamba 2, Granite 4, Bamba, Falcon-H1, Nemotron-H, Qwen3-Next, Qwen3.5
 and LFM2.
@@ -76,7 +75,7 @@ def _heads_in_order(config: Config, count: int, size: int = 1) -> np.ndarray | N
     each key head first, then all second ones. None: they are in order.
 
     Raises:
-        ValueError: there are not so many elements.
+        ValueError: the number of elements is wrong.
     """
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if keys == values:
@@ -88,7 +87,7 @@ def _heads_in_order(config: Config, count: int, size: int = 1) -> np.ndarray | N
 
 
 def _behind_keys(config: Config, count: int) -> np.ndarray | None:
-    """As `_heads_in_order`, where queries and keys of all heads come first."""
+    """`_heads_in_order` for rows in which queries and keys of all heads come first."""
     before = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     order = _heads_in_order(config, count - before, config["linear_value_head_dim"])
     return None if order is None else np.concatenate([np.arange(before), before + order])
@@ -275,7 +274,7 @@ def granite_hybrid(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFil
 
 
 def granite_factors(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Factors of embeddings, attention, what each half adds, and logits."""
+    """Factors of embeddings, attention, the output of each sublayer, and logits."""
     return {
         "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": keys.number("embedding_scale", 1.0) or 1.0,
@@ -318,7 +317,7 @@ def lfm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict
 
 
 def lfm2moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """LFM2 with experts behind the first layers."""
+    """LFM2 with experts after the first layers."""
     experts = deepseek_experts(keys, config, gguf, gating=2, normalize=True)
     return lfm2(keys, config, gguf) | {
         "num_dense_layers": experts["first_k_dense_replace"],

@@ -1,4 +1,4 @@
-"""A tensor of a GGUF file, where it lies."""
+"""A tensor of a GGUF file, as a view of the mapped file."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class GGUFRows:
 
     Attributes:
         tensor: a matrix of a quantized type.
-        format: of each row.
+        format: format of each row.
         row_order: int [rows]; row i is stored row ``row_order[i]``. None: all in the stored order.
         columns: as in `RowSource`.
     """
