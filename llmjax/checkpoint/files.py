@@ -55,7 +55,7 @@ def instead_of_weights(names: Sequence[str]) -> str:
         )
     if pickled := next((name for name in names if name.endswith(PICKLED)), None):
         return (
-            f", but {pickled}: PyTorch's pickled weights are not read, because they may run code; look for a revision with "
+            f", but {pickled}: PyTorch's pickled weights are not read, as they may run code; look for a revision with "
             ".safetensors files, or save the model with transformers' save_pretrained"
         )
     return ""
