@@ -109,7 +109,7 @@ class _Reader:
         except InvalidRequest as error:
             return str(error)
         reason = self._refused({**plain, keyword: value})
-        if reason and not reason.startswith("Unsatisfiable"):  # what nothing fits is no error: it may be optional
+        if reason and not reason.startswith("Unsatisfiable"):  # it may be optional, so it is allowed
             return reason
         plain[keyword] = value
         return None

@@ -54,7 +54,7 @@ class LastState:
 
 
 Span = AllTokens | LastTokens | LastState
-"""Which tokens' traces a layer needs; layers of one span share page tables."""
+"""The tokens whose KV entries or states a layer needs; layers of one span share page tables."""
 
 
 class Paged(ABC):
