@@ -24,7 +24,6 @@ UNREAD = (
     "docs/modules.md",
     "llmjax/engine",
     "tests/engine",
-    "tests/models",
 )
 
 # "the text is no number"; but "there is no number", "is no longer" and "is no faster" are English.
