@@ -24,7 +24,7 @@ MULTIMODAL = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
-"""Classes whose text model is read on its own."""
+"""Multimodal classes whose text model is served alone."""
 TEXT = "text_config"
 # Models with rope positions on several axes, which are equal for text, so that the plain text models serve them.
 OF_AXES = {

@@ -44,15 +44,15 @@ DBRX = re.compile(r"(?P<module>.*\.(?:ffn|mlp))\.experts\.mlp\.(?P<projection>w1
 ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer|\.proj)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 CORRECTIONS = MappingProxyType({"expert_bias": "e_score_correction_bias"})
-"""Of scores, by LFM2's name."""
+"""LFM2's name for the correction of scores."""
 MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
-"""By Mixtral's names."""
+"""Projections by Mixtral's names."""
 GRANITE_PROJECTIONS = MappingProxyType({"input_linear": "gate_up_proj", "output_linear": "down_proj"})
-"""By Granite's names of stacks."""
+"""Projections by Granite's names of stacks."""
 DBRX_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"})
-"""By DBRX's names."""
+"""Projections by DBRX's names."""
 UNGATED_PROJECTIONS = MappingProxyType({"w1": "up_proj", "w2": "down_proj", "v1": "gate_proj"})
-"""By those of nomic-bert, whose experts have no gate."""
+"""Projections by the names of nomic-bert, whose experts have no gate."""
 MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 

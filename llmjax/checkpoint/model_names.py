@@ -28,7 +28,7 @@ HEADS = {
         for part in ("weight", "bias")
     },
 }
-"""What decoders' files call the matrices after pooling."""
+"""Names in decoders' files of the matrices after pooling."""
 FUSED = re.compile(
     r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?(?:gate_up|up_gate)_proj)"
 )

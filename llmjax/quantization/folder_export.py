@@ -38,7 +38,7 @@ COMPANIONS = (
     "LICENSE*",
     "NOTICE*",
 )
-"""What is copied along from a folder."""
+"""Files that are copied from a folder."""
 
 
 def export_folder(

@@ -40,7 +40,7 @@ from llmjax.weights.rows import FLOATS
 
 FILE_TYPE_NUMBERS: Mapping[str, int] = MappingProxyType({name.lower(): n for n, name in FILE_TYPES.items()})
 PURE_FILE_TYPES = MappingProxyType({"q3_k": "q3_k_s", "q4_k": "q4_k_s", "q5_k": "q5_k_s", "mxfp4": "mxfp4_moe"})
-"""What files are called whose matrices all have one scheme, where it is not the scheme's own name."""
+"""File types of files whose matrices all have one scheme, where they differ from the scheme's name."""
 
 QUANTIZATION_VERSION = 2
 DIFFERENCE_BLOCK = 1 << 20  # weights compared at a time

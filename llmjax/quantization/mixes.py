@@ -19,7 +19,7 @@ from llmjax.quantization.schemes import scheme_key
 from llmjax.weights.ggml.reference import QUANTIZERS
 
 KEEP = "none"
-"""Instead of a scheme: leave the tensor as it is."""
+"""Stands for no scheme: the tensor stays as it is."""
 
 FALLBACKS: Mapping[str, str] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ FALLBACKS: Mapping[str, str] = MappingProxyType(
         "tq2_0": "q4_0",
     }
 )
-"""What replaces a scheme of blocks of 256 where rows do not fill them."""
+"""Replacements of schemes with blocks of 256 for rows that do not fill these."""
 
 _MODULE = r"(?:^|\.)(?:{})\.weight$"
 CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -47,14 +47,14 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("down", r"down_proj|experts\.\d+\.w2"),
     )
 )
-"""Kinds of tensors that mixes tell apart, by Hugging Face name."""
+"""Kinds of tensors that mixes distinguish, by Hugging Face name."""
 
 _ALL_LAYERS = r"model\.per_layer\.projection|per_layer_model_projection"  # its names in the model and in checkpoints
 _SMALL = rf"indexer\.weights_proj|project_in|project_out|altup\.\w+|laurel\.\w+|{_ALL_LAYERS}"
 NEVER = re.compile(rf"(?:norm|conv1d|conv\.conv|{_SMALL}|{ROUTER})\.weight$")
-"""What is never quantized, nor are small matrices that much depends on: an indexer's weights of its heads (as in vLLM),
-OPT-350m's ways in and out (as in AutoGPTQ), what mixes Gemma 3n's streams, and what makes the vectors of all layers of
-Gemma 3n and 4 (as in llama.cpp)."""
+"""Tensors that are never quantized, among them small but sensitive matrices: an indexer's weights of its heads (as in
+vLLM), OPT-350m's projections around its layers (as in AutoGPTQ), the matrices that mix Gemma 3n's streams, and the
+projection to per-layer embeddings of Gemma 3n and 4 (as in llama.cpp)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ class Place:
 
 Condition = Callable[[Place], bool]
 Cases = tuple[tuple[Condition, str], ...]
-"""Schemes, of which the first whose condition holds is taken."""
+"""Schemes with conditions; the first with a true condition is used."""
 
 
 def always(place: Place) -> bool:
@@ -223,8 +223,8 @@ MIXES: Mapping[str, Mix] = MappingProxyType(
         "tq2_0": Mix(base="tq2_0", embedding="q4_k"),
     }
 )
-"""What llama.cpp's files of that name hold. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k, are not
-mixes: every tensor gets that scheme."""
+"""The contents of llama.cpp's files of each name. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k,
+are not mixes: every tensor gets that scheme."""
 
 
 @dataclass(frozen=True)

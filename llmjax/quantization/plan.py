@@ -49,16 +49,16 @@ STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gguf": frozenset({"gguf"}),
     }
 )
-"""Names of formats, as vLLM takes them, that say what a checkpoint is: its `Checkpoint.quantization`."""
+"""vLLM's names of checkpoint formats, each with the values of `Checkpoint.quantization` that it allows."""
 
 PLAIN = "none"  # dequantized to the model's dtype
 STORED = "stored"  # as in the checkpoint
 AT_EIGHT_BITS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
-"""What schemes without a mix of their own keep at 8 bits: every token passes through these two."""
+"""Tensors that schemes without a mix keep at 8 bits: every token uses both."""
 EMBEDDING = re.compile(r"(^|\.)embed_(?:tokens|positions|types)\.weight$")  # no format quantizes embeddings
 HEAD = "lm_head"
 MODEL_DTYPES: Mapping[str, np.dtype] = MappingProxyType({dtype.name: dtype for dtype in FLOATS.values()})
-"""By what config.json calls them."""
+"""Types of weights by their names in config.json."""
 
 
 @dataclass(frozen=True)

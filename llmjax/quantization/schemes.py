@@ -50,7 +50,7 @@ class BlockScheme:
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
     {**{name: BlockScheme(name) for name in reference.QUANTIZERS}, **uniform.UNIFORM_SCHEMES}
 )
-"""By name, as `scheme_key` finds it."""
+"""Schemes by the name that `scheme_key` returns."""
 
 
 def scheme_key(name: str, known: Iterable[str]) -> str:

@@ -11,7 +11,7 @@ ENGINE_SETTINGS = (
     "gguf_file", "tokenizer", "skip_tokenizer_init", "revision", "hf_token", "download_dir", "offline", "hf_overrides",
     "dtype", "quantization_rules", "device", "device_ids", "threads", "cpu_list", "numa",
 )  # fmt: skip
-"""The settings of an engine that mean something here."""
+"""The engine settings that apply here."""
 
 
 @dataclass(frozen=True, kw_only=True)

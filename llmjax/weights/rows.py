@@ -27,7 +27,7 @@ NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "e8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
     }
 )
-"""By number type of a `RowFormat`."""
+"""NumPy dtypes by the number type of a `RowFormat`."""
 
 FLOATS: Mapping[str, np.dtype] = MappingProxyType({name: NUMBER_DTYPES[name] for name in ("f32", "f16", "bf16")})
 """Types of weights that are not quantized."""
@@ -42,7 +42,7 @@ CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What a code of a 4-bit float stands for (OCP Microscaling Formats 1.0)."""
+"""The numbers that codes of a 4-bit float stand for (OCP Microscaling Formats 1.0)."""
 
 
 NUMPY_THREADS = 2

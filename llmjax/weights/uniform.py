@@ -225,12 +225,12 @@ UNIFORM_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
         )
     }
 )
-"""By name: each row by itself, so that rows can be quantized while they are read."""
+"""Schemes by name that quantize each row by itself, so that rows can be quantized while they are read."""
 
 SAVED_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
     {**UNIFORM_SCHEMES, "fp8_tensor": Float8Scheme("fp8_tensor", per_tensor=True)}
 )
-"""By name: those that files of safetensors can hold."""
+"""Schemes by name that safetensors files can hold."""
 
 
 def _to_e4m3(numbers: np.ndarray) -> np.ndarray:

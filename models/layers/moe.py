@@ -10,7 +10,7 @@ from llmjax.kernels.activations import NORMAL_CDF
 from llmjax.models.layers.norm import RMS
 
 AS_GATE = MappingProxyType({"relu2": "relu", "gelu": NORMAL_CDF})
-"""Activations f for which f(x) is g(x) x, by which kernels that gate compute experts that do not: each with g."""
+"""Activations f with f(x) = g(x) x, each with its g: gated kernels compute experts without a gate with it."""
 
 
 NO_SHARE = 1e-20  # avoids a division by zero where all shares are zero

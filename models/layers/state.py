@@ -207,7 +207,7 @@ class Recurrent:
 
 
 LayerState = KVPages | RecurrentState
-"""What layers keep, on the device."""
+"""The state of a layer on the device."""
 
 StateKind = PagedKV | LatentKV | Recurrent
 

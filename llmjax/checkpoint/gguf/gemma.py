@@ -43,7 +43,7 @@ _EXPERTS = {
     "pre_ffw_norm_2": "mlp.before_experts",
     "post_ffw_norm_2": "mlp.after_experts",
 }
-"""Of layers with experts, whose MLP is a shared expert."""
+"""Tensors of layers with experts, whose MLP is a shared expert."""
 
 
 def gemma3n(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:

@@ -95,7 +95,7 @@ SHARED_EXPERTS_TENSORS, SHARED_MLP_TENSORS = (
     MappingProxyType({f"ffn_{part}_shexp": f"mlp.{module}.{part}_proj" for part in ("gate", "up", "down")})
     for module in ("shared_experts", "shared_mlp")
 )
-"""Experts that every token goes through, and which have no gate."""
+"""Shared experts without a gate."""
 CORRECTION_TENSORS = MappingProxyType({CORRECTION: "mlp.gate.e_score_correction_bias"})
 KEYS_UP, VALUES_UP, BOTH_UP = "attn_k_b", "attn_v_b", "attn_kv_b"
 LATENT_LAYER = MappingProxyType(
@@ -178,7 +178,7 @@ SHORT_CONVOLUTION = MappingProxyType(
     }
 )
 BARE = frozenset({OUTPUT_SCALE, CORRECTION_SCALE, SINKS, CORRECTION, STEPS, DECAY, SKIP})
-"""Stems of what models have without a suffix."""
+"""Stems of tensors whose names in the model have no suffix."""
 LAYER_TENSOR = re.compile(
     r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+(?:\.(?!weight|bias|scale)[a-z]\w*)?)(?:\.(?P<expert>[0-9]+))?"
     r"(?:\.(?P<suffix>weight|bias))?"
@@ -200,7 +200,7 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "expert_used_count": "num_experts_per_tok",
     }
 )
-"""Keys that any architecture has below its name, and what config.json calls them."""
+"""Keys of every architecture below its name, with their names in config.json."""
 
 SAMPLING_KEYS = MappingProxyType(
     {
@@ -211,7 +211,7 @@ SAMPLING_KEYS = MappingProxyType(
         "penalty_repeat": "repetition_penalty",
     }
 )
-"""Keys below ``general.sampling``, and what generation_config.json calls them."""
+"""Keys below ``general.sampling``, with their names in generation_config.json."""
 
 END_KEYS = ("eos", "eot", "eom")
 """Kinds of tokens that end a text: of the text, of a turn, of a message."""

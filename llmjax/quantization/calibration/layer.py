@@ -60,7 +60,7 @@ class Around:
 
 
 Computation = Callable[[DecoderLayer, jax.Array, Around], jax.Array]
-"""Something that a layer computes from the residual stream [T, D]."""
+"""A function of the layer, the residual stream [T, D] and the layer's other inputs."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Recorder:
 
 
 _INDEXED: Mapping[str, str] = MappingProxyType({"q_a_proj": "wk", "q_b_proj": "wq_b"})
-"""Which of an indexer's projections is given what one of the mixer is."""
+"""Projections of an indexer by the mixer's projection with the same input."""
 
 
 def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:

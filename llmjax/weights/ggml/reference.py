@@ -41,7 +41,7 @@ from llmjax.weights.ggml.unpack import FP4_DOUBLED, IQ4_LEVELS
 from llmjax.weights.rows import numpy_threads
 
 FP4_CODE_OF_HALVES = np.searchsorted((FP4_DOUBLED[:7] + FP4_DOUBLED[1:8]) / 2, np.arange(33) / 2).astype(np.uint8)
-"""uint8 [33]: code of a magnitude in (h/2 - 1/2, h/2] by h, in halves of the scale; the lower of two as near."""
+"""Code of a magnitude in (h/2 - 1/2, h/2] for each h, uint8 [33]; of two equally near codes, the lower one."""
 
 
 def quantize_q4_0(weights: np.ndarray, blocks: np.ndarray) -> None:
@@ -306,7 +306,7 @@ IQ4_HALVES = 2 * 128  # index of 0 in the tables
 IQ4_CODE_OF_HALVES = np.searchsorted(
     (IQ4_LEVELS[:-1] + IQ4_LEVELS[1:]) / 2, np.arange(-IQ4_HALVES, IQ4_HALVES) / 2, side="right"
 ).astype(np.uint8)
-"""uint8 [512]: code of a number k/2 - 128 to (k + 1)/2 - 128."""
+"""Code of a number from k/2 - 128 to (k + 1)/2 - 128 for each k, uint8 [512]."""
 IQ4_LEVEL_OF_HALVES = IQ4_LEVELS[IQ4_CODE_OF_HALVES]
 
 
@@ -383,7 +383,7 @@ SCALES = frozenset({"d", "m", "dmin"})  # fields of blocks that are f16
 LARGEST = 2.0**29  # more than any block with f16 scales holds; far above it, searches overflow to zero blocks
 
 Fill = Callable[[np.ndarray, np.ndarray], None]
-"""Fills structured blocks [n] from f32 [n, elems]."""
+"""A function that fills structured blocks [n] from f32 [n, elems]."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ ALL_ZERO = np.float32(1e-15)
 """ggml's GROUP_MAX_EPS: sub-blocks whose numbers are all smaller count as zero."""
 
 PLAIN = np.float32(4e6)
-"""Below it `nearest` is what rint does, which is faster."""
+"""Below this, `nearest` equals rint, which is faster."""
 
 _MAGIC = np.float32(12582912)  # 1.5 * 2^23: adding it leaves the nearest integer in the low bits of the sum
 

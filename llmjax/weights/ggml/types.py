@@ -21,7 +21,7 @@ from llmjax.weights.ggml.unpack import Fields
 from llmjax.weights.rows import QuantizedRows
 
 Unpack = Callable[[np.ndarray], Fields]
-"""Takes a structured array of n blocks apart."""
+"""A function that splits a structured array of n blocks into codes and scales."""
 
 TILE = 1 << 15  # elements dequantized at a time: input, temporaries and f32 result stay in the L2 cache
 
@@ -240,7 +240,7 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
 
 
 TYPE_IDS: Mapping[str, int] = MappingProxyType({block.name: number for number, block in GGML_TYPES.items()})
-"""The other way round."""
+"""Type ids by name."""
 
 
 def readable_types() -> list[str]:

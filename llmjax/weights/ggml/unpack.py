@@ -29,10 +29,10 @@ Fields = dict[str, np.ndarray]
 """Arrays of `QuantizedRows` by name, a row for each block."""
 
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""What a code of IQ4_NL and IQ4_XS stands for (``kvalues_iq4nl``)."""
+"""The numbers that codes of IQ4_NL and IQ4_XS stand for (``kvalues_iq4nl``)."""
 
 FP4_DOUBLED = 2 * np.array(E2M1_LEVELS, np.float32) + 0
-"""Twice the values of E2M1, as ggml has them: code 8 is 0 and not -0."""
+"""Twice the values of E2M1, as in ggml: code 8 is 0 and not -0."""
 
 
 def copied(field: np.ndarray) -> np.ndarray:
