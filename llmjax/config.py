@@ -165,7 +165,7 @@ ANY_NAME = "*"  # among the names of a model: clients may use any name
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What to run and how: model, numerics, memory and scheduling."""
+    """The settings of an engine: model, numerics, memory and scheduling."""
 
     model: str = setting(
         DEFAULT_MODEL,

@@ -1,4 +1,4 @@
-"""What a decoder is made of, independent of the file it came from."""
+"""The configuration of a decoder, independent of the file that it came from."""
 
 from __future__ import annotations
 

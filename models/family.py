@@ -43,5 +43,5 @@ class Family:
         return Fields(config, self.defaults, aliases=self.aliases, max_model_len=max_model_len)
 
     def tensor_names(self, config: Mapping[str, Any]) -> Names | None:
-        """What the checkpoint of a config.json calls its tensors; None: what the model calls them."""
+        """The names of tensors in the checkpoint of a config.json; None: they are the model's own."""
         return self.names(config) if callable(self.names) else self.names

@@ -229,7 +229,7 @@ def softmax_experts(fields: Fields, *, inner: str, normalize: bool, shared: str 
 
 
 def experts_per_token(fields: Fields, count: int) -> int:
-    """How many of ``count`` experts a token goes through."""
+    """The number of experts, out of ``count``, that a token uses."""
     per_token = fields.integer("num_experts_per_tok")
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"is more than there are experts, {count}")

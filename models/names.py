@@ -11,7 +11,7 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class QKV(Enum):
-    """How the rows of queries, keys and values follow each other in one matrix."""
+    """The order of the rows of queries, keys and values in one matrix."""
 
     IN_TURN = "in turn"  # all queries, all keys, all values
     BY_GROUP = "by group"  # for each key head: its queries, the key, the value; then the next group

@@ -93,7 +93,7 @@ SECOND_HALVES = (FEED_FORWARD, EXPERTS)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block of a file stands in the model."""
+    """The place in the model of a block of a file."""
 
     layer: int
     kind: str

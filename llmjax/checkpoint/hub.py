@@ -156,7 +156,7 @@ def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointErr
 
 
 def _answered(status: int, at: str) -> str:
-    """What an answer of the hub other than a file means, and what to do."""
+    """The message about an answer of the hub that is not a file, with what to do."""
     said = f"{at} cannot be fetched: Hugging Face answered {status}"
     if status == 429:
         return f"{said} (too many requests): try again in some minutes, or give hf_token, which is allowed more"

@@ -38,7 +38,7 @@ JSON_TYPES = {"float8_e4m3fn": jnp.float8_e4m3fn, "fp8_e4m3": jnp.float8_e4m3fn,
 
 @dataclass(frozen=True)
 class _Affine:
-    """What one layer's keys or values are stored with."""
+    """Scale and zero point of one layer's keys or values."""
 
     scale: float
     zero: float = 0.0

@@ -56,7 +56,7 @@ WHOLE = frozenset(name for name, dtype in DTYPES.items() if dtype.kind in "iub")
 
 @dataclass(frozen=True, eq=False)
 class SafetensorsTensor:
-    """A tensor where it lies in the file.
+    """A tensor as a view of the mapped file.
 
     Attributes:
         name: as in the file.
@@ -85,15 +85,15 @@ class SafetensorsTensor:
         return replace(self, name=name, shape=stored.shape, stored=stored)
 
     def transposed(self) -> SafetensorsTensor:
-        """The transpose of a matrix, where it lies."""
+        """The transpose of a matrix, without a copy."""
         return replace(self, shape=self.shape[::-1], stored=self.stored.T)
 
     def flat(self) -> SafetensorsTensor:
-        """The numbers as a vector, where they lie."""
+        """The numbers as a vector, without a copy."""
         return replace(self, shape=(self.stored.size,), stored=self.stored.reshape(-1))
 
     def taken(self, rows: np.ndarray) -> SafetensorsTensor:
-        """Some rows, intp [n]; those that follow each other where they lie, others copied."""
+        """Some rows, intp [n]; consecutive rows are not copied, others are."""
         in_turn = len(rows) and bool((np.diff(rows) == 1).all())
         stored = self.stored[rows[0] : rows[-1] + 1] if in_turn else self.stored[rows]
         return replace(self, shape=stored.shape, stored=stored)
@@ -157,7 +157,7 @@ def _checked_dtype(path: Path, name: str, type_name: str, shape: tuple[int, ...]
 
 
 def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
-    """What a folder's safetensors files hold, as it is stored.
+    """The stored tensors of a folder's safetensors files.
 
     Raises:
         CheckpointError: there is no such file, or one is missing or malformed.

@@ -165,7 +165,7 @@ class LogitScore:
 
 
 def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
-    """Where a module's files are."""
+    """The folder of a module's files."""
     path = folder / str(module.get("path") or "")
     if not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(f"{folder / MODULES}: path {module['path']!r} leads out of the folder")

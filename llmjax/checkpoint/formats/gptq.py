@@ -181,7 +181,7 @@ class GPTQ:
         return g_idx.astype(np.intp)
 
     def _check_middle(self, module: Module, planes: GPTQPlanes) -> None:
-        """What tells a file of one version that says it is of the other: zero points are off by one."""
+        """Refuses a file that names the wrong version of the format: its zero points are off by one."""
         middle = 2 ** (self.bits - 1)
         zeros = planes.zeros(0, planes.shape[0])
         if (zeros != middle).any():

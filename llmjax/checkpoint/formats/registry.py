@@ -148,7 +148,7 @@ def stored_method(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
-    """How a folder says that its weights are quantized; None: it does not.
+    """The settings that say how a folder's weights are quantized; None: there are none.
 
     Args:
         config: content of config.json.

@@ -92,7 +92,7 @@ def qwen3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
 
 
 def sentence_modules(gguf: GGUFFile) -> SentenceModules | None:
-    """How a file says that hidden states become vectors; None: it does not.
+    """The modules by which a file turns hidden states into vectors; None: it names none.
 
     Raises:
         CheckpointError: a kind of pooling that is not supported.
