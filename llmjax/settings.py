@@ -1,4 +1,4 @@
-"""What a setting is: a dataclass field with its type, help and spellings, and how text or YAML becomes its value."""
+"""Settings as dataclass fields with type, help and spellings, and the conversion of text and YAML to their values."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Setting:
         name: the field's name, and its key in YAML.
         kind: bool, int, float, str, list or dict.
         item: type of a list's items or of a dict's keys.
-        optional: None is allowed.
-        unit: "bytes" or "tokens" where 4GiB or 8k may be written.
-        separator: what separates the items of a list in text; None: nothing does.
-        several: items of a list may follow one flag.
-        joined: a list of integers is taken as its items with commas between them.
-        words: other ways to write some of its values.
-        section: heading of ``--help`` that it stands under.
-        limits: what its numbers may be; None: any.
+        optional: whether None is allowed.
+        unit: "bytes" or "tokens" if a value may be written as 4GiB or 8k.
+        separator: separator of a list's items in text; None: there is none.
+        several: whether several items of a list may follow one flag.
+        joined: whether a list of integers is converted to text with commas between the items.
+        words: other spellings of some values.
+        section: heading in ``--help``.
+        limits: range of its numbers; None: any.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Setting:
         return "--" + self.name.replace("_", "-")
 
     def switched(self, alias: Alias, *, on: bool) -> Any:
-        """What an alias that stands for one value means, and what it means when it is turned off."""
+        """The value that an alias for one value means when it is on or off."""
         if on:
             return alias.value
         return not alias.value if self.kind is bool else self.default
@@ -88,13 +88,13 @@ def settings_of(cls: type, *, without: Collection[str] = ()) -> dict[str, Settin
         without: fields that are not settings.
 
     Raises:
-        ConfigError: a field's type is none that settings can have.
+        ConfigError: a field has a type that settings cannot have.
     """
     hints = typing.get_type_hints(cls)
     found = {}
     section: str | None = None
     for field in dataclasses.fields(cls):
-        section = field.metadata.get("section") or section  # a heading is named by the first field that it is over
+        section = field.metadata.get("section") or section  # the first field under a heading names it
         if field.name in without:
             continue
         kind, item, optional = _shape(hints[field.name], f"{cls.__name__}.{field.name}")
@@ -114,10 +114,10 @@ def settings_of(cls: type, *, without: Collection[str] = ()) -> dict[str, Settin
 
 
 def parse_text(setting: Setting, text: str, *, source: str) -> Any:
-    """The value that a command-line argument stands for.
+    """Converts a command-line argument to a value.
 
     Args:
-        source: what to call the argument in an error, such as "--port".
+        source: name of the argument in errors, such as "--port".
 
     Raises:
         ConfigError: the text is not a value of the setting.
@@ -138,10 +138,10 @@ def parse_text(setting: Setting, text: str, *, source: str) -> Any:
 
 
 def check_value(setting: Setting, value: Any, *, source: str) -> Any:
-    """The value as the setting's type, where it is one.
+    """Checks a value and converts it to the setting's type.
 
     Raises:
-        ConfigError: it is not; the message names source, value and expected type.
+        ConfigError: it has another type; the message names source, value and expected type.
     """
     if value is None and setting.optional:
         return None
@@ -157,7 +157,7 @@ def check_value(setting: Setting, value: Any, *, source: str) -> Any:
 
 
 def spellings(settings: Iterable[Setting]) -> dict[str, tuple[Setting, Alias]]:
-    """Every key that YAML or keyword arguments may use, with the setting it means and the unit of its numbers."""
+    """Every key allowed in YAML and keyword arguments, with its setting and the unit of its numbers."""
     return {
         alias.flag.removeprefix("--").replace("-", "_"): (setting, alias)
         for setting in settings
@@ -166,13 +166,13 @@ def spellings(settings: Iterable[Setting]) -> dict[str, tuple[Setting, Alias]]:
 
 
 def collect(settings: Iterable[Setting], values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
-    """Checked values by field name, from a mapping whose keys may be written with dashes or be aliases.
+    """Checked values by field name, from a mapping whose keys may have dashes or be aliases.
 
     Args:
-        source: where the mapping comes from, for errors.
+        source: origin of the mapping, for errors.
 
     Raises:
-        ConfigError: a key is unknown (the nearest right one is named) or given twice, or a value has the wrong type.
+        ConfigError: a key is unknown (the message names the nearest one) or given twice, or a value has a wrong type.
     """
     keys = spellings(settings)
     collected: dict[str, Any] = {}
@@ -194,7 +194,7 @@ def collect(settings: Iterable[Setting], values: Mapping[str, Any], *, source: s
 
 
 def make_config(cls: type[Config], values: Mapping[str, Any], *, source: str) -> Config:
-    """Builds a settings class from keyword arguments, with the checks and spellings of YAML files.
+    """Makes a settings object from keyword arguments, with the checks and spellings of YAML files.
 
     Raises:
         ConfigError: see ``collect``; or a value is out of range.
@@ -202,7 +202,7 @@ def make_config(cls: type[Config], values: Mapping[str, Any], *, source: str) ->
     return cls(**collect(settings_of(cls).values(), values, source=source))
 
 
-# Words that make names alike which mean the opposite.
+# Words in which names of opposite meaning differ.
 OPPOSITES = ({"keep", "skip"}, {"enable", "disable"}, {"min", "max"}, {"include", "exclude"}, {"allow", "deny"})
 
 
@@ -210,7 +210,7 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
     """The end of an error message about an unknown word: the most similar known one, if any is similar.
 
     Args:
-        similarity: of the two words, at least; from 0 to 1.
+        similarity: least similarity of the two words, from 0 to 1.
     """
     found = difflib.get_close_matches(word, list(known), n=3, cutoff=similarity)
     meant = next((name for name in found if not _opposite(word, name)), None)
@@ -218,7 +218,7 @@ def nearest(word: str, known: Iterable[str], *, similarity: float = 0.5) -> str:
 
 
 def _opposite(word: str, other: str) -> bool:
-    """Whether one of two names undoes the other: ``keep_special_tokens`` and ``skip_special_tokens``."""
+    """Whether two names are opposites, such as ``keep_special_tokens`` and ``skip_special_tokens``."""
     one, two = (set(re.split(r"[_-]+", name.lower())) for name in (word, other))
     return any((one ^ two) >= pair and len(one & pair) == 1 for pair in OPPOSITES)
 
@@ -226,10 +226,10 @@ def _opposite(word: str, other: str) -> bool:
 def parse_quantity(text: str, *, unit: str) -> int:
     """An integer with an optional unit: 8k = 8,000, 8K = 8,192, and for bytes also 4GB = 4e9, 4GiB = 4 * 2**30.
 
-    Small letters are thousands and capitals powers of 1024, as in vLLM's flags.
+    Lowercase letters are powers of 1000 and capitals powers of 1024, as in vLLM's flags.
 
     Raises:
-        ValueError: the text is not such a number, or not a whole one.
+        ValueError: the text is not such a number, or not an integer.
     """
     pattern = r"(\d+(?:_\d+)*(?:\.\d+)?)\s*(?:([kKmMgGtT])(i?[bB])?|[bB])?"
     match = re.fullmatch(pattern, text.strip(), re.ASCII)
@@ -251,7 +251,7 @@ def parse_quantity(text: str, *, unit: str) -> int:
 
 
 def _shape(hint: Any, where: str) -> tuple[type, type, bool]:
-    """Kind, item type and optionality of a type hint."""
+    """The kind, item type and optionality of a type hint."""
     options = [hint]
     if typing.get_origin(hint) in (types.UnionType, Union):
         options = list(typing.get_args(hint))
@@ -271,7 +271,7 @@ def _shape(hint: Any, where: str) -> tuple[type, type, bool]:
 
 
 def _number_or_text(text: str, kind: type) -> Any:
-    """Reads numbers and booleans out of text; what is none stays text, for ``check_value`` to refuse."""
+    """Converts text to numbers and booleans; other text stays as it is, for ``check_value`` to refuse."""
     readers = {int: int, float: float, bool: {"true": True, "false": False}.__getitem__}
     try:
         return readers[kind](text)  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Arcee (AFM): Llama whose MLPs have no gate and square what is above zero."""
+"""Arcee (AFM): Llama whose MLPs have no gate and a squared ReLU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Baichuan 1 and 2: Llama with one matrix for q, k and v; 13B with ALiBi; Baichuan 2 with rows of length one in its
-head."""
+"""Baichuan 1 and 2: Llama with one matrix for q, k and v; 13B with ALiBi; Baichuan 2 normalizes the rows of
+its head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bamba: state spaces of Mamba 2, with attention over half-rotated heads on a few layers."""
+"""Bamba: Mamba 2 layers, and a few attention layers that rotate half of each head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NAMES = Names(
 
 def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
-    # Whatever the file says, as in transformers.
+    # transformers ignores what the file says here.
     fields = replace(fields, values={**fields.values, "partial_rotary_factor": 0.5})
     count, norm = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), rms(fields)
     full = fields.indices("attn_layer_indices")

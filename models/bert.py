@@ -1,4 +1,4 @@
-"""BERT and RoBERTa: encoders, whose tokens see the whole text; norms stand behind the residual sums."""
+"""BERT and RoBERTa: encoders, whose tokens see the whole text; norms come after the residual sums."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ROBERTA_NAMES = Names(
         **MODULES,
         "classifier.dense": "head.0.dense",
         "classifier.out_proj": "head.1.dense",
-        # As jina-reranker-v2 has them.
+        # The names in jina-reranker-v2.
         "emb_ln": "model.embed_norm",
         "encoder.layers.*.mixer.Wqkv": "model.layers.*.self_attn.qkv_proj",
         "encoder.layers.*.mixer.out_proj": "model.layers.*.self_attn.o_proj",

@@ -1,4 +1,4 @@
-"""BitNet b1.58: Llama with a norm before the last product of each half, and weights of -1, 0 and 1."""
+"""BitNet b1.58: Llama with a norm before the last projection of each sublayer, and weights of -1, 0 and 1."""
 
 from __future__ import annotations
 

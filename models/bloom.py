@@ -1,4 +1,4 @@
-"""BLOOM: ALiBi, a norm behind the embedding, layer norms and a plain MLP."""
+"""BLOOM: ALiBi, a norm after the embedding, LayerNorm and an MLP without a gate."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
     norm = layer_norm(fields, "layer_norm_epsilon")
-    normed = fields.flag("apply_residual_connection_post_layernorm")  # sublayers are added to what their norms leave
+    normed = fields.flag("apply_residual_connection_post_layernorm")  # the residual is what the norms return
     layer = LayerSpec(
         mixer=full_attention(fields, rotary=False, slopes=alibi_slopes(heads), qkv_bias=True, o_bias=True),
         feed_forward=MLP(inner=4 * fields.integer("hidden_size"), activation="gelu_pytorch_tanh"),

@@ -1,4 +1,4 @@
-"""ChatGLM 2 and 3 and GLM-4 9B as their own code has them: GLM with other keys and names."""
+"""ChatGLM 2 and 3, and GLM-4 9B in its first format: GLM with other keys and tensor names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Labels of texts: what all sequence classifiers read from config.json in the same way."""
+"""Sequence classifiers: the keys of config.json that all of them read in the same way."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TokenLabels:
     The keys are vLLM's, as is what they mean (`vllm.model_executor.models.adapters`).
 
     Attributes:
-        tokens: their texts, or their ids.
-        difference: there is one label, whose logit is the second token's less the first's, so that its sigmoid is the
-            second one's share of a softmax over both.
+        tokens: texts or ids of the tokens.
+        difference: there is one label, whose logit is the second token's minus the first token's, so that its sigmoid
+            is the second token's probability in a softmax over both.
     """
 
     tokens: tuple[str | int, ...]
@@ -39,7 +39,7 @@ class TokenLabels:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> TokenLabels | None:
-        """What a config.json says of them; None: labels have a matrix of their own.
+        """Reads the labels from a config.json; None: labels have a matrix of their own.
 
         Raises:
             UnsupportedModel: a key is wrong.
@@ -62,7 +62,7 @@ class TokenLabels:
 
     @property
     def count(self) -> int:
-        """Of the labels."""
+        """The number of labels."""
         return 1 if self.difference else len(self.tokens)
 
 
@@ -70,9 +70,9 @@ def classifier_pooler(fields: Fields, *, kind: PoolingKind, before: Sequence[Den
     """The head of a sequence classifier.
 
     Args:
-        kind: whose hidden state it is given.
-        before: matrices before that of the labels.
-        bias: of the labels' matrix.
+        kind: which hidden state the head is given.
+        before: matrices before the one of the labels.
+        bias: whether the matrix of the labels has a bias.
     """
     labels = _labels(fields)
     last = Dense(size=len(labels), bias=bias)
@@ -83,11 +83,11 @@ def classifier_pooler(fields: Fields, *, kind: PoolingKind, before: Sequence[Den
 
 
 def reward_pooler(fields: Fields, *, size: int, one_matrix: bool) -> Pooler:
-    """The head of a reward model, whose numbers are what they are.
+    """The head of a reward model; its outputs are returned without an activation.
 
     Args:
-        size: of the model's hidden states.
-        one_matrix: without a bias (InternLM2); else two, as Qwen's have them.
+        size: size of the model's hidden states.
+        one_matrix: whether the head is one matrix without a bias (InternLM2), not two matrices (Qwen).
     """
     labels = _labels(Fields({"num_labels": 1, **fields.values}))
     before = () if one_matrix else (Dense(size=size, activation="relu"),)
@@ -96,7 +96,7 @@ def reward_pooler(fields: Fields, *, size: int, one_matrix: bool) -> Pooler:
 
 
 def _labels(fields: Fields) -> tuple[str, ...]:
-    """By tokens, else ``id2label``, else ``num_labels``, else the two that transformers takes."""
+    """Names of the labels: from tokens, else ``id2label``, else ``num_labels``, else transformers' default of two."""
     if (made := TokenLabels.of(fields.values)) is not None:
         return tuple(f"LABEL_{number}" for number in range(made.count))
     names = fields.mapping("id2label")
@@ -109,7 +109,8 @@ def _labels(fields: Fields) -> tuple[str, ...]:
 
 
 def _activation(fields: Fields, labels: int) -> LabelActivation:
-    """As sentence-transformers or ``problem_type`` say; else a probability of one label, or of each among all."""
+    """The activation that sentence-transformers' key or ``problem_type`` names; else sigmoid for one label, softmax for
+    several."""
     named: Any = fields.mapping("sentence_transformers").get("activation_fn") or fields.get(
         "sbert_ce_default_activation_function"
     )

@@ -1,5 +1,5 @@
-"""Command R, R+ and Aya (`cohere`), and R7B and A (`cohere2`): both halves side by side behind one layer norm without
-biases, heads rotated in neighboring pairs, scaled logits; the latter has windows, and rotates those layers alone."""
+"""Command R, R+ and Aya (`cohere`), and R7B and A (`cohere2`): parallel sublayers after one LayerNorm
+without a bias, heads rotated in neighboring pairs, scaled logits; Cohere 2 has windows, and rope only with a window."""
 
 from __future__ import annotations
 

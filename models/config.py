@@ -1,4 +1,4 @@
-"""What a decoder is made of, independent of the file it came from."""
+"""The configuration of a decoder, independent of the file that it came from."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from llmjax.models.layers.state import LastState, LastTokens, Span, StateKind
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder: embedding, layers, norm, head."""
+    """All that defines a decoder: embedding, layers, norm, head."""
 
     architecture: str = ""  # Hugging Face class name, the registry's key
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    norm: NormSpec | None  # the last one
+    norm: NormSpec | None  # the norm after the last layer
     max_position: int  # longest sequence the model was made for
     tie_word_embeddings: bool = False
     head_bias: bool = False
     embedding_scale: float = 1.0
-    embedding_size: int | None = None  # of tokens' vectors, where matrices stand between them and layers
-    embedding_norm: NormSpec | None = None  # of what the first layer is given
+    embedding_size: int | None = None  # size of a token's vector, where a matrix projects it to the hidden size
+    embedding_norm: NormSpec | None = None  # norm of the embeddings, before the first layer
     positions: LearnedPositions | None = None
-    token_types: int | None = None  # segments of a text that have an embedding; None: they have none
+    token_types: int | None = None  # number of segments that have an embedding (BERT); None: segments have none
     logit_scale: float = 1.0
-    final_softcap: float | None = None  # of logits, scaled
+    final_softcap: float | None = None  # softcap of the scaled logits
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     per_layer: PerLayer | None = None  # embeddings for each layer
-    pooler: Pooler | None = None  # of a model that makes vectors of texts; None: it generates
-    dtype: str | None = None  # of the published weights, as NumPy names it; None: the file does not say
-    embeds: bool = True  # tokens; False: the first layer is given what layers in another process have made
-    has_head: bool = True  # False: what the last layer makes goes to layers in another process
+    pooler: Pooler | None = None  # set for a model that turns texts into vectors; None: it generates
+    dtype: str | None = None  # NumPy's name of the published weights' dtype; None: the file does not say
+    embeds: bool = True  # whether it embeds tokens; False: the first layer's input comes from another process
+    has_head: bool = True  # False: the last layer's output goes to another process
 
     @property
     def num_layers(self) -> int:
@@ -52,7 +52,7 @@ class ModelConfig:
 
     @property
     def causal(self) -> bool:
-        """Whether no token sees what comes behind it."""
+        """Whether no token sees the tokens after it."""
         return all(getattr(layer.mixer, "causal", True) for layer in self.layers)
 
     @property
@@ -63,14 +63,14 @@ class ModelConfig:
 
     @property
     def states(self) -> tuple[StateKind | None, ...]:
-        """What each layer keeps from step to step (None: it reads what another one keeps); then what is kept beside
-        that, in the order of their layers."""
+        """What each layer keeps from step to step (None: it reads what another layer keeps), then the second states of
+        layers that have two, in the order of the layers."""
         own = tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
         return own + tuple(layer.other.state for layer in self.layers if layer.other is not None)
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The distinct spans of layers: a group of page tables each, the one that keeps all tokens first."""
+        """The distinct spans of the layers, the one that keeps all tokens first; each has page tables of its own."""
         return tuple(sorted({state.span for state in self.states if state is not None}, key=lambda span: span.order))
 
     @property
@@ -80,12 +80,12 @@ class ModelConfig:
         return tuple(span.window if isinstance(span, LastTokens) else None for span in kept)
 
     def prompt_kind(self, prompt_len: int) -> tuple[int, ...]:
-        """Prompts of one kind have the same keys for the same tokens; see ``layers/rope_lengths.py``."""
+        """The kind of a prompt: equal tokens have equal keys in prompts of one kind; see ``layers/rope_lengths.py``."""
         return tuple(rope.by_length.kind(prompt_len) for rope in self.ropes if rope.by_length is not None)
 
     @property
     def kept_by(self) -> tuple[tuple[int, ...], ...]:
-        """Of each layer, what it reads and writes: indices into ``states`` for its mixer, and for one beside that."""
+        """What each layer reads and writes: indices into ``states`` for its mixer and for a second mixer or indexer."""
         beside = [number for number, layer in enumerate(self.layers) if layer.other is not None]
         others = {number: self.num_layers + i for i, number in enumerate(beside)}
         return tuple(

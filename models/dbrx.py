@@ -1,4 +1,4 @@
-"""DBRX: layer norms without biases, clipped queries, keys and values, and experts in every layer."""
+"""DBRX: LayerNorm without a bias, clipped queries, keys and values, and experts in every layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPERTS = {
     "moe_top_k": 1,
     "moe_normalize_expert_weights": 1.0,
 }
-EPS = 1e-5  # no key says it
+EPS = 1e-5  # no key of config.json says it
 BLOCK = "transformer.blocks.*"
 NAMES = Names(
     modules={

@@ -1,4 +1,4 @@
-"""The decoder that all families share; their layers are data. Attribute paths are Hugging Face's tensor names."""
+"""The decoder that all families share. Layers are data, and attribute paths are Hugging Face's tensor names."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from llmjax.models.modules.residual import normed
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Hidden:
-    """What a pass through the layers leaves."""
+    """The result of a pass through the layers."""
 
     hidden: jax.Array  # [T, D] in the activations' dtype, before the final norm
-    kv: tuple[LayerStack, ...]  # the step's tokens taken in
+    kv: tuple[LayerStack, ...]  # with the entries of the step's tokens
 
 
 @jax.jit
 def decoder_layer(
     layer: DecoderLayer, x: jax.Array, *contexts: Context
 ) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array | None]:
-    """One layer as a function, so that all layers with equal specs share one trace and one compiled function."""
+    """One layer as a function, so that layers with equal specs are traced and compiled once."""
     return layer(x, *contexts)
 
 
 class Decoder(nnx.Module):
-    """What checkpoints call ``model``: embedding, layers, final norm; of a stage, those that it has."""
+    """What checkpoints call ``model``: embedding, layers and final norm, or those of them that a pipeline stage has."""
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
         size, narrow = config.hidden_size, config.embedding_size
@@ -81,8 +81,12 @@ class Decoder(nnx.Module):
         )
 
     def embed(self, tokens: jax.Array, positions: jax.Array, types: jax.Array | None = None) -> jax.Array:
-        """The residual stream before the first layer, [T, D], of tokens, positions and segments i32 [T]; None: all
-        tokens are of the first segment."""
+        """The residual stream before the first layer, [T, D].
+
+        Args:
+            tokens, positions: i32 [T].
+            types: segment of each token, i32 [T]; None: all tokens are in the first segment.
+        """
         assert self.embed_tokens is not None
         x = self.embed_tokens(tokens)
         if self.project_in is not None:
@@ -94,17 +98,17 @@ class Decoder(nnx.Module):
         return normed(x, self.embed_norm)
 
     def finish(self, hidden: jax.Array) -> jax.Array:
-        """What the head is given, of rows [N, D] behind the last layer."""
+        """The input of the head, from rows [N, D] of the last layer's output."""
         x = normed(hidden, self.norm)
         return x if self.project_out is None else self.project_out(x)
 
 
 class CausalLM(nnx.Module):
-    """A decoder with its language-model head, or that of its pooler.
+    """A decoder with its language-model head, or with the head of its pooler.
 
     Args:
-        dtype: of weight matrices; norms and biases are f32.
-        activation_dtype: of everything between layers.
+        dtype: dtype of weight matrices; norms and biases are f32.
+        activation_dtype: dtype of everything between layers.
     """
 
     def __init__(self, config: ModelConfig, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
@@ -134,12 +138,12 @@ class CausalLM(nnx.Module):
 
         Args:
             tokens, positions: i32 [T].
-            kv: what the layers keep, each in one of the stacks.
-            batches: the step as the layers of each entry of ``config.spans`` see it.
+            kv: KV entries and states of the layers, each in one of the stacks.
+            batches: the step as the layers of each span see it, one for each entry of ``config.spans``.
             prompt_len: tokens of the prompt that each token's sequence began with, i32 [T] or one for all.
-            types: i32 [T], which segment of its text each token is in; None: the first one.
-            before: [T, D], the residual stream that the layers before the first one have left; None: there are none,
-                and tokens are embedded.
+            types: i32 [T], the segment that each token is in; None: the first one.
+            before: [T, D], the residual stream from the previous pipeline stage; None: this is the first stage, and
+                tokens are embedded.
         """
         config = self.config
         x = self.model.embed(tokens, positions, types) if before is None else before
@@ -167,20 +171,20 @@ class CausalLM(nnx.Module):
         return Hidden(hidden=x if streams is None else streams.narrowed(x), kv=tuple(stacks))
 
     def headed(self, x: jax.Array) -> jax.Array:
-        """What the pooler's matrices make of pooled vectors, f32 [N, D] to [N, size of a vector]."""
+        """Applies the pooler's matrices to pooled vectors, f32 [N, D] to [N, size of a vector]."""
         for dense in self.head or ():
             x = dense(x)
         return x
 
     def logits(self, hidden: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """Final norm and head of the rows that need it.
+        """Applies the final norm and the head to the rows that need them.
 
         Args:
             hidden: [N, D], rows of ``Hidden.hidden``.
-            used: i32 [], rows that somebody looks at, the first ones; None: all.
+            used: i32 [], how many of the first rows are needed; None: all.
 
         Returns:
-            f32 [N, V]; where the vocabulary is divided over devices, of this device's part of it.
+            f32 [N, V]; where the vocabulary is divided over devices, only this device's part.
         """
         # f32 in, f32 out: a bf16 model's logits are not rounded to bf16.
         x = self.model.finish(hidden).astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""DeepSeek-MoE 16B: Llama with experts behind the first layers, and some that every token goes through."""
+"""DeepSeek-MoE 16B: Llama with experts after the first layers, some of them shared by all tokens."""
 
 from __future__ import annotations
 

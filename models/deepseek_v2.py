@@ -1,4 +1,4 @@
-"""DeepSeek V2: latent attention, and experts in groups behind the first layers."""
+"""DeepSeek V2: latent attention, and groups of experts after the first layers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def feed_forwards(fields: Fields, experts: Callable[[Fields], Experts]) -> list[
     """An MLP in each of the first layers, then experts.
 
     Args:
-        experts: reads the keys about them, which need not be there where no layer has any.
+        experts: reads the keys about experts; not called if no layer has any.
     """
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     dense = min(count, fields.integer("first_k_dense_replace", minimum=0, maximum=MAX_LAYERS))
@@ -62,7 +62,7 @@ def feed_forwards(fields: Fields, experts: Callable[[Fields], Experts]) -> list[
 
 
 def latent_attention(fields: Fields, *, interleaved: bool = True) -> LatentAttention:
-    """Latent attention from DeepSeek's keys; ``interleaved``: whether neighbors are rotated together."""
+    """Latent attention from DeepSeek's keys; ``interleaved``: whether neighboring entries are rotated together."""
     heads, nope, turned = (
         fields.integer(key) for key in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim")
     )
@@ -97,7 +97,7 @@ def _experts(fields: Fields) -> Experts:
 
 
 def expert_groups(fields: Fields, *, best: int) -> ExpertGroups:
-    """Groups of which a token looks into some; ``best``: see `ExpertGroups`."""
+    """Groups of experts, of which each token uses some; ``best``: see `ExpertGroups`."""
     count, groups = fields.integer("n_routed_experts"), fields.integer("n_group")
     kept = fields.integer("topk_group")
     if count % groups:

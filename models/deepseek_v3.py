@@ -1,5 +1,5 @@
-"""DeepSeek V3, R1 and V3.1, and Kimi K2: latent attention, and experts that are chosen by sigmoids with corrections;
-V3.2, whose tokens see the keys that an indexer chooses; and GLM-4.7-Flash and GLM-5."""
+"""DeepSeek V3, R1, V3.1 and Kimi K2: latent attention, and experts chosen by sigmoid scores with correction biases;
+V3.2, whose tokens see only the keys that an indexer chooses; and GLM-4.7-Flash and GLM-5."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ DSA_DEFAULTS = {
     "index_topk_freq": 1,
     "index_skip_topk_offset": 2,
 }
-INDEX_EPS = 1e-6  # of the norm of the indexer's keys, which no key says
+INDEX_EPS = 1e-6  # of the norm of the indexer's keys; no key of config.json says it
 V32_NAMES = Names(
     modules={
         f"model.layers.*.self_attn.indexer.{part}": f"model.layers.*.indexer.{part}"
@@ -95,8 +95,8 @@ V32_NAMES = Names(
     }
 )
 INDEXED = "indexed_attention"
-CHOOSES, FOLLOWS = "full", "shared"  # with an indexer of its own; with what the last one before has chosen
-GROUP_BEST = 2  # experts whose scores are a group's
+CHOOSES, FOLLOWS = "full", "shared"  # with an indexer of its own; with the choice of the last indexer before it
+GROUP_BEST = 2  # a group's score is the sum over this many of its best experts
 
 
 def from_hf(fields: Fields) -> ModelConfig:
@@ -112,7 +112,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 def v32_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for V3.2, in which a token sees the ``index_topk`` tokens before it that an indexer has chosen.
 
-    No indexer is needed where sequences of no more tokens than that are served, since it would choose all of them.
+    No indexer is needed if no sequence may have more tokens than that, since it would choose all of them.
     """
     chosen = fields.integer("index_topk")
     kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
@@ -126,11 +126,11 @@ def v32_from_hf(fields: Fields) -> ModelConfig:
 
 
 def dsa_from_hf(fields: Fields) -> ModelConfig:
-    """`v32_from_hf` for GLM-5, whose indexers rotate neighbors together, as its attention does; and GLM-5.2, in which
-    layers share them."""
+    """`v32_from_hf` for GLM-5, whose indexers rotate neighboring entries together, as its attention does; and GLM-5.2,
+    in which layers share indexers."""
     fields.require("indexer_rope_interleave", True)
     kinds = _indexer_types(fields)
-    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # what is rotated of one
+    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
     model = v32_from_hf(replace(fields, values={**DSA_DEFAULTS, **known}, defaults=V32_DEFAULTS))
     layers = [
         layer
@@ -144,7 +144,7 @@ def dsa_from_hf(fields: Fields) -> ModelConfig:
 
 
 def _indexer_types(fields: Fields) -> list[str]:
-    """CHOOSES or FOLLOWS for each layer: as listed, by letters, or at equal distances behind the first few.
+    """CHOOSES or FOLLOWS for each layer: from a list, from letters, or at equal distances after the first few layers.
 
     Formula: Hugging Face's ``GlmMoeDsaConfig``.
     """
@@ -152,7 +152,7 @@ def _indexer_types(fields: Fields) -> list[str]:
     key = next((key for key in ("indexer_types", "index_topk_pattern") if fields.get(key) is not None), None)
     if key is None:
         every = max(1, fields.integer("index_topk_freq", minimum=0))
-        last = fields.integer("index_skip_topk_offset", minimum=0) - 1  # of those in front that all choose
+        last = fields.integer("index_skip_topk_offset", minimum=0) - 1  # the last of the first layers, which all choose
         return [FOLLOWS if max(0, layer - last) % every else CHOOSES for layer in range(count)]
     given = fields.get(key)
     letters = {"F": CHOOSES, "S": FOLLOWS} if isinstance(given, str) else {CHOOSES: CHOOSES, FOLLOWS: FOLLOWS}
@@ -166,7 +166,7 @@ def _indexer_types(fields: Fields) -> list[str]:
 def lite_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for GLM-4.7-Flash, which has V3's layers."""
     check_dense_first(fields, fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # what is rotated of one
+    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
     return from_hf(replace(fields, values={**LITE_DEFAULTS, **known}, defaults=DEFAULTS))
 
 
@@ -174,12 +174,12 @@ def check_dense_first(fields: Fields, layers: int) -> None:
     """Raises if ``mlp_layer_types`` and ``first_k_dense_replace`` do not agree."""
     dense = min(layers, fields.integer("first_k_dense_replace", minimum=0))
     if fields.get("mlp_layer_types") not in (None, ["dense"] * dense + ["sparse"] * (layers - dense)):
-        problem = f"is not first_k_dense_replace = {dense} dense layers with experts behind them"
+        problem = f"is not first_k_dense_replace = {dense} dense layers with experts after them"
         raise fields.error("mlp_layer_types", problem)
 
 
 def _indexed(layer: LayerSpec, fields: Fields, *, interleaved: bool) -> LayerSpec:
-    """The layer with an indexer beside its attention; ``interleaved``: whether it rotates neighbors together."""
+    """The layer with an indexer beside its attention; ``interleaved``: whether that rotates neighbors together."""
     mixer = layer.mixer
     assert isinstance(mixer, LatentAttention) and mixer.rope is not None
     if mixer.q_rank is None:

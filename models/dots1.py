@@ -1,4 +1,4 @@
-"""dots.llm1: norms of heads, windows on upper layers where asked for, and DeepSeek V3's experts behind the first."""
+"""dots.llm1: QK norm, optional windows on the upper layers, and DeepSeek V3's experts after the first layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""ERNIE 4.5 with experts: a softmax whose scores are corrected when experts are chosen, and experts that every token
-goes through."""
+"""ERNIE 4.5 with experts: a softmax router with correction biases for the choice of experts, and shared experts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""EXAONE 3 and 3.5: Llama with other keys and names; EXAONE 4: norms behind each half instead of before it, norms of
-heads, and in the large model windows, whose layers alone are rotated."""
+"""EXAONE 3 and 3.5: Llama with other keys and names; EXAONE 4: norms after each sublayer instead of before it, QK
+norm, and in the large model windows; only layers with a window are rotated there."""
 
 from __future__ import annotations
 

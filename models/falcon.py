@@ -1,5 +1,5 @@
-"""Falcon: 7B (one key, both halves behind one norm), 40B, 180B and 2-11B (groups of heads, a norm for each half or one
-for both), and RefinedWeb 1B and 7B (ALiBi, one half after the other)."""
+"""Falcon: 7B (one key head, parallel sublayers after one norm), 40B, 180B and 2-11B (grouped heads, a norm for each
+sublayer or one for both), and RefinedWeb 1B and 7B (ALiBi, sequential sublayers)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and a state space of Mamba 2 side by side in every layer, with factors almost everywhere
+"""Falcon-H1: attention and a Mamba 2 mixer in parallel in every layer, with scaling factors almost everywhere
 (maximal update parametrization, Yang et al. 2022, arXiv:2203.03466)."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which file of this folder reads which models: what the files declare, for finding one without importing all.
+"""The table of which file of this folder reads which models, so that one can be found without importing all.
 
 A test compares the table with the files' ``FAMILIES``, and prints the line that a file should have.
 """

@@ -1,4 +1,4 @@
-"""What a family's file declares: which config.json it reads, and what its checkpoints call their tensors."""
+"""The declaration of a model family: which config.json it reads, and what its checkpoints call their tensors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Family:
     """Architectures whose config.json one function reads in the same way.
 
     Attributes:
-        read: makes a model of the keys; raises UnsupportedModel where one is wrong or not supported.
+        read: makes a model from the keys; raises UnsupportedModel if one is wrong or not supported.
         defaults: what a missing key means.
         architectures: what a config.json has in ``architectures``, each with its ending (``ForCausalLM``).
-        named: the architecture that models are named after once they are read; None: the first of ``architectures``.
+        named: the architecture that models are named after when they are read; None: the first of ``architectures``.
         model_types: what a config.json without ``architectures`` has in ``model_type``.
         aliases: other names of keys, see ``Fields``.
-        names: what checkpoints call their tensors, or a function of the config.json that tells; None: what the model
-            calls them.
-        unit_head_vocabulary: the size of the vocabulary of models whose head has rows that are to be made one long.
+        names: the checkpoints' names of tensors, or a function from the config.json to them; None: they are the
+            model's own names.
+        unit_head_vocabulary: size of the vocabulary of models whose head's rows must be scaled to length one.
         rewards_by_one_matrix: the head of a reward model is one matrix without a bias, not two as Qwen's.
     """
 
@@ -43,5 +43,5 @@ class Family:
         return Fields(config, self.defaults, aliases=self.aliases, max_model_len=max_model_len)
 
     def tensor_names(self, config: Mapping[str, Any]) -> Names | None:
-        """What the checkpoint of a config.json calls its tensors; None: what the model calls them."""
+        """The names of tensors in the checkpoint of a config.json; None: they are the model's own."""
         return self.names(config) if callable(self.names) else self.names

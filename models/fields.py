@@ -18,7 +18,7 @@ class Fields:
         values: the object as read from the file.
         defaults: what a missing key means; a key in neither mapping reads as null.
         name: how error messages call the object.
-        aliases: other names of keys, by the name that they are asked for; the first that is there counts.
+        aliases: other names of keys, by the name that callers ask for; the first one present counts.
         max_model_len: longest sequence that will be served, in tokens; None: the longest that the model was made for.
     """
 

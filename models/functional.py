@@ -20,7 +20,7 @@ from llmjax.models.modules.parameter import axes_of, is_plain, named
 
 @lru_cache(maxsize=8)
 def definition(graph: ModelGraph) -> nnx.GraphDef:
-    """The modules of a model as NNX takes them apart."""
+    """The NNX graph definition of a model's modules."""
     return nnx.split(CausalLM(graph.config, dtype=graph.dtype, activation_dtype=graph.activation_dtype))[0]
 
 
@@ -30,11 +30,11 @@ def abstract_model(
     """Declares a model; nothing is allocated.
 
     Args:
-        dtype: of weight matrices; norms and biases are f32.
-        activation_dtype: of everything between layers.
+        dtype: dtype of weight matrices; norms and biases are f32.
+        activation_dtype: dtype of everything between layers.
 
     Returns:
-        What ``merge`` needs, and shape and dtype of each parameter by its Hugging Face name.
+        The graph that ``merge`` needs, and shape and dtype of each parameter by its Hugging Face name.
     """
     dtype, activation_dtype = jnp.dtype(dtype), jnp.dtype(activation_dtype)
     model = CausalLM(config, dtype=dtype, activation_dtype=activation_dtype)
@@ -74,7 +74,7 @@ def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dic
 
     Args:
         key: a JAX random key; equal keys give equal weights.
-        dtype: of weight matrices.
+        dtype: dtype of weight matrices.
     """
     _, shapes = abstract_model(config, dtype=dtype, activation_dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Gemma 1 and CodeGemma: Llama with scaled embeddings, norms of one more than their weights, and a tanh GELU."""
+"""Gemma 1 and CodeGemma: Llama with scaled embeddings, norms that multiply by 1 + weight, and a tanh GELU."""
 
 from __future__ import annotations
 

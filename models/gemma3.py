@@ -1,5 +1,5 @@
-"""Gemma 3 (text): four norms a layer, norms of q and k, scaled embeddings, and five windowed layers to a full one, the
-two kinds with ropes of their own."""
+"""Gemma 3 (text): four norms per layer, QK norm, scaled embeddings, and five windowed layers for each full one; the two
+kinds have ropes of their own."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ DEFAULTS = {
 
 def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
-    # Hugging Face carries this key in Gemma 3's config and never applies it.
+    # Hugging Face has this key in Gemma 3's config and never applies it.
     fields.require("attn_logit_softcapping")
     causal, window = not fields.flag("use_bidirectional_attention"), fields.optional_integer("sliding_window")
     if not causal and window is not None:
-        window = window // 2 + 1  # on either side
+        window = window // 2 + 1  # half the window on either side
     fields.require("mlp_bias", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     pattern = fields.integer("sliding_window_pattern")

@@ -1,5 +1,5 @@
-"""Gemma 3n (text): several residual streams, embeddings for each layer, a low-rank way around attention, gates of which
-the largest alone are activated, and last layers that read the keys and values of earlier ones."""
+"""Gemma 3n (text): several residual streams, per-layer embeddings, a low-rank path around attention, MLPs that activate
+only their largest gates, and last layers that read the keys and values of earlier layers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DEFAULTS = {
     "activation_sparsity_pattern": None,
 }
 PERIOD = 5  # of layers without windows, where no key says which they are
-SPARSE, SPARSITY = 10, 0.95  # of how many layers, in deeper models, which part of the gates is 0 where no key says it
+SPARSE, SPARSITY = 10, 0.95  # without the key: in how many layers of deeper models which part of the gates is 0
 LAYER = "model.layers.*"
 PER_LAYER_MODULES = {
     "model.embed_tokens_per_layer": "model.per_layer.embed_tokens",
@@ -123,7 +123,7 @@ def _altup(fields: Fields, norm: RMS) -> AltUp:
 
 
 def _mlps(fields: Fields, count: int) -> list[GatedMLP]:
-    """Of each layer: sizes and parts of gates that are 0 are said of all, or one by one."""
+    """The MLP of each layer; config.json gives sizes and sparsity for all layers at once or in lists."""
     sizes = fields.get("intermediate_size")
     inner = fields.indices("intermediate_size") if isinstance(sizes, list | tuple) else ()
     inner = inner or (fields.integer("intermediate_size"),) * count
@@ -145,7 +145,7 @@ def _mlps(fields: Fields, count: int) -> list[GatedMLP]:
 
 
 def key_sources(fields: Fields, kinds: list[str]) -> list[int | None]:
-    """Of each layer the one whose keys and values it reads: the last of its kind that has its own. None: its own."""
+    """For each layer the layer whose keys and values it reads: the last of its kind that has its own; None: its own."""
     shared = fields.integer("num_kv_shared_layers", minimum=0)
     first = len(kinds) - shared
     if shared and not set(kinds) <= set(kinds[: max(first, 0)]):

@@ -1,5 +1,5 @@
-"""Gemma 4 (text): layers with windows and wider ones without, values with a norm, embeddings for each layer, last
-layers that read the keys and values of earlier ones, and in some checkpoints experts beside each MLP."""
+"""Gemma 4 (text): windowed layers and wider full ones, a norm of values, per-layer embeddings, last layers that read
+the keys and values of earlier layers, and in some checkpoints experts beside each MLP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULTS = {
     "hidden_size_per_layer_input": 256,
     "vocab_size_per_layer_input": 262144,
     "enable_moe_block": False,
-    "num_experts": None,  # matter to blocks with experts alone
+    "num_experts": None,  # only used with experts
     "top_k_experts": None,
     "moe_intermediate_size": None,
     "rope_parameters": {
@@ -65,7 +65,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     fields.require("mlp_bias", False)
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = list(layer_types(fields, [SLIDING if (i + 1) % PERIOD else FULL for i in range(count)]))
-    kinds[-1] = FULL  # whatever the file says, as in transformers
+    kinds[-1] = FULL  # transformers ignores what the file says here
     norm, mlp = rms(fields), gated_mlp(fields, activation="hidden_activation")
     experts = _experts(fields, norm) if fields.flag("enable_moe_block") else None
     if experts is not None and fields.flag("use_double_wide_mlp"):
@@ -97,7 +97,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def names(config: Mapping[str, Any]) -> Names:
-    """What files call the parts of a model; its MLPs are shared experts, where there are others."""
+    """Names of tensors in files; the MLPs are shared experts in models with experts."""
     return Names(modules=PER_LAYER_MODULES | _EXPERTS if config.get("enable_moe_block") is True else PER_LAYER_MODULES)
 
 
@@ -144,7 +144,7 @@ def _attention(fields: Fields, kind: str, norm: RMS) -> Attention:
     )[kind]
     if not proportional:
         return made
-    # The first of the frequencies of whole heads, and none of the others.
+    # The first frequencies of a fully rotated head; the other entries are not rotated.
     assert made.rope is not None
     turned = int(min(rope.number("partial_rotary_factor"), 1.0) * made.head_dim // 2)
     factor = rope.optional_number("factor") or 1.0

@@ -1,5 +1,5 @@
 """GLM-4 9B and edge models (`glm`), and GLM-4-0414 and Z1 (`glm4`): half of each head rotated in neighboring pairs; the
-latter with a norm behind each half too."""
+latter also has a norm after each sublayer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULTS = {
     "tie_word_embeddings": False,
     "eos_token_id": [151329, 151336, 151338],
 }
-NAMES = Names()  # Llama's, but for what is fused
+NAMES = Names()  # Llama's names, except for the fused tensors
 GLM4_RESIDUAL = Sandwich(
     after_mixer="post_self_attn_layernorm",
     before_feed_forward="post_attention_layernorm",

@@ -1,4 +1,4 @@
-"""GLM-4.5, 4.6 and 4.7: half of each head rotated, and DeepSeek V3's experts behind the first layers."""
+"""GLM-4.5, 4.6 and 4.7: half of each head rotated, and DeepSeek V3's experts after the first layers."""
 
 from __future__ import annotations
 

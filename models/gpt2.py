@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, layer norms and a plain MLP; matrices in files lie the other way round."""
+"""GPT-2: learned positions, LayerNorm and an MLP without a gate; files store matrices transposed."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMES = Names(prefix="transformer.", modules=MODULES, transposed=(".c_attn", ".c
 
 
 def inner_size(fields: Fields) -> int:
-    """That of the MLP."""
+    """The intermediate size of the MLP."""
     return fields.optional_integer("n_inner") or 4 * fields.integer("hidden_size")
 
 
@@ -59,7 +59,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def gpt2_config(fields: Fields, *, kv_heads: int) -> ModelConfig:
-    """Layers that differ in the scale of their logits, if at all."""
+    """A model of GPT-2's kind; its layers differ at most in the scale of their attention logits."""
     fields.require("add_cross_attention", False)
     count, norm = len(layer_types(fields, kinds=("full_attention",))), layer_norm(fields, "layer_norm_epsilon")
     feed_forward = mlp(fields, inner=inner_size(fields), activation="activation_function")

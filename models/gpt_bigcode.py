@@ -1,4 +1,4 @@
-"""GPTBigCode (StarCoder, SantaCoder, WizardCoder-15B): GPT-2 whose heads share a key and a value."""
+"""GPTBigCode (StarCoder, SantaCoder, WizardCoder-15B): GPT-2 whose heads share one key and value head."""
 
 from __future__ import annotations
 

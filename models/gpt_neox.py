@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: both halves side by side with norms of their own, and a quarter of each head rotated."""
+"""GPT-NeoX and Pythia: parallel sublayers with norms of their own, and a quarter of each head rotated."""
 
 from __future__ import annotations
 

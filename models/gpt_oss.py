@@ -59,7 +59,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     kinds = layer_types(fields, ["full_attention" if i % 2 else "sliding_attention" for i in range(count)])
     norm, window = rms(fields), fields.optional_integer("sliding_window")
     attention = attention_by_kind(fields, kinds, window=window, bias="attention_bias", sinks=True)
-    # A softmax over a token's experts alone is as if shares over all were normalized.
+    # A softmax over the chosen experts equals a normalized softmax over all experts.
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
     experts = replace(experts, activation=CLAMPED_SWIGLU, bias=True)
     layers = [LayerSpec(mixer=attention[kind], feed_forward=experts, norm=norm) for kind in kinds]

@@ -1,4 +1,4 @@
-"""GPT-J: both halves side by side behind one norm, and the first entries of each head rotated in neighboring pairs."""
+"""GPT-J: parallel sublayers after one norm, and the first entries of each head rotated in neighboring pairs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     fields.require("rotary", True)
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
-    # Entries of a head that are rotated, as a part of it.
+    # The part of a head that is rotated.
     rotated = fields.integer("rotary_dim") * heads / fields.integer("hidden_size")
     fields = replace(fields, defaults={**DEFAULTS, "partial_rotary_factor": rotated})
     layer = LayerSpec(

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with factors for embeddings, attention, what each half adds, and logits."""
+"""Granite 3: Llama with scaling factors for embeddings, attention, the output of each sublayer, and logits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def from_hf(fields: Fields) -> ModelConfig:
 def granite_config(
     fields: Fields, feed_forward: FeedForward, *, rotary: bool = True, mamba: Sequence[bool] | None = None
 ) -> ModelConfig:
-    """Layers that are all alike but for their mixers, with the factors that the config has.
+    """A model whose layers differ only in their mixers, with the config's scaling factors.
 
     Args:
-        rotary: False: no layer knows positions.
-        mamba: whether a layer has a state space in place of attention; None: none has.
+        rotary: False: no layer has a rotary embedding.
+        mamba: for each layer, whether it has a Mamba 2 mixer in place of attention; None: no layer has.
     """
     count, norm = len(layer_types(fields, kinds=("full_attention",))), rms(fields)
     scale = fields.number("attention_multiplier")

@@ -1,5 +1,5 @@
-"""Granite 3 with experts: Granite with a router in every layer, and in some checkpoints an expert that every token goes
-through; Granite 4, with state spaces in some or most layers, and that one alone in some checkpoints."""
+"""Granite 3 with experts: Granite with experts in every layer, and in some checkpoints a shared expert; Granite 4, with
+Mamba 2 mixers in some or most layers, and in some checkpoints only the shared expert."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def hybrid_from_hf(fields: Fields) -> ModelConfig:
-    """`from_hf` for GraniteMoeHybrid: state spaces in some layers, and maybe no experts but the shared one."""
+    """`from_hf` for GraniteMoeHybrid: Mamba 2 in some layers, and maybe no experts but the shared one."""
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     kinds = [KINDS[kind] for kind in layer_types(fields, ["mamba"] * count, kinds=tuple(KINDS))]
     fields.require("position_embedding_type", "rope", "nope")
@@ -74,7 +74,7 @@ def hybrid_from_hf(fields: Fields) -> ModelConfig:
 
 
 def hybrid_names(config: Mapping[str, Any]) -> Names:
-    """What files call the MLP that every token goes through, which stands beside experts or alone."""
+    """Names of tensors in files; the shared MLP may be the only one."""
     return SHARED_NAMES if _has_experts(config) else DENSE_NAMES
 
 
@@ -83,7 +83,7 @@ def _has_experts(config: Mapping[str, Any]) -> bool:
 
 
 def _experts(fields: Fields) -> Experts:
-    # The router's softmax is over a token's experts alone, which is as if shares over all were normalized.
+    # The router's softmax is over the chosen experts, which equals a normalized softmax over all experts.
     experts = softmax_experts(fields, inner="intermediate_size", normalize=True)
     if "shared_intermediate_size" in fields.defaults and (
         inner := fields.integer("shared_intermediate_size", minimum=0)

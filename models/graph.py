@@ -12,18 +12,18 @@ from llmjax.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class ModelGraph:
-    """A model without weights: static, hashable, to be closed over by a jitted function."""
+    """A model without weights: static and hashable, so that a jitted function can close over it."""
 
     config: ModelConfig
-    dtype: jnp.dtype  # of weight matrices
-    activation_dtype: jnp.dtype  # of everything between layers
-    names: tuple[str, ...]  # of its parameters
+    dtype: jnp.dtype  # dtype of weight matrices
+    activation_dtype: jnp.dtype  # dtype of everything between layers
+    names: tuple[str, ...]  # names of the parameters
     axes: tuple[tuple[str | None, ...], ...]  # logical names of each parameter's axes
-    plain: frozenset[str] = frozenset()  # names of those that must be arrays, however files store them
+    plain: frozenset[str] = frozenset()  # names of parameters that must be arrays, even if files store them quantized
 
     @cached_property
     def without_layers(self) -> ModelGraph:
-        """The model of the parameters that no layer has: enough for ``CausalLM.logits``."""
+        """The model without its layers: enough for ``CausalLM.logits``."""
         kept = [i for i, name in enumerate(self.names) if not name.startswith(("model.layers.", "model.altup."))]
         names = tuple(self.names[i] for i in kept)
         return replace(

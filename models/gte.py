@@ -1,4 +1,4 @@
-"""gte (Alibaba's "new" BERT, arXiv:2407.19669): BERT with rotated heads and gated feed-forward halves."""
+"""gte (Alibaba's "new" BERT, arXiv:2407.19669): BERT with rotary embeddings and gated MLPs."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ DEFAULTS = {
     "rope_theta": 160000.0,
     "tie_word_embeddings": True,
 }
-# And the code that came with the published models.
+# The defaults of the code that came with the published models.
 NEW_DEFAULTS = {**DEFAULTS, "vocab_size": 30528, "max_position_embeddings": 2048, "rope_theta": 10000.0}
-# What other keys of that code may say: they change the mathematics.
+# The only values allowed for that code's other keys, which change the mathematics.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "layer_norm_type": ("layer_norm",),
     "logn_attention_clip1": (False,),
@@ -50,7 +50,7 @@ MODULES = {
     "embeddings.LayerNorm": "model.embed_norm",
     "layers.*.post_attention_layernorm": "model.layers.*.input_layernorm",
     "layers.*.post_mlp_layernorm": "model.layers.*.post_attention_layernorm",
-    # As the published models have them.
+    # The names in the published models.
     "encoder.layer.*.attention.qkv_proj": "model.layers.*.self_attn.qkv_proj",
     "encoder.layer.*.attention.o_proj": "model.layers.*.self_attn.o_proj",
     "encoder.layer.*.attn_ln": "model.layers.*.input_layernorm",

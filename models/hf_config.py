@@ -1,4 +1,4 @@
-"""What all families read from config.json in the same way."""
+"""Readers for the keys of config.json that families have in common."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmjax.models.layers.rope_scaling import (
 
 MAX_LAYERS = 4096  # far above any model: a wrong number must not build a million modules
 
-# Keys of other models whose mathematics this decoder does not have, with the values that change nothing.
+# Keys for mathematics that this decoder does not have, with the values that change nothing.
 _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "activation_sparsity_pattern": (),
     "alibi": (False,),
@@ -75,7 +75,7 @@ _FOREIGN: Mapping[str, tuple[Any, ...]] = {
     "use_rotary_pos_emb": (True,),
     "use_sliding_window": (False,),
 }
-# The two names of one key, which Transformers 5 takes for each other; read by families that have experts.
+# Two names of one key, which Transformers 5 treats as equal; families with experts read them.
 _EXPERT_COUNTS = ("num_experts", "num_local_experts")
 
 
@@ -85,7 +85,7 @@ def layer_types(
     """The kind of attention of each layer: ``layer_types`` where given, else ``default``, else full everywhere.
 
     Args:
-        kinds: those that the family may have.
+        kinds: the kinds that the family may have.
     """
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     given = fields.get("layer_types")
@@ -111,17 +111,17 @@ def attention_by_kind(
     without_rope: Sequence[str] = (),
     **differences: Any,
 ) -> dict[str, Attention]:
-    """Attention as each kind of layer has it, from the keys that every family has.
+    """The attention of each kind of layer, from the keys that every family has.
 
     Args:
-        kinds: of the layers, from `layer_types`.
-        window: of the layers called sliding_attention, in tokens.
+        kinds: kinds of the layers, from `layer_types`.
+        window: window of the layers called sliding_attention, in tokens.
         bias: the key that says whether q, k, v and o have biases; None: ``differences`` say it, or they have none.
         ropes: rope keys by kind, where a family does not write them as most do.
         partial_rotary: whether the family heeds ``partial_rotary_factor``.
-        interleaved: whether neighbors are rotated together, not halves of a head.
-        rotary: False: positions are not in the heads.
-        without_rope: kinds of which that is true.
+        interleaved: whether neighboring entries are rotated together, not the halves of a head.
+        rotary: False: no layer has a rotary embedding.
+        without_rope: kinds without a rotary embedding.
         differences: fields of Attention in which the family differs from its defaults.
     """
     if "sliding_attention" in kinds and window is None:
@@ -169,7 +169,7 @@ def all_windowed(fields: Fields, window: int | None) -> tuple[str, ...]:
 
 
 def _check_chunks(fields: Fields, longest: int) -> None:
-    """Raises where positions would be counted anew in each chunk (Qwen2.5-1M), which shorter sequences never see."""
+    """Raises if sequences may be so long that positions start again in each chunk (Qwen2.5-1M)."""
     chunks = fields.mapping("dual_chunk_attention_config")
     own = Fields(chunks, name=f"{fields.name}: dual_chunk_attention_config")
     if chunks and longest > (limit := own.integer("original_max_position_embeddings")):
@@ -229,7 +229,7 @@ def softmax_experts(fields: Fields, *, inner: str, normalize: bool, shared: str 
 
 
 def experts_per_token(fields: Fields, count: int) -> int:
-    """How many of ``count`` experts a token goes through."""
+    """The number of experts, out of ``count``, that a token uses."""
     per_token = fields.integer("num_experts_per_tok")
     if per_token > count:
         raise fields.error("num_experts_per_tok", f"is more than there are experts, {count}")
@@ -240,7 +240,7 @@ def uniform_decoder(fields: Fields, layer: LayerSpec, **differences: Any) -> Mod
     """A model whose layers are all alike and have no windows; arguments as for `decoder_config`.
 
     Args:
-        layer: each of them; the last norm is its norm, unless ``differences`` have another one.
+        layer: spec of each layer; the final norm is its norm, unless ``differences`` have another one.
     """
     count = len(layer_types(fields, kinds=("full_attention",)))
     return decoder_config(fields, layers=[layer] * count, **{"norm": layer.norm, **differences})
@@ -252,11 +252,11 @@ def decoder_config(
     """A model from its layers and the other keys that every family has.
 
     Args:
-        norm: the last one.
+        norm: the norm after the last layer.
         differences: fields of ModelConfig in which the family differs from its defaults.
 
     Raises:
-        UnsupportedModel: a value is missing, wrong, contradictory or means mathematics that is not implemented.
+        UnsupportedModel: a value is missing, wrong, contradictory or requires mathematics that is not implemented.
     """
     for key, neutral in _FOREIGN.items():
         if key not in fields.defaults:

@@ -1,5 +1,5 @@
-"""Hunyuan 1: Llama with norms of heads behind their rotation, and a base of rope that a factor stretches; or with
-experts in every layer, and one that every token goes through."""
+"""Hunyuan 1: Llama with QK norm after the rotation and a rope base scaled by a factor; in some checkpoints with experts
+and a shared expert in every layer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def moe_from_hf(fields: Fields) -> ModelConfig:
 
 
 def _in_all_layers(config: Mapping[str, Any], key: str) -> Any:
-    """A number, also where the config has a list of it for each layer; a list of several stays one."""
+    """The value of a key; a list with the same number for each layer becomes that number, other lists stay."""
     value = config.get(key)
     if isinstance(value, list | tuple) and value and all(one == value[0] for one in value):
         return value[0]
@@ -74,7 +74,7 @@ def _hunyuan(fields: Fields, feed_forward: FeedForward) -> ModelConfig:
 
 
 def _with_alpha(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The scaling under a name of its own: files call it dynamic, as they do another one without an alpha."""
+    """The config with a type of its own for the scaling by alpha, which files call dynamic like NTK scaling."""
     changed = dict(config)
     for key in ("rope_scaling", "rope_parameters"):
         scaling = config.get(key)

@@ -1,5 +1,5 @@
-"""InternLM 2 and 2.5: Llama with names of its own and one matrix for q, k and v, group by group; InternLM 3: Llama with
-keys of its own for biases."""
+"""InternLM 2 and 2.5: Llama with other tensor names and one matrix for q, k and v, group by group; InternLM 3: Llama
+with other keys for biases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jamba: state spaces of Mamba, attention without positions on a few layers, and experts on every other one."""
+"""Jamba: Mamba layers, a few attention layers without positions, and experts on every other layer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def _every(fields: Fields, name: str) -> tuple[int, int]:
-    """In how many layers there is one of a kind, and the first that is."""
+    """The period of a kind of layer, and the index of the first one."""
     period, offset = fields.integer(f"{name}_period"), fields.integer(f"{name}_offset", minimum=0)
     if offset >= period:
         raise fields.error(f"{name}_offset", f"is not less than {name}_period = {period}")

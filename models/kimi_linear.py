@@ -40,7 +40,7 @@ DEFAULTS = {
     "num_heads": 32,
     "short_conv_kernel_size": 4,
 }
-# As the published models call them.
+# The names in the published models.
 ALIASES = {
     "max_position_embeddings": ("model_max_length",),
     "norm_topk_prob": ("moe_renormalize",),
@@ -64,7 +64,7 @@ NAMES = Names(
 
 def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
-    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # what is rotated of one
+    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
     fields = replace(fields, values=known)
     fields.require("mla_use_nope", True)
     norm, kinds = rms(fields), _kinds(fields)
@@ -85,7 +85,7 @@ def _kinds(fields: Fields) -> tuple[str, ...]:
     own = Fields(fields.mapping("linear_attn_config"), name="config.json: linear_attn_config")
     if own.get("full_attn_layers") is None:
         return layer_types(fields, [FULL if i and i % 4 == 0 else DELTA for i in range(count)], kinds=(DELTA, FULL))
-    full, delta = (own.indices(key) for key in ("full_attn_layers", "kda_layers"))  # which count from 1
+    full, delta = (own.indices(key) for key in ("full_attn_layers", "kda_layers"))  # layers count from 1 here
     if sorted((*full, *delta)) != list(range(1, count + 1)):
         raise own.error("full_attn_layers", f"and kda_layers are not the numbers 1 to {count}, each once")
     return tuple(FULL if i + 1 in full else DELTA for i in range(count))

@@ -106,7 +106,7 @@ def _lfm2(fields: Fields, kinds: Sequence[str], feed_forwards: Sequence[FeedForw
 
 
 def _inner(fields: Fields) -> int:
-    """The size of the MLP, which the keys say in a roundabout way."""
+    """The size of the MLP, computed from several keys."""
     inner = fields.integer("intermediate_size")
     if not fields.flag("block_auto_adjust_ff_dim"):
         return inner

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.3, and what else is published as LlamaForCausalLM: Yi, SmolLM2, CodeLlama, ..."""
+"""Llama 1 to 3.3, and other models published as LlamaForCausalLM: Yi, SmolLM2, CodeLlama, ..."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEFAULTS = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-# Of the first checkpoints of Yi.
+# Names in the first checkpoints of Yi.
 YI_NAMES = Names(
     modules={
         "model.layers.*.ln1": "model.layers.*.input_layernorm",

@@ -1,8 +1,8 @@
-"""Llama 4 (text): layers with and without positions, queries and keys of one length, and experts that are given what
-their scores leave of a token.
+"""Llama 4 (text): layers with and without positions, QK norm without weights, and experts whose inputs are multiplied
+by their scores.
 
-Layers with positions see the chunk of ``attention_chunk_size`` tokens that a token is in, and those without sharpen
-their queries from ``floor_scale`` tokens on. Where no sequence is so long, layers know nothing of it.
+A token in a layer with positions sees only its own chunk of ``attention_chunk_size`` tokens. Layers without positions
+scale their queries from position ``floor_scale`` on. If no sequence may be that long, the layers are built without it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _sharpening(fields: Fields, longest: int) -> Sharpening | None:
 
 
 def _rotated(fields: Fields, count: int) -> set[int]:
-    """Layers with positions, which are those that a key called for the others marks."""
+    """Layers with positions; the key that marks them is named after the layers without."""
     if not (marks := fields.get("no_rope_layers")):
         interval = fields.integer("no_rope_layer_interval")
         return {i for i in range(count) if (i + 1) % interval}

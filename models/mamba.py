@@ -1,4 +1,4 @@
-"""Mamba and Falcon Mamba: layers that are state spaces of each channel and nothing else."""
+"""Mamba and Falcon Mamba: layers with a Mamba mixer and no MLP."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULTS = {
     "mamba_dt_rank": "auto",
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
-    "max_position_embeddings": 2**18,  # no such key: as long as a sequence of the published models may sensibly be
+    "max_position_embeddings": 2**18,  # no such key in files: a sensible limit for the published models
     "tie_word_embeddings": True,
     "bos_token_id": 0,
     "eos_token_id": 0,
@@ -61,7 +61,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def falcon_from_hf(fields: Fields) -> ModelConfig:
-    """`from_hf` for Falcon Mamba, whose norms inside of the mixers have no weights."""
+    """`from_hf` for Falcon Mamba, whose mixers contain norms without weights."""
     return _state_spaces(fields, norm=RMS(fields.number("mixer_rms_eps"), weighted=False))
 
 
@@ -73,11 +73,11 @@ def _state_spaces(fields: Fields, *, norm: RMS | None) -> ModelConfig:
 
 
 def state_space(fields: Fields, *, norm: RMS | None, inner: int | None = None) -> Mamba:
-    """The recurrent mixer of a family, by the keys that DEFAULTS has.
+    """The Mamba mixer of a family, from the keys in DEFAULTS.
 
     Args:
         norm: see ``Mamba``.
-        inner: channels; None: ``mamba_expand`` times the hidden size.
+        inner: number of channels; None: ``mamba_expand`` times the hidden size.
     """
     size, rank = fields.integer("hidden_size"), fields.get("mamba_dt_rank")
     return Mamba(

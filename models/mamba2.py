@@ -1,4 +1,4 @@
-"""Mamba 2: layers that are state spaces and nothing else; and how families with such layers among others say so."""
+"""Mamba 2: layers with a Mamba 2 mixer and no MLP; and the reader of such mixers for hybrid families."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmjax.models.layers.norm import RMS
 from llmjax.models.layers.residual import MixerAlone
 from llmjax.models.names import Names
 
-# What the keys of a state space mean in the families that call them so, if they are missing.
+# What a missing key of the mixer means in the families that use these names.
 MAMBA_DEFAULTS = {
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
@@ -39,7 +39,7 @@ DEFAULTS = {
     "mamba_d_state": 128,
     "mamba_n_groups": 8,
     "mamba_d_head": 64,
-    "max_position_embeddings": 2**18,  # no such key: as long as a sequence of the published models may sensibly be
+    "max_position_embeddings": 2**18,  # no such key in files: a sensible limit for the published models
     "tie_word_embeddings": False,
     "bos_token_id": 0,
     "eos_token_id": 2,
@@ -79,13 +79,13 @@ def from_hf(fields: Fields) -> ModelConfig:
 def state_space(
     fields: Fields, *, norm: RMS | None, inner: str | None = None, activation: str = "hidden_act", **differences: Any
 ) -> Mamba2:
-    """The recurrent mixer of a family, by the keys that MAMBA_DEFAULTS has.
+    """The Mamba 2 mixer of a family, from the keys in MAMBA_DEFAULTS.
 
     Args:
         norm: see ``Mamba2``.
-        inner: the key of the entries of all heads together; None: ``mamba_expand`` times the hidden size.
+        inner: the key with the size of all heads together; None: ``mamba_expand`` times the hidden size.
         activation: the key that names the activation.
-        differences: fields of Mamba2 in which the family differs from what the keys mean in most.
+        differences: fields of Mamba2 in which the family differs from most others.
     """
     heads, groups = fields.integer("mamba_n_heads"), fields.integer("mamba_n_groups")
     if heads % groups:
@@ -118,11 +118,11 @@ def state_space(
 
 
 def step_limits(fields: Fields) -> tuple[float, float]:
-    """The least and the largest step that a token may take."""
+    """The smallest and the largest time step."""
     value = fields.get("time_step_limit")
     if value is None:
         return (0.0, float("inf"))
-    # Transformers 5 writes what is not a number of JSON as an object.
+    # Transformers 5 writes numbers that JSON lacks, such as infinity, as objects.
     ends = (
         [float("inf") if end == {"__float__": "Infinity"} else end for end in value]
         if isinstance(value, Sequence)

@@ -1,5 +1,5 @@
-"""MiniCPM: Llama with factors for embeddings, what each half adds, and logits, which follow from sizes; MiniCPM 3 has
-latent attention."""
+"""MiniCPM: Llama with scaling factors for embeddings, the output of each sublayer, and logits; MiniCPM 3 has latent
+attention."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def _check_sparse_attention(fields: Fields) -> None:
-    """Raises where sequences may become so long that blocks of keys are chosen (InfLLM v2 of MiniCPM 4.1)."""
+    """Raises if sequences may be long enough for sparse attention over blocks of keys (InfLLM v2 in MiniCPM 4.1)."""
     given = fields.mapping("sparse_config")
     if not given:
         return

@@ -1,5 +1,5 @@
 """MiniMax Text-01 and M1: lightning attention, with softmax attention every few layers, experts, and a residual stream
-that each half norms."""
+that is normed before each sublayer."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ DEFAULTS = {
     "layer_types": None,
     **{f"{part}_{factor}_factor": 1.0 for part in FACTORS for factor in ("alpha", "beta")},
 }
-# As the config that came with the checkpoints calls them.
+# The names in the config that came with the checkpoints.
 ALIASES = {
     f"{part}_{factor}_factor": (f"layernorm_{older}_{factor}",)
     for part, older in zip(FACTORS, ("full_attention", "linear_attention", "mlp"), strict=True)
     for factor in ("alpha", "beta")
 }
-EPS = 1e-6  # of the norm in lightning attention; no key says it
+EPS = 1e-6  # of the norm in lightning attention; no key of config.json says it
 
 
 def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
-    partial = fields.values.get("rotary_dim") is not None  # transformers heeds no other key
+    partial = fields.values.get("rotary_dim") is not None  # transformers reads no other key
     fields = with_rotated_part(fields)
     fields.require("postnorm", True)
     fields.require("shared_intermediate_size", 0)
@@ -75,7 +75,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def _kinds(fields: Fields, count: int) -> list[str]:
-    """By the older key, 0 for lightning attention; else in turns, softmax attention first."""
+    """The kind of each layer: from the older key, with 0 for lightning attention; else alternating, softmax first."""
     if fields.get("attn_type_list") is None:
         return [KINDS[(i + 1) % 2] for i in range(count)]
     marks = fields.indices("attn_type_list")

@@ -1,5 +1,5 @@
-"""MiniMax M2: norms of q and k over all heads, a part of each head rotated, and experts chosen by sigmoids with
-corrections."""
+"""MiniMax M2: QK norm over all heads, a part of each head rotated, and experts chosen by sigmoid scores with
+correction biases."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def with_rotated_part(fields: Fields) -> Fields:
-    """``rotary_dim``, in entries, as others have it: as a part of a head."""
+    """The keys with ``rotary_dim``, a number of entries, converted to ``partial_rotary_factor``."""
     if fields.values.get("rotary_dim") is None or fields.values.get("partial_rotary_factor") is not None:
         return fields
     size = fields.optional_integer("head_dim")

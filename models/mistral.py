@@ -1,5 +1,5 @@
 """Mistral: Llama with a sliding window on every layer, unless config.json switches it off; and Ministral 3, which
-sharpens queries behind the original length."""
+scales queries after the original context length."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def ministral3_from_hf(fields: Fields) -> ModelConfig:
-    """See ``Family.read``; queries are sharpened by how often the original length goes into their positions."""
+    """See ``Family.read``; queries are scaled by how often the original length goes into their positions."""
     config = fields.values
     key = "rope_parameters" if fields.get("rope_parameters") and "rope_scaling" not in config else "rope_scaling"
     rope = Fields(fields.mapping(key), name=f"{fields.name}: {key}")
@@ -88,7 +88,7 @@ def _sharpened(layer: LayerSpec, by: Sharpening) -> LayerSpec:
 
 
 def mistral_config(fields: Fields, feed_forward: FeedForward) -> ModelConfig:
-    """Layers with a window in all of them or in none, and the same feed-forward sublayer."""
+    """A model with a window in all layers or in none, and the same feed-forward sublayer in all."""
     fields.require("attention_bias", False)
     fields.require("mlp_bias", False)
     window = fields.optional_integer("sliding_window")

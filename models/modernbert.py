@@ -1,4 +1,4 @@
-"""ModernBERT: an encoder with rotated heads, gated feed-forward halves and windows on both sides of a token."""
+"""ModernBERT: an encoder with rotary embeddings, gated MLPs, and windows on both sides of a token."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NAMES = Names(
         "classifier": "head.1.dense",
     },
 )
-# The first layer is given what the embedding's norm has made.
+# The first mixer has no norm of its own: its input is the output of the embedding's norm.
 FIRST = Residual(
     before_mixer=None,
     after_mixer=None,
@@ -93,7 +93,7 @@ def _encoder(fields: Fields, pooler: Pooler) -> ModelConfig:
     attention = attention_by_kind(
         fields,
         kinds,
-        window=fields.integer("local_attention") // 2 + 1,  # a token sees half of them on each side
+        window=fields.integer("local_attention") // 2 + 1,  # a token sees half the window on each side
         ropes={kind: rope_parameters(fields, kind, theta=thetas[kind], scaled=False) for kind in kinds},
         bias="attention_bias",
         causal=False,

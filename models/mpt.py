@@ -1,4 +1,4 @@
-"""MPT: ALiBi, layer norms without biases, and a plain MLP; entries of q, k and v may be clipped."""
+"""MPT: ALiBi, LayerNorm without a bias, and an MLP without a gate; entries of q, k and v may be clipped."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     attention = full_attention(
         fields,
         rotary=False,
-        # Hugging Face's class takes 8 whatever is asked for; StoryWriter was trained with 16.
+        # Hugging Face's class always uses 8; StoryWriter was trained with 16.
         slopes=alibi_slopes(heads, largest=own.number("alibi_bias_max")),
         clip=own.optional_number("clip_qkv"),
         scale=own.optional_number("softmax_scale") or max(fields.integer("hidden_size") // heads, 1) ** -0.5,

@@ -1,4 +1,4 @@
-"""What a family's checkpoints call the parts of a model, and which of them they keep in one tensor."""
+"""A family's names of tensors in checkpoints, and which tensors of the model they store fused or stacked."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 class QKV(Enum):
-    """How the rows of queries, keys and values follow each other in one matrix."""
+    """The order of the rows of queries, keys and values in one matrix."""
 
     IN_TURN = "in turn"  # all queries, all keys, all values
-    BY_GROUP = "by group"  # of heads that share a key: its queries, the key, the value; then the next group's
+    BY_GROUP = "by group"  # for each key head: its queries, the key, the value; then the next group
 
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """How the tensors of files become those of a model, which has Llama's names.
+    """How tensors of files map to those of the model, which has Llama's names.
 
     Attributes:
-        modules: those of files with those of the model; ``*`` stands for a layer's number, unless the number itself is
-            there. A second ``*`` on the left numbers vectors that are stacked. Others keep their names.
-        prefix: of modules in files, which is left out in the table, and by some files.
-        qkv: order of rows of what becomes ``self_attn.qkv_proj``, which is then taken apart, as is
-            ``mlp.gate_up_proj``, gate first, and ``mlp.up_gate_proj``.
-        vectors: ends of tensors in files that are [1, n] and vectors in the model.
-        transposed: ends of modules in files whose weights are [in, out] unless they are quantized.
+        modules: names of modules in files, each with its name in the model; ``*`` stands for the number of a layer
+            that has no entry of its own. A second ``*`` on the left numbers vectors that are stacked. Modules that
+            are not listed keep their names.
+        prefix: prefix of modules in files; the table and some files omit it.
+        qkv: order of the rows of ``self_attn.qkv_proj``, which is split when it is read, as are ``mlp.gate_up_proj``
+            (gate first) and ``mlp.up_gate_proj``.
+        vectors: endings of the names of tensors that are [1, n] in files and vectors in the model.
+        transposed: endings of the names of modules whose weights are [in, out] in files unless they are quantized.
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +39,7 @@ class Names:
     transposed: Sequence[str] = ()
 
     def in_model(self, module: str) -> tuple[str, int | None]:
-        """A module of a file as the model calls it, and its number in a stack; None: it is not part of one."""
+        """The model's name of a module of a file, and its number in a stack; None: it is not part of a stack."""
         own = module.removeprefix(self.prefix)
         if own in self.modules:
             return self.modules[own], None

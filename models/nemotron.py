@@ -1,5 +1,5 @@
-"""Nemotron 3 and 4, and Minitron: layer norms with weights of about zero, half of each head rotated, and MLPs without
-gates that square what is above zero."""
+"""Nemotron 3 and 4, and Minitron: LayerNorm that multiplies by 1 + weight, half of each head rotated, and MLPs without
+a gate and with a squared ReLU."""
 
 from __future__ import annotations
 

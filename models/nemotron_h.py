@@ -1,6 +1,6 @@
-"""Nemotron-H: blocks of one half each, state spaces of Mamba 2, attention without positions, and MLPs or experts.
+"""Nemotron-H: blocks of one sublayer each: Mamba 2 mixers, attention without positions, and MLPs or experts.
 
-A block that mixes tokens and the MLP or the experts behind it, if there are any, make a layer.
+A mixer and the MLP or experts after it, if there are any, make one layer of the model.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ DEFAULTS = {
     "hybrid_override_pattern": None,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
-    "num_experts": None,  # matters to blocks with experts alone, and is called otherwise there
+    "num_experts": None,  # only used with experts, whose files have another name for it
     "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
     "moe_latent_size": None,
@@ -67,7 +67,7 @@ ALIASES = {
     "mamba_conv_bias": ("use_conv_bias",),
     "mamba_proj_bias": ("use_bias",),
     "time_step_min": ("mamba_dt_min",),
-    "head_dim": ("head_dim", "attention_head_dim"),  # the former is what Hugging Face's class reads
+    "head_dim": ("head_dim", "attention_head_dim"),  # Hugging Face's class reads the first one
     "layers_block_type": ("layer_types",),
 }
 MAMBA, ATTENTION, FEED_FORWARD, EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
@@ -93,7 +93,7 @@ SECOND_HALVES = (FEED_FORWARD, EXPERTS)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a block of a file stands in the model."""
+    """The place in the model of a block of a file."""
 
     layer: int
     kind: str
@@ -159,7 +159,7 @@ def _experts(fields: Fields) -> Experts:
 
 
 def names(config: Mapping[str, Any]) -> Names:
-    """What files call the parts of a model, whose blocks are halves of layers."""
+    """Names of tensors in files, whose blocks are sublayers of the model's layers."""
     modules = {"embeddings": "model.embed_tokens", "norm_f": "model.norm"}
     for block, place in enumerate(_places(Fields(config, DEFAULTS, aliases=ALIASES))):
         (part, ends), layer = PARTS[place.kind], f"model.layers.{place.layer}"

@@ -1,4 +1,4 @@
-"""Text models inside of multimodal ones, whose keys are an object of config.json and whose tensors have a prefix."""
+"""Text models inside multimodal ones: their keys are an object in config.json, and their tensors have a prefix."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ MULTIMODAL = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
     }
 )
-"""Classes whose text model is read on its own."""
+"""Multimodal classes whose text model is served alone."""
 TEXT = "text_config"
-# Whose heads are turned by positions on several axes, which are all the same in texts: they are the plain models.
+# Models with rope positions on several axes, which are equal for text, so that the plain text models serve them.
 OF_AXES = {
-    "qwen2_vl": "Qwen2ForCausalLM",  # older files have the keys of the text model among those of the whole
+    "qwen2_vl": "Qwen2ForCausalLM",  # older files have the text model's keys at the top level
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
-# What multimodal models say for their text model too, if it does not.
+# Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
-# As checkpoints before Transformers 5 have them, and since.
+# Prefixes in checkpoints from before and since Transformers 5.
 PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)language_model\.)")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config.json that the text model would have by itself; None: it is not inside of another one."""
+    """The config.json that the text model would have by itself; None: the model is not nested in another."""
     architectures, text = config.get("architectures"), config.get(TEXT)
     outer_type = config.get("model_type")
     if text is None and isinstance(outer_type, str) and outer_type in OF_AXES:
@@ -59,7 +59,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if model_type in OF_AXES:
         text = _without_axes(text)
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
-    # Whose word counts changed with Transformers 5; where they differ, the tensors decide.
+    # Which of the two objects decides changed with Transformers 5; either may tie, and then the tensors decide.
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
     said = {"tie_word_embeddings": True} if tied else {}
     return {**outer, **text, **said, "architectures": [architecture]}

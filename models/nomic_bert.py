@@ -1,4 +1,4 @@
-"""nomic-bert: BERT with rotated heads; and gated feed-forward halves without biases, or experts in every other one."""
+"""nomic-bert: BERT with rotary embeddings, and gated MLPs without biases or experts in every other layer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ DEFAULTS = {
     "num_experts": 8,
     "moe_top_k": 1,
     "rotary_scaling_factor": None,
-    "moe_bias": True,  # no such key: llama.cpp's converter leaves it out
+    "moe_bias": True,  # may be missing: llama.cpp's converter leaves it out
     "tie_word_embeddings": True,
 }
 # The code that came with the published models has GPT-2's keys.
@@ -55,9 +55,9 @@ ALIASES = {
     "max_position_embeddings": ("n_positions",),
     "layer_norm_eps": ("layer_norm_epsilon",),
 }
-# By that code's activation_function: of halves with a gate, and without.
+# The activations of MLPs with and without a gate, by that code's activation_function.
 GATES, PLAIN = {"swiglu": "silu", "geglu": "gelu"}, ("gelu", "relu", "gelu_new", "gelu_pytorch_tanh")
-# What its other keys may say: they change the mathematics.
+# The only values allowed for its other keys, which change the mathematics.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "causal": (False,),
     "expert_choice_router": (False,),
@@ -80,7 +80,7 @@ NAMES = Names(
         "embeddings.LayerNorm": "model.embed_norm",
         "layers.*.post_attention_layernorm": "model.layers.*.input_layernorm",
         "layers.*.post_mlp_layernorm": "model.layers.*.post_attention_layernorm",
-        # As the published models have them.
+        # The names in the published models.
         "emb_ln": "model.embed_norm",
         "encoder.layers.*.attn.Wqkv": "model.layers.*.self_attn.qkv_proj",
         "encoder.layers.*.attn.out_proj": "model.layers.*.self_attn.o_proj",
@@ -121,7 +121,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     )
     if fields.get("rotary_scaling_factor") is None:
         return model
-    # The base is stretched for texts that are longer than those it was trained on; they are not served.
+    # The rope base grows for texts that are longer than those in training; such texts are not served.
     return replace(model, max_position=min(model.max_position, fields.integer("max_trained_positions")))
 
 
@@ -144,7 +144,7 @@ def _mlp(fields: Fields) -> GatedMLP | MLP:
 
 
 def _experts(fields: Fields) -> Experts:
-    """Experts without gates and biases; one bias is added to what they make together."""
+    """Experts without gates and biases; one bias is added to the sum of their outputs."""
     count, per_token = fields.integer("num_experts"), fields.integer("moe_top_k")
     if per_token > count:
         raise fields.error("moe_top_k", f"is more than there are experts, {count}")

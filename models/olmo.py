@@ -1,4 +1,4 @@
-"""OLMo 1: Llama whose norms take the mean away too and have no weights, and which may clip queries, keys and values."""
+"""OLMo 1: Llama with LayerNorm without weights, and optional clipping of queries, keys and values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEFAULTS = {
     "bos_token_id": None,
     "eos_token_id": 50279,
 }
-EPS = 1e-5  # of norms, which no key says
+EPS = 1e-5  # of norms; no key of config.json says it
 
 
 def from_hf(fields: Fields) -> ModelConfig:

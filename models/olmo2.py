@@ -1,5 +1,5 @@
-"""OLMo 2 and 3: norms behind each half instead of before it, and norms of q and k over all heads; OLMo 3 has a window
-on three layers of four, and stretches the others alone."""
+"""OLMo 2 and 3: norms after each sublayer instead of before it, and QK norm over all heads; OLMo 3 has a window on
+three layers of four, and scales rope only in the others."""
 
 from __future__ import annotations
 

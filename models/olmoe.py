@@ -1,4 +1,4 @@
-"""OLMoE: Llama with experts in every layer, and norms of q and k over all heads."""
+"""OLMoE: Llama with experts in every layer, and QK norm over all heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OPT: learned positions from the third row on, layer norms and a plain MLP with ReLU."""
+"""OPT: learned positions from the third row on, LayerNorm, and a ReLU MLP without a gate."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     fields.require("layer_norm_elementwise_affine", True)
     fields.require("num_key_value_heads", fields.integer("num_attention_heads"))
     norm, bias = Layer(EPS), fields.flag("enable_bias")
-    # 350M has norms after its sublayers, none after its layers, and an embedding of another size than these.
+    # 350M has norms after its sublayers, no final norm, and an embedding size that differs from its hidden size.
     before, narrow = fields.flag("do_layer_norm_before"), fields.optional_integer("word_embed_proj_dim")
     layer = LayerSpec(
         mixer=full_attention(fields, rotary=False, bias="enable_bias"),

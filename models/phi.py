@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: attention and a plain MLP side by side behind one layer norm, a part of each head rotated."""
+"""Phi 1, 1.5 and 2: parallel attention and MLP without a gate after one LayerNorm, a part of each head rotated."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ DEFAULTS = {
     "bos_token_id": 1,
     "eos_token_id": 32000,
 }
-NAMES = Names()  # Llama's, but for what is fused
+NAMES = Names()  # Llama's names, except for the fused tensors
 
 
 def from_hf(fields: Fields) -> ModelConfig:
@@ -53,7 +53,7 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 
 def _with_longrope(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """LongRoPE under its own name: the first checkpoints of 128k tokens call it yarn."""
+    """The config with LongRoPE under its own name: the first checkpoints with 128k tokens call it yarn."""
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, Mapping) or scaling.get("type") != "yarn" or "long_factor" not in scaling:
         return config

@@ -1,4 +1,4 @@
-"""Phi-3.5-MoE: layer norms, biases, and a router that takes its two experts one after the other."""
+"""Phi-3.5-MoE: LayerNorm, biases, and a router that chooses its two experts one after the other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _experts(fields: Fields) -> Experts:
 
 
 def _with_one_factor(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """LongRoPE's factor of cosines and sines, which this family says for short and long sequences."""
+    """The config with one LongRoPE factor for cosines and sines; this family gives one each for short and long ones."""
     found = dict(config)
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)

@@ -1,4 +1,4 @@
-"""Qwen 1.5, 2 and 2.5: Llama with biases on q, k and v, and a window on the upper layers where asked for."""
+"""Qwen 1.5, 2 and 2.5: Llama with biases on q, k and v, and an optional window on the upper layers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEFAULTS = {
 
 
 def window_of(fields: Fields) -> int | None:
-    """The window, which counts only where ``use_sliding_window`` says so."""
+    """The window; None unless ``use_sliding_window`` is set."""
     return fields.optional_integer("sliding_window") if fields.flag("use_sliding_window") else None
 
 

@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts: Qwen 2 with a router, and a gated expert that every token goes through."""
+"""Qwen 1.5 and 2 with experts: Qwen 2 with a router and a gated shared expert."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
     fields.require("mlp_bias", False)
     count, window = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), qwen2.window_of(fields)
-    # Hugging Face: every second of the lower layers, unlike Qwen 2.
+    # Hugging Face puts windows on every second of the lower layers, unlike in Qwen 2.
     windowed = 0 if window is None else fields.integer("max_window_layers", minimum=0)
     default = ["sliding_attention" if i < windowed and i % 2 == 0 else "full_attention" for i in range(count)]
     kinds, norm = layer_types(fields, default), rms(fields)

@@ -1,4 +1,4 @@
-"""Qwen 3 (dense): Qwen 2 with a norm of each head of q and k instead of their biases, and a head size of its own."""
+"""Qwen 3 (dense): Qwen 2 with QK norm instead of biases, and a head size of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5: Qwen3-Next with a product each for what it has fused, and a plain MLP in some checkpoints."""
+"""Qwen3.5: Qwen3-Next with separate matrices where that has fused ones, and a plain MLP in some checkpoints."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULTS = {
     "num_hidden_layers": 32,
     "num_key_value_heads": 4,
 }
-# What its Qwen3_5MoeTextConfig does.
+# The same of Qwen3_5MoeTextConfig.
 MOE_DEFAULTS = {
     **{key: value for key, value in qwen3_next.DEFAULTS.items() if key != "mlp_only_layers"},
     "vocab_size": 248320,
@@ -50,7 +50,7 @@ def moe_from_hf(fields: Fields) -> ModelConfig:
 
 
 def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what places images and videos: the three positions of a token of text are the same."""
+    """The config without the keys for images and videos: the three positions of a text token are equal."""
     found = dict(config)
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(key), Mapping):

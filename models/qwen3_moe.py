@@ -1,4 +1,4 @@
-"""Qwen 3 with experts: Qwen 3 with a router, and no expert that every token goes through."""
+"""Qwen 3 with experts: Qwen 3 with a router and no shared expert."""
 
 from __future__ import annotations
 

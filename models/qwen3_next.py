@@ -1,4 +1,4 @@
-"""Qwen3-Next: gated delta nets, with gated attention over a part of rotated heads every few layers, and experts."""
+"""Qwen3-Next: gated delta nets, gated attention with partial rotation every few layers, and experts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DEFAULTS = {
     "num_experts_per_tok": 10,
     "num_experts": 512,
     "norm_topk_prob": True,
-    "linear_in_turn": False,  # no key of Hugging Face's: GGUF files have a product for each part
+    "linear_in_turn": False,  # not a key of Hugging Face's: GGUF files have a matrix for each part
 }
 KINDS = ("full_attention", "linear_attention")
 

@@ -1,4 +1,4 @@
-"""Which family reads which config.json."""
+"""The registry of model families: finds the one that reads a config.json."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.pooling import Pooler
 from llmjax.models.names import Names
 
-# Transformers from 5.24 on has no class for these, but Llama's, which it writes; tensors keep their names.
+# Transformers 5.24 and later writes these as Llama, having no class for them; tensors keep their names.
 RUN_AS_LLAMA: Mapping[str, str] = MappingProxyType({"exaone": "ExaoneForCausalLM"})
 CLASSIFIER = "ForSequenceClassification"
-# Decoders whose labels are rewards, of a text or of each of its steps.
+# Decoders whose labels are rewards, for a text or for each of its steps.
 REWARDS = ("ForRewardModel", "ForProcessRewardModel")
-# What ends the name of a decoder without a head, and of one with.
+# The endings of names of decoders without a head and with one.
 _BARE, _WITH_HEAD = ("TextModel", "Model"), ("ForCausalLM", "LMHeadModel")
 _ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 
@@ -35,7 +35,7 @@ Conversion = Literal["embed", "classify"]
 
 
 def declared_in(file: str) -> Sequence[Family]:
-    """The families that a file of this folder declares, which is imported now if it is not yet."""
+    """The families that a file of this folder declares; imports the file if needed."""
     families: Sequence[Family] = importlib.import_module(f"llmjax.models.{file}").FAMILIES
     return families
 
@@ -60,10 +60,10 @@ def model_config(
 
     Args:
         config: the parsed file; ``architectures[0]`` decides on the family, else ``model_type``.
-        max_model_len: longest sequence that will be served, in tokens; dynamic rope scaling reaches as far. None means
-            ``max_position_embeddings``.
-        convert: what is made of a model that generates; None: what its architecture says, which is an embedding where
-            its tokens see those after them.
+        max_model_len: longest sequence that will be served, in tokens, to which dynamic rope scaling extends; None
+            means ``max_position_embeddings``.
+        convert: what to turn a generating model into; None: what its architecture says, which is an embedding model
+            if its tokens see later ones.
 
     Raises:
         UnsupportedModel: an unknown architecture, or a key whose value is wrong or not supported.
@@ -102,7 +102,7 @@ def _bidirectional(layer: LayerSpec, family: str) -> LayerSpec:
 
 
 def tensor_names(config: Mapping[str, Any]) -> Names | None:
-    """What checkpoints of a model's family call its tensors; None: what the model does, or the family is unknown."""
+    """Names of tensors in a family's checkpoints; None: they are the model's own, or the family is unknown."""
     try:
         return family_of(_architecture(config)[0]).tensor_names(config)
     except UnsupportedModel:
@@ -110,7 +110,7 @@ def tensor_names(config: Mapping[str, Any]) -> Names | None:
 
 
 def makes_vectors(config: Mapping[str, Any], *, convert: Conversion | None = None) -> bool:
-    """Whether the model makes vectors of texts; not if it is not known."""
+    """Whether the model turns texts into vectors; False if it is not known."""
     try:
         return model_config(config, convert=convert).pooler is not None
     except UnsupportedModel:
@@ -118,7 +118,7 @@ def makes_vectors(config: Mapping[str, Any], *, convert: Conversion | None = Non
 
 
 def token_labels(config: Mapping[str, Any]) -> TokenLabels | None:
-    """Labels that are made of tokens; None: there are none, or they are wrong."""
+    """Labels that are tokens of the language model's head; None: there are none, or their keys are wrong."""
     try:
         return TokenLabels.of(config)
     except UnsupportedModel:
@@ -126,7 +126,7 @@ def token_labels(config: Mapping[str, Any]) -> TokenLabels | None:
 
 
 def has_unit_head(config: Mapping[str, Any]) -> bool:
-    """Whether the rows of the head's matrix are divided by their lengths before anything is multiplied with it."""
+    """Whether the rows of the head's matrix are scaled to length one before it is used."""
     try:
         vocabulary = family_of(_architecture(config)[0]).unit_head_vocabulary
     except UnsupportedModel:
@@ -135,7 +135,7 @@ def has_unit_head(config: Mapping[str, Any]) -> bool:
 
 
 def _architecture(config: Mapping[str, Any]) -> tuple[str, Conversion | None]:
-    """One of ARCHITECTURES, and what is made of a model that generates; None: nothing else."""
+    """One of ARCHITECTURES, and what a generating model is turned into; None: it stays one."""
     named, model_type = config.get("architectures"), config.get("model_type")
     if named:
         architecture = named[0] if isinstance(named, list | tuple) else named
@@ -167,7 +167,7 @@ def _named(config: Mapping[str, Any]) -> str:
 
 
 def _unknown(architecture: Any) -> str:
-    """What to say about one that is not known."""
+    """The message about an architecture that is not known."""
     known = sorted(ARCHITECTURES)
     near = _near(str(architecture)[:100], known)
     override = json.dumps({"architectures": near or ["NAME"]})
@@ -178,6 +178,6 @@ def _unknown(architecture: Any) -> str:
 
 
 def _near(architecture: str, known: Sequence[str]) -> list[str]:
-    """The known name that is most like another one, if any is: what all names end with says nothing."""
+    """The known name most similar to another, if any; the endings that all names share are not compared."""
     stems = {_ENDING.sub("", name): name for name in known}
     return [stems[stem] for stem in difflib.get_close_matches(_ENDING.sub("", architecture), stems, n=1)]

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with a head size of its own, and biases on q, k and v that o need not have."""
+"""Seed-OSS: Llama with a head size of its own, biases on q, k and v, and an optional one on o."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama with every fourth layer not rotated."""
+"""SmolLM 3: Llama without rope on every fourth layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""StableLM 3B, 2-1.6B and 2-12B: Llama with layer norms and a quarter of each head rotated; 12B has both halves side by
-side behind one norm, and norms of each head's own for q and k."""
+"""StableLM 3B, 2-1.6B and 2-12B: Llama with LayerNorm and a quarter of each head rotated; 12B has parallel sublayers
+after one norm, and QK norm with weights for each head."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DEFAULTS = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
-# As the first checkpoints, StableLMEpochForCausalLM, have them.
+# The names in the first checkpoints, StableLMEpochForCausalLM.
 ALIASES = {"layer_norm_eps": ("norm_eps",), "partial_rotary_factor": ("rope_pct",)}
 NAMES = Names(
     modules={

@@ -1,4 +1,4 @@
-"""StarCoder 2: layer norms and a plain MLP, biases everywhere, grouped heads, and a window on every layer."""
+"""StarCoder 2: LayerNorm, an MLP without a gate, biases everywhere, grouped heads, and a window on every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model files: from a path to a config and tensors under Hugging Face names."""
+"""Model files: opens a path as a config and tensors under Hugging Face names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "GGUFFile", "GGUFTensor", "StoredTensor", "open_checkpoint"]
 
-# Loaded when first used: who reads a tokenizer out of a file, or looks where it is, needs no JAX.
+# These are loaded when first used: reading a tokenizer from a file, or locating the file, needs no JAX.
 _MODULES = {
     "Checkpoint": "llmjax.checkpoint.checkpoint",
     "GGUFFile": "llmjax.checkpoint.gguf.file",

@@ -1,4 +1,4 @@
-"""A model on disk, whatever its format: a config, and named tensors that are read one at a time."""
+"""A model on disk in any format: a config, and named tensors that are read one at a time."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Checkpoint:
 
     Attributes:
         path: folder or .gguf file.
-        config: content of config.json; made up from the metadata for GGUF.
+        config: content of config.json; for GGUF, derived from the metadata.
         generation_config: content of generation_config.json, or empty.
-        tensors: by Hugging Face name; those of quantized checkpoints too, see docs/formats.md. Experts are stacked.
+        tensors: tensors by Hugging Face name, also of quantized checkpoints, see docs/formats.md. Experts are stacked.
         gguf: the container, for its tokenizer; None for a folder.
-        convert: what is made of a model that generates, as in ``llmjax.models.model_config``.
-        modules: what sentence-transformers keeps beside the model; None: nothing, or it is not heeded.
-        logit_score: likewise, of a model that generates and scores pairs of texts by tokens.
+        convert: what a generating model is turned into, see ``llmjax.models.model_config``.
+        modules: sentence-transformers' modules beside the model; None: there are none, or they are not used.
+        logit_score: the same for a generating model that scores pairs of texts by tokens.
         quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
     """
 
@@ -78,10 +78,10 @@ class Checkpoint:
     logit_score: LogitScore | None = None
 
     def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
-        """What the config and the tensors together say the model is.
+        """The model that the config and the tensors describe.
 
         Args:
-            max_model_len: as in ``llmjax.models.model_config``.
+            max_model_len: see ``llmjax.models.model_config``.
 
         Raises:
             CheckpointError: the model is not supported, or has no output weights although its embedding is not tied.
@@ -106,14 +106,14 @@ class Checkpoint:
         return model
 
     def _has_own_head(self) -> bool:
-        """Whether a head is stored that has other numbers than the embedding: transformers asks that too, since 5."""
+        """Whether a head is stored that differs from the embedding: Transformers 5 and later check that too."""
         head, embedding = self.tensors.get(HEAD), self.tensors.get(EMBEDDING)
         if head is None or embedding is None or any(x.row_source() is not None for x in (head, embedding)):
-            return False  # what is quantized may differ for that alone
+            return False  # quantization alone may make them differ
         return head.shape != embedding.shape or not np.array_equal(_bits(head), _bits(embedding))
 
     def with_label_rows(self, tokens: Sequence[int]) -> Checkpoint:
-        """With a labels' matrix that is made of rows of the head, as `models.token_labels` of the config asks for.
+        """The checkpoint with a labels' matrix made of rows of the head, see `models.token_labels`.
 
         Args:
             tokens: ids of the tokens that the config names.
@@ -140,18 +140,18 @@ def open_checkpoint(
     runner: Runner = "auto",
     convert: Conversion | None = None,
 ) -> Checkpoint:
-    """Open a model without reading its weights.
+    """Opens a model without reading its weights.
 
     Args:
         path: folder in Hugging Face's layout (config.json and model.safetensors or its index), or a .gguf file
-            (of a split one, any part).
+            (any part of a split one).
         overrides: keys of config.json to replace or add, with their values.
-        runner: "pooling": vectors are made of texts, whatever the model was made for; "generate": what was published
-            as a model of embeddings generates; "auto": as the files say.
-        convert: to what a model that generates is converted, where vectors are made.
+        runner: "pooling": texts become vectors, whatever the model was made for; "generate": the model generates, even
+            if it was published for embeddings; "auto": the files decide.
+        convert: what a generating model is converted to if texts become vectors.
 
     Raises:
-        CheckpointError: something is missing, malformed or of an unknown architecture, or nothing reads an override.
+        CheckpointError: a part is missing, malformed or of an unknown architecture, or nothing reads an override.
     """
     path = Path(path)
     if "architectures" in (overrides or {}):
@@ -232,12 +232,12 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
 
 
 def _bits(tensor: StoredTensor) -> np.ndarray:
-    """The numbers as bfloat16, u16 of the same shape: most files have them so, and a view of a file costs no memory."""
+    """The bits of the numbers as bfloat16, u16 of the same shape: most files store it, and a view costs no memory."""
     return tensor.read(np.dtype(ml_dtypes.bfloat16)).view(np.uint16)
 
 
 def _named(config: Mapping[str, Any]) -> str:
-    """What a config.json calls its model."""
+    """The name of the model in a config.json."""
     named = config.get("architectures")
     return str(named[0] if isinstance(named, list) and named else config.get("model_type"))
 

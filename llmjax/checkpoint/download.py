@@ -1,4 +1,4 @@
-"""One file over HTTP to one place: resumed where it stopped, checked, and named only when whole."""
+"""Downloads a file over HTTP: it is resumed where it stopped, checked, and gets its name only when it is complete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llmjax.errors import CheckpointError
 
 @dataclass(frozen=True, kw_only=True)
 class RetryPolicy:
-    """How stubborn a download is: attempts in a row that bring no byte, and seconds before the next one."""
+    """Limits of retries: attempts in a row that bring no byte, and seconds before the next one."""
 
     attempts: int = 3
     pause: float = 1.0
@@ -44,20 +44,20 @@ def fetch(
 ) -> None:
     """Downloads ``url`` to ``target``; bytes that an earlier, interrupted call left in ``target.partial`` are kept.
 
-    They count only while the server still has the file that they are from, which If-Range asks it (RFC 9110, section
-    13.1.5), or where a hash will tell.
+    The bytes are used only if the server still has the same file, which If-Range asks (RFC 9110, section 13.1.5), or if
+    there is a hash to check.
 
     Args:
         sha256: hexadecimal hash that the file must have; a file with another one is removed.
         auth: credentials for this server.
-        progress: show a bar on stderr.
+        progress: whether to show a bar on stderr.
 
     Raises:
         CheckpointError: the server refuses, the connection keeps breaking, the disk is full or the hash is wrong.
     """
     retry = retry or RetryPolicy()
     partial = target.with_name(target.name + ".partial")
-    validator = target.with_name(partial.name + ".validator")  # what the server calls the file that the bytes are from
+    validator = target.with_name(partial.name + ".validator")  # the server's ETag or date of the file
     with bar(progress) as shown:
         task = shown.add_task(target.name, total=None)
         failures = 0
@@ -82,7 +82,7 @@ def fetch(
 
 
 def check_sha256(path: Path, expected: str | None, *, name: str) -> str:
-    """The SHA-256 of ``path``; removes the file and raises CheckpointError when another one was expected."""
+    """The SHA-256 of ``path``; removes the file and raises CheckpointError if another one was expected."""
     with path.open("rb") as file:
         got = hashlib.file_digest(file, "sha256").hexdigest()
     if expected is not None and got != expected:
@@ -92,14 +92,14 @@ def check_sha256(path: Path, expected: str | None, *, name: str) -> str:
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Raises CheckpointError when ``folder`` cannot take ``needed`` more bytes."""
+    """Raises CheckpointError if ``folder`` has no space for ``needed`` more bytes."""
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise CheckpointError(f"disk full: {needed:,} bytes are needed in {folder}, {free:,} are free")
 
 
 def write_error(error: OSError, folder: Path, needed: int) -> CheckpointError:
-    """What to tell the user when writing ``needed`` bytes into ``folder`` failed."""
+    """The error to raise when writing ``needed`` bytes into ``folder`` has failed."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CheckpointError(f"disk full: {needed:,} bytes are needed in {folder}")
     return CheckpointError(f"cannot write into {folder}: {error.strerror or error}")
@@ -111,7 +111,7 @@ def redacted(url: str) -> str:
 
 
 def bar(progress: bool) -> Progress:
-    """A progress bar for bytes on stderr, so that stdout stays the program's."""
+    """A progress bar for bytes on stderr, so that stdout has only the program's output."""
     name = TextColumn("{task.description}", table_column=Column(no_wrap=True, max_width=36))
     figures = [kind(table_column=Column(no_wrap=True)) for kind in (DownloadColumn, TransferSpeedColumn)]
     return Progress(name, BarColumn(bar_width=16), *figures, console=Console(stderr=True), disable=not progress)
@@ -128,7 +128,7 @@ def _transfer(
     shown: Progress,
     task: TaskID,
 ) -> None:
-    """One request for the bytes after the ``have`` first ones, which ``partial`` holds; whatever arrives is kept."""
+    """Requests the bytes after the first ``have``, which ``partial`` holds; all bytes that arrive are kept."""
     # Compressed transfer would make byte offsets meaningless.
     headers = {"Accept-Encoding": "identity"}
     if have:
@@ -162,7 +162,7 @@ def _transfer(
 
 
 def _keep_validator(response: httpx.Response, path: Path) -> None:
-    """Writes down the strongest name that the server has for this very content, if any."""
+    """Stores the strongest validator (ETag or date) that the server gives for this content, if any."""
     tag = response.headers.get("ETag", "")
     if found := tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified"):
         path.write_text(found)
@@ -171,7 +171,7 @@ def _keep_validator(response: httpx.Response, path: Path) -> None:
 
 
 def _passing(status: int) -> bool:
-    """Whether a status may be gone at the next attempt."""
+    """Whether the next attempt may have another status."""
     return status >= 500 or status in (408, 429)
 
 

@@ -1,10 +1,10 @@
-"""Experts of a layer as models have them, stacked by projection, whichever way files hold them.
+"""Stacks the experts of a layer by projection, as models need them, from all layouts of files.
 
-Published are one tensor an expert and projection (``mlp.experts.7.gate_proj.weight``; Mixtral:
-``block_sparse_moe.experts.7.w1.weight``), or stacks, in which gate and up may be one (``mlp.experts.gate_up_proj``,
+Files have one tensor for each expert and projection (``mlp.experts.7.gate_proj.weight``; Mixtral:
+``block_sparse_moe.experts.7.w1.weight``), or stacks, in which gate and up may be fused (``mlp.experts.gate_up_proj``,
 Transformers 5; Granite: ``block_sparse_moe.input_linear.weight``). Models have ``mlp.experts.gate_proj.weight``
-[experts, out, in]. Stacks with biases are gpt-oss's, which interleaves the rows of gate and up, and stores matrices
-transposed where they are not quantized.
+[experts, out, in]. Only gpt-oss has stacks with biases; it interleaves the rows of gate and up, and stores matrices
+transposed unless they are quantized.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ DBRX = re.compile(r"(?P<module>.*\.(?:ffn|mlp))\.experts\.mlp\.(?P<projection>w1
 ROUTER = r"(?:mlp|block_sparse_moe|feed_forward)\.gate|shared_expert_gate|router(?:\.layer|\.proj)?"
 """Pattern of the modules that choose experts, at the end of a name."""
 CORRECTIONS = MappingProxyType({"expert_bias": "e_score_correction_bias"})
-"""Of scores, by LFM2's name."""
+"""LFM2's name for the correction of scores."""
 MIXTRAL_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"})
-"""By Mixtral's names."""
+"""Projections by Mixtral's names."""
 GRANITE_PROJECTIONS = MappingProxyType({"input_linear": "gate_up_proj", "output_linear": "down_proj"})
-"""By Granite's names of stacks."""
+"""Projections by Granite's names of stacks."""
 DBRX_PROJECTIONS = MappingProxyType({"w1": "gate_proj", "v1": "up_proj", "w2": "down_proj"})
-"""By DBRX's names."""
+"""Projections by DBRX's names."""
 UNGATED_PROJECTIONS = MappingProxyType({"w1": "up_proj", "w2": "down_proj", "v1": "gate_proj"})
-"""By those of nomic-bert, whose experts have no gate."""
+"""Projections by the names of nomic-bert, whose experts have no gate."""
 MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 
@@ -61,8 +61,8 @@ class ExpertStack:
     """A projection of all experts of a layer (a `StoredTensor`).
 
     Attributes:
-        name: in the model.
-        matrices: of the experts, of one shape.
+        name: name in the model.
+        matrices: matrices of the experts, of one shape.
     """
 
     name: str
@@ -81,7 +81,7 @@ class ExpertStack:
         return " and ".join(dict.fromkeys(matrix.type_name for matrix in self.matrices))
 
     def row_source(self) -> RowStack | None:
-        """Codes and scales of all experts; None, with a warning if any has them, where they have no format in common.
+        """Codes and scales of all experts; None, with a warning if any has them, if they have no common format.
 
         Raises:
             CheckpointError: as `read`.
@@ -89,7 +89,7 @@ class ExpertStack:
         sources: list[RowSource] = []
         for matrix in self.matrices:
             source = matrix.row_source()
-            if source is None:  # plain, or has said why it is dequantized
+            if source is None:  # plain, or it has warned why it is dequantized
                 if len({each.type_name for each in self.matrices}) > 1 or sources:
                     self._warn(f"expert {len(sources)} has to be read as plain numbers")
                 return None
@@ -108,7 +108,7 @@ class ExpertStack:
         return values
 
     def read_some(self, experts: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """`read` of these alone, [their number, out, in]; zeros for one that is below 0."""
+        """`read` for some experts, [their number, out, in]; zeros for a negative number."""
         values = aligned_empty((len(experts), *self.shape[1:]), dtype)
         for place, expert in enumerate(experts):
             values[place] = self.matrices[expert].read(dtype) if expert >= 0 else 0
@@ -119,14 +119,14 @@ class ExpertStack:
 
 
 def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict[str, StoredTensor]:
-    """Tensors with experts stacked under the names that models have.
+    """Tensors with stacked experts under the model's names.
 
     Args:
-        tensors: by Hugging Face name.
+        tensors: tensors by Hugging Face name.
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: an expert is missing or there twice, experts differ in shape, or a stack has scales.
+        CheckpointError: an expert is missing or appears twice, experts differ in shape, or a stack has scales.
     """
     found: dict[str, StoredTensor] = {}
     single: dict[str, dict[int, StoredTensor]] = {}
@@ -170,7 +170,7 @@ def with_separate_experts(tensors: Mapping[str, StoredTensor], *, mixtral: bool)
     """The inverse of `with_stacked_experts`: a tensor for each expert and projection, by published names.
 
     Args:
-        mixtral: by Mixtral's names.
+        mixtral: whether to use Mixtral's names.
     """
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
@@ -183,12 +183,12 @@ def with_separate_experts(tensors: Mapping[str, StoredTensor], *, mixtral: bool)
 
 
 def expert_name(stack: str, expert: int, *, mixtral: bool) -> str:
-    """What the matrix of one expert is published as.
+    """The published name of the matrix of one expert.
 
     Args:
         stack: the name of the stack in the model, ``….mlp.experts.up_proj.weight``.
-        expert: its place in it.
-        mixtral: by Mixtral's names.
+        expert: index of the expert in the stack.
+        mixtral: whether to use Mixtral's names.
     """
     module, _, projection = stack.removesuffix(".weight").rpartition(".")
     one = f"{module}.{expert}.{MIXTRAL_NAMES[projection] if mixtral else projection}.weight"
@@ -200,7 +200,7 @@ def _mixtral_block(name: str) -> str:
 
 
 def _check_plain(tensor: StoredStack, tensors: Mapping[str, StoredStack], path: Path) -> None:
-    """8-bit floats may be numbers as they are; with scales beside them they are not."""
+    """Refuses 8-bit floats with scales beside them, since these are not plain numbers."""
     if isinstance(tensor, SafetensorsTensor) and tensor.type_name.startswith("F8_"):
         scale = next((name for name in tensors if name.startswith(f"{tensor.name}_scale")), None)
         if scale is not None:
@@ -214,7 +214,7 @@ def _cut(tensor: StoredStack, module: str, projection: str, path: Path) -> Itera
     """The projections that a stack [experts, out, in] holds, one or two, gate first."""
     projections = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
     experts, rows, _ = tensor.shape
-    if 0 in tensor.shape:  # of experts without numbers a file of no size may have any number
+    if 0 in tensor.shape:  # a file of any size could claim any number of empty experts
         raise CheckpointError(f"{path}: tensor {tensor.name!r} is empty: its shape is {list(tensor.shape)}")
     if rows % len(projections):
         raise CheckpointError(f"{path}: tensor {tensor.name!r} has {rows} rows, not an even number for gate and up")
@@ -226,7 +226,7 @@ def _cut(tensor: StoredStack, module: str, projection: str, path: Path) -> Itera
 
 
 def _cut_interleaved(tensor: StoredStack, module: str, projection: str, path: Path) -> Iterator[ExpertStack]:
-    """As `_cut`, where rows of gate and up take turns, and plain matrices are [in, out]."""
+    """`_cut` for stacks with alternating rows of gate and up, whose plain matrices are [in, out]."""
     transposed = isinstance(tensor, SafetensorsTensor)
     experts, rows = tensor.shape[0], tensor.shape[2 if transposed else 1]
     if 0 in tensor.shape:
@@ -243,7 +243,7 @@ def _cut_interleaved(tensor: StoredStack, module: str, projection: str, path: Pa
 
 
 def _cut_columns(tensor: SafetensorsTensor, module: str, projection: str, path: Path) -> Iterator[ExpertStack]:
-    """As `_cut`, where matrices are [in, out] (Llama 4)."""
+    """`_cut` for matrices that are [in, out] (Llama 4)."""
     projections = ("gate_proj", "up_proj") if projection == "gate_up_proj" else (projection,)
     experts, rows, columns = tensor.shape
     if 0 in tensor.shape:
@@ -260,7 +260,7 @@ def _cut_columns(tensor: SafetensorsTensor, module: str, projection: str, path: 
 def _cut_rows(
     tensor: SafetensorsTensor, module: str, projection: str, router: StoredTensor | None, path: Path
 ) -> ExpertStack:
-    """The projection of all experts whose rows follow each other, that down transposed (DBRX, nomic-bert)."""
+    """A projection stored as the concatenated rows of all experts; down is transposed (DBRX, nomic-bert)."""
     if router is None:
         raise CheckpointError(f"{path}: tensor {tensor.name!r} is of experts, whose number the router would say")
     experts, rows = router.shape[0], tensor.shape[0]
@@ -279,7 +279,7 @@ def _cut_bias(tensor: StoredTensor, module: str, projection: str) -> Iterator[St
 
 
 def _turns(projection: str) -> tuple[tuple[str, int, int], ...]:
-    """The projections that a stack holds, with the first of their rows and how many rows on the next one is."""
+    """The projections that a stack holds, each with its first row and the step to its next row."""
     return (("gate_proj", 0, 2), ("up_proj", 1, 2)) if projection == "gate_up_proj" else ((projection, 0, 1),)
 
 

@@ -1,5 +1,4 @@
-"""Opens a model's files. What is not one, a pipe for example, would be waited for without end; what stands in for one
-is named, for its reader would say that it is malformed."""
+"""Opens a model's files, and refuses what is not a file, such as a pipe, or is only a placeholder for one."""
 
 from __future__ import annotations
 
@@ -11,17 +10,19 @@ from typing import Any
 
 from llmjax.errors import CheckpointError, LLMJaxError
 
-# How one begins: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+# The first bytes of a pointer: https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 PAGES = (b"<!doctype html", b"<html")
 
 ADAPTER = "adapter_config.json"
-PICKLED = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt")  # the index is there where a hub kept the rest
+PICKLED = (".bin", ".bin.index.json", ".pt", ".pth", ".ckpt")  # a hub may leave only the index in a folder
 
 
 def check_file(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> None:
-    """Raises ``error`` if there is something other than a file, or a file that only stands in for the one that is
-    meant: a pointer of Git LFS, or an HTML page. What is not there at all is the reader's to report."""
+    """Raises ``error`` if a path is not a file, or is a placeholder: a Git LFS pointer or an HTML page.
+
+    A missing file is reported by the reader.
+    """
     if not path.exists():
         return
     if not path.is_file():
@@ -31,7 +32,7 @@ def check_file(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> Non
         with path.open("rb") as handle:
             start = handle.read(len(LFS_POINTER))
     except OSError:
-        return  # which the reader reports too
+        return  # the reader reports this too
     if start == LFS_POINTER:
         raise error(f"{path}: is a pointer of Git LFS, not the file itself; run `git lfs pull` in its folder")
     if start.lstrip().lower().startswith(PAGES):
@@ -39,13 +40,13 @@ def check_file(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> Non
 
 
 def instead_of_weights(names: Sequence[str]) -> str:
-    """What a folder has instead of a model that can be read, and what to do, as the end of an error message.
+    """The end of an error message that names what a folder has instead of a readable model, and what to do.
 
     Args:
-        names: of the folder's files.
+        names: names of the folder's files.
 
     Returns:
-        The end of the message; empty: there is neither an adapter nor PyTorch's pickled weights.
+        The end of the message; empty if there is neither an adapter nor PyTorch's pickled weights.
     """
     if ADAPTER in names:
         return (
@@ -54,14 +55,14 @@ def instead_of_weights(names: Sequence[str]) -> str:
         )
     if pickled := next((name for name in names if name.endswith(PICKLED)), None):
         return (
-            f", but {pickled}: PyTorch's pickled weights are not read, for they may run code; look for a revision with "
+            f", but {pickled}: PyTorch's pickled weights are not read, as they may run code; look for a revision with "
             ".safetensors files, or save the model with transformers' save_pretrained"
         )
     return ""
 
 
 def map_file(path: Path) -> mmap.mmap | bytes:
-    """A file's bytes, read when they are looked at; an empty one cannot be mapped, and is ``b""``.
+    """Maps a file, so that its bytes are read when they are used; an empty file cannot be mapped, and is ``b""``.
 
     Raises:
         CheckpointError: it cannot be opened, or is not a file.
@@ -75,14 +76,14 @@ def map_file(path: Path) -> mmap.mmap | bytes:
 
 
 def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Reads the object in a JSON file.
 
     Args:
-        path: of the file.
-        error: what is raised.
+        path: path of the file.
+        error: class of the error to raise.
 
     Raises:
-        LLMJaxError: the file cannot be read, or holds something else; an `error` that names it.
+        LLMJaxError: the file cannot be read, or holds something else; this is an `error` that names it.
     """
     content = _read_json(path, error)
     if not isinstance(content, dict):
@@ -91,7 +92,7 @@ def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> di
 
 
 def read_list(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> list[Any]:
-    """The list in a JSON file; as `read_object`."""
+    """Reads the list in a JSON file; arguments and errors as for `read_object`."""
     content = _read_json(path, error)
     if not isinstance(content, list):
         raise error(f"{path}: is not a JSON list")

@@ -36,7 +36,7 @@ _HF_ERRORS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """How to reach a hub; the names are EngineConfig's. ``endpoint`` None: the one of the hub's library."""
+    """Settings for a hub, with the names in EngineConfig. ``endpoint`` None: the default of the hub's library."""
 
     revision: str | None = None
     token: str | None = None
@@ -47,7 +47,7 @@ class HubOptions:
 
 
 def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
-    """The snapshot folder of ``repo``, or its GGUF file when it is named or is all there is.
+    """The snapshot folder of ``repo``, or its GGUF file if that is named or the only content.
 
     HF_HUB_OFFLINE and the library's other variables count, as everywhere that it is used.
 
@@ -104,7 +104,7 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
 
 
 def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
-    """As ``from_hugging_face``, from ModelScope; a repository of GGUF files needs ``gguf_file``.
+    """The same as ``from_hugging_face`` for ModelScope; a repository of GGUF files needs ``gguf_file``.
 
     Raises:
         CheckpointError: the ``modelscope`` package is missing, or the download failed.
@@ -156,7 +156,7 @@ def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointErr
 
 
 def _answered(status: int, at: str) -> str:
-    """What an answer of the hub other than a file means, and what to do."""
+    """The message about an answer of the hub that is not a file, with what to do."""
     said = f"{at} cannot be fetched: Hugging Face answered {status}"
     if status == 429:
         return f"{said} (too many requests): try again in some minutes, or give hf_token, which is allowed more"

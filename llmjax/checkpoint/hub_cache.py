@@ -1,5 +1,7 @@
-"""Hugging Face's local cache as other tools leave it: the hub's library finds nothing where a reference ends in a
-newline or is not there, as after copying a snapshot to a machine without a network."""
+"""Finds models in Hugging Face's local cache that the hub's library misses.
+
+It misses a snapshot whose reference ends in a newline or is absent, as after copying it to a machine without a network.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Whether files are still those that they were, without reading them; whether they are those of another machine,
-reading little of them."""
+"""Identifies a checkpoint's files: on one machine without reading them, and across machines by reading a small part."""
 
 from __future__ import annotations
 
@@ -9,22 +8,22 @@ from pathlib import Path
 
 from llmjax.checkpoint.gguf.file import SPLIT_NAME
 
-SUFFIXES = (".safetensors", ".json")  # of a folder's files that weights come from
-SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file
+SUFFIXES = (".safetensors", ".json")  # files of a folder that determine its weights
+SAMPLES, SAMPLE_BYTES = 64, 4096  # the parts of a file that are read
 
 
 def identity(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
-    """Of all files that a checkpoint's weights come from: name, size, times of the last change in ns, and inode.
+    """Name, size, times of the last change in ns, and inode of all files that a checkpoint's weights come from.
 
-    The system sets the time of a file's last change of any kind (ctime), so that a file which was overwritten in place
-    and given its old date back is another one too.
+    The system sets the time of a file's last change of any kind (ctime), so a file that was overwritten in place and
+    got its old date back is recognized as another one.
 
     Args:
         path: a folder or a .gguf file.
     """
     found = []
     for file in _files(path):
-        with contextlib.suppress(OSError):  # what is not there has no weights
+        with contextlib.suppress(OSError):  # a missing file has no weights
             status = file.stat()
             times = status.st_mtime_ns, status.st_ctime_ns
             found.append((str(file.resolve()), status.st_size, *times, status.st_ino))
@@ -32,8 +31,8 @@ def identity(path: Path) -> tuple[tuple[str, int, int, int, int], ...]:
 
 
 def fingerprint(path: Path) -> str:
-    """A digest of the weights that is the same on machines that have copies of them: of each file, its size and some
-    parts of it, evenly spaced.
+    """A digest of the weights that is equal on machines with copies of them: of each file's size and some evenly spaced
+    parts of it.
 
     Args:
         path: a folder or a .gguf file.
@@ -55,7 +54,7 @@ def fingerprint(path: Path) -> str:
 
 
 def _files(path: Path) -> list[Path]:
-    """That a checkpoint's weights come from."""
+    """The files that a checkpoint's weights come from."""
     if path.is_dir():
         return sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
     if (split := SPLIT_NAME.fullmatch(path.name)) is not None:

@@ -1,4 +1,4 @@
-"""What a model's files hold, without reading weights; also of models that cannot be run, as far as files tell."""
+"""Describes a model's files without reading weights, also for models that cannot be run, as far as the files tell."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_PARAMETERS = frozenset({"I64", "I32", "I16", "U64", "U32", "U16", "U8", "BOOL
 
 
 class AnyTensor(Protocol):
-    """What formats' tensors have in common before they are read."""
+    """The interface of all formats' tensors before they are read."""
 
     @property
     def name(self) -> str: ...
@@ -157,7 +157,7 @@ def inspect_model(
 
 
 def _unopened(path: Path, overrides: Mapping[str, Any], problem: str) -> Inspection:
-    """What a container holds whose content is not understood; if it cannot be read either, that is the error."""
+    """Describes a container with content that is not understood; raises if it cannot be read either."""
     gguf = None if path.is_dir() else GGUFFile.open(path)
     config = _gguf_config(gguf) if gguf is not None else read_object(path / CONFIG)
     config = {**config, **overrides}

@@ -1,4 +1,4 @@
-"""Calibrated scales of the KV cache: constants a layer, found once on sample text, in place of a scale for each token.
+"""Calibrated scales of the KV cache: constants for each layer, computed once on sample text, instead of one per token.
 
 value = stored * scale + zero. They come from what --quantization-param-path names (vLLM's JSON file, or LMDeploy's
 folder of ``layers.*.past_kv_scale.*`` files), else from ``k_scale`` and ``v_scale`` tensors of the checkpoint.
@@ -38,7 +38,7 @@ JSON_TYPES = {"float8_e4m3fn": jnp.float8_e4m3fn, "fp8_e4m3": jnp.float8_e4m3fn,
 
 @dataclass(frozen=True)
 class _Affine:
-    """What one layer's keys or values are stored with."""
+    """Scale and zero point of one layer's keys or values."""
 
     scale: float
     zero: float = 0.0
@@ -70,8 +70,8 @@ def kv_calibration(
     Args:
         checkpoint: where ``k_scale`` and ``v_scale`` tensors may be.
         param_path: a JSON file or a folder that replaces them; None: none given.
-        dtype: of the KV cache.
-        model: which layers keep keys and values, and so have scales.
+        dtype: dtype of the KV cache.
+        model: the model, whose layers with keys and values have scales.
 
     Returns:
         f32 [layers, 2 (keys, values), 2 (scale, zero point)]; 1 and 0 of layers that keep no keys and values.

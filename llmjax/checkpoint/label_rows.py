@@ -1,4 +1,4 @@
-"""The labels' matrix of a model that generates: rows of its head, where labels are tokens."""
+"""The labels' matrix of a generating model whose labels are tokens: rows of its head."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LABELS = "head.0.dense.weight"
 
 @dataclass(frozen=True, eq=False)
 class LabelRows:
-    """Rows of a head, or the second one less the first (a `StoredTensor`).
+    """Rows of a head, or the second row minus the first (a `StoredTensor`).
 
     Attributes:
         source: the head, [vocabulary, D].
-        tokens: ids.
+        tokens: ids of the tokens.
         difference: see ``llmjax.models.TokenLabels``.
-        scale: of the logits.
+        scale: factor of the logits.
     """
 
     source: StoredTensor

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint under the names that models have, where its family has others, and fused ones taken apart."""
+"""Renames the tensors of a checkpoint to the model's names if its family has others, and splits fused ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS = {
         for part in ("weight", "bias")
     },
 }
-"""What decoders' files call the matrices behind pooling."""
+"""Names in decoders' files of the matrices after pooling."""
 FUSED = re.compile(
     r"(?P<layer>model\.layers\.(?P<index>\d+))\.(?P<module>self_attn\.qkv_proj|mlp\.(?:\w+\.)?(?:gate_up|up_gate)_proj)"
 )
@@ -110,9 +110,9 @@ def with_model_names(
     """Tensors by the names that the model has for them; others keep theirs.
 
     Args:
-        tensors: by the names in the files.
-        names: of the family.
-        model: says how large the parts of fused tensors are.
+        tensors: tensors by the names in the files.
+        names: names of the family.
+        model: the model, which determines the sizes of the parts of fused tensors.
         path: the checkpoint, for messages.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Keys of config.json that a user replaces: none is lost without a word."""
+"""Keys of config.json that a user replaces, with a check that each has an effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmjax.errors import CheckpointError
 from llmjax.models.registry import Conversion
 
 ROPE = "rope_parameters"
-# What decides on more than ``ModelConfig``, or is looked at only for one value.
+# Keys that are read outside of ``ModelConfig``, or of which only one value matters.
 READ_ELSEWHERE = frozenset(
     {
         *("architectures", "model_type", "dtype", "torch_dtype", "quantization_config", "compression_config"),
@@ -22,8 +22,7 @@ READ_ELSEWHERE = frozenset(
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json with some keys replaced. Where ``rope_parameters`` holds one of them, which would hide it, it is
-    replaced there too."""
+    """A config.json with some keys replaced, also within ``rope_parameters``, which would hide them."""
     rope = config.get(ROPE)
     if not isinstance(rope, Mapping) or ROPE in overrides:
         return {**config, **overrides}
@@ -37,20 +36,20 @@ def check_reached(
     """Makes sure that the model's family reads each key that has been replaced.
 
     Args:
-        config: with them.
-        convert: as of ``llmjax.models.model_config``.
+        config: config.json with the replaced keys.
+        convert: see ``llmjax.models.model_config``.
 
     Raises:
-        CheckpointError: it does not look at one.
+        CheckpointError: the family does not read one of them.
     """
     try:
         as_it_is = models.model_config(config, convert=convert)
     except models.UnsupportedModel:
-        return  # whoever needs it says why
+        return  # the caller that needs the model reports why
     for key in overrides.keys() - READ_ELSEWHERE:
         try:
             reached = models.model_config(overridden(config, {key: _Probe()}), convert=convert) != as_it_is
-        except Exception:  # of whatever kind: it has been looked at
+        except Exception:  # any error shows that the key was read
             reached = True
         if not reached:
             held = config.get(ROPE)

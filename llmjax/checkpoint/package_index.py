@@ -1,4 +1,4 @@
-"""Which wheel of a pinned package to download, from the indexes that the user's pip is configured with."""
+"""Finds the wheel of a pinned package in the indexes that the user's pip is configured with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PYPI = "https://pypi.org/simple"
 
 @dataclass(frozen=True, kw_only=True)
 class IndexSettings:
-    """Where packages come from and how to reach it; the names are pip's."""
+    """The settings for package indexes, under pip's names."""
 
     index_urls: tuple[str, ...] = (PYPI,)
     cert: str | None = None
@@ -35,7 +35,7 @@ class IndexSettings:
 
     @classmethod
     def from_pip(cls) -> IndexSettings:
-        """What ``pip download`` would use here: its configuration files and PIP_* variables."""
+        """The settings that ``pip download`` would use: from its configuration files and PIP_* variables."""
         options = _pip_options()
         timeout = options.get("timeout", options.get("default-timeout", ""))
         index = () if _true(options.get("no-index")) else (options.get("index-url", PYPI),)
@@ -76,7 +76,7 @@ class IndexSettings:
             raise CheckpointError(f"pip's network settings ({settings}, proxy) cannot be used: {error}") from None
 
     def _check_encrypted(self, request: httpx.Request) -> None:
-        """As pip: http only to this machine and to trusted hosts. It sees redirects and links to files, too."""
+        """Refuses http except to this machine and to trusted hosts, like pip, also for redirects and links to files."""
         url = request.url
         if url.scheme == "https" or _is_loopback(url.host):
             return

@@ -88,7 +88,7 @@ def _parse_member(part: str, text: str) -> WheelMember:
 
 @dataclass(frozen=True, kw_only=True)
 class _Marker:
-    """What a finished download leaves beside the file, so that finding it again costs one ``stat``."""
+    """A record of a finished download beside the file, so that finding it again costs one ``stat``."""
 
     source: str
     file: str

@@ -1,5 +1,7 @@
-"""From what a user calls a model to files on this machine. What fetches them is imported when there is something to
-fetch: it takes longer than to open a small model."""
+"""Resolves a user's name of a model to files on this machine.
+
+The download code is imported only when needed, since that takes longer than opening a small model.
+"""
 
 from __future__ import annotations
 

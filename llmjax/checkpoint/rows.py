@@ -1,4 +1,4 @@
-"""Some rows of a stored matrix, or columns, as a tensor of their own."""
+"""Some rows or columns of a stored matrix, presented as a tensor."""
 
 from __future__ import annotations
 

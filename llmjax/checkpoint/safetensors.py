@@ -56,7 +56,7 @@ WHOLE = frozenset(name for name, dtype in DTYPES.items() if dtype.kind in "iub")
 
 @dataclass(frozen=True, eq=False)
 class SafetensorsTensor:
-    """A tensor where it lies in the file.
+    """A tensor as a view of the mapped file.
 
     Attributes:
         name: as in the file.
@@ -85,15 +85,15 @@ class SafetensorsTensor:
         return replace(self, name=name, shape=stored.shape, stored=stored)
 
     def transposed(self) -> SafetensorsTensor:
-        """The transpose of a matrix, where it lies."""
+        """The transpose of a matrix, without a copy."""
         return replace(self, shape=self.shape[::-1], stored=self.stored.T)
 
     def flat(self) -> SafetensorsTensor:
-        """The numbers as a vector, where they lie."""
+        """The numbers as a vector, without a copy."""
         return replace(self, shape=(self.stored.size,), stored=self.stored.reshape(-1))
 
     def taken(self, rows: np.ndarray) -> SafetensorsTensor:
-        """Some rows, intp [n]; those that follow each other where they lie, others copied."""
+        """Some rows, intp [n]; consecutive rows are not copied, others are."""
         in_turn = len(rows) and bool((np.diff(rows) == 1).all())
         stored = self.stored[rows[0] : rows[-1] + 1] if in_turn else self.stored[rows]
         return replace(self, shape=stored.shape, stored=stored)
@@ -157,7 +157,7 @@ def _checked_dtype(path: Path, name: str, type_name: str, shape: tuple[int, ...]
 
 
 def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
-    """What a folder's safetensors files hold, as it is stored.
+    """The stored tensors of a folder's safetensors files.
 
     Raises:
         CheckpointError: there is no such file, or one is missing or malformed.
@@ -200,7 +200,7 @@ def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
     return tensors
 
 
-ALIGNMENT = 8  # of the data behind the header
+ALIGNMENT = 8  # of the data after the header
 METADATA = {"format": "pt"}  # without it transformers refuses a file
 _TYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -249,7 +249,7 @@ class SafetensorsWriter:
         """A tensor's values.
 
         Raises:
-            CheckpointError: it was not announced, not so, or written before.
+            CheckpointError: it was not announced, was announced with another shape or type, or was written before.
         """
         place = self._waiting.pop(name, None)
         if place is None:
@@ -277,12 +277,12 @@ def open_safetensors_writer(
     """Writes ``model.safetensors``, or its shards and their index.
 
     Args:
-        folder: that exists and has none of these files.
+        folder: an existing folder without these files.
         tensors: every tensor that will be written, in the order in which files are filled.
-        shard_bytes: what the tensors of a file take at most, unless one alone takes more.
+        shard_bytes: the most bytes of tensors in a file, unless a single tensor has more.
 
     Yields:
-        What takes the tensors' values.
+        The writer of the tensors' values.
 
     Raises:
         CheckpointError: a file cannot be written, or a name or type cannot be stored.

@@ -1,4 +1,4 @@
-"""What sentence-transformers keeps beside a model: how hidden states become vectors, and prompts by their names.
+"""Reads sentence-transformers' files beside a model: how hidden states become vectors, and named prompts.
 
 Layout: https://sbert.net/docs/package_reference/sentence_transformer/models.html.
 """
@@ -21,7 +21,7 @@ MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
 CAUSAL_LOGITS = "causal_logits"
-SENTENCE = "sentence_embedding"  # what a matrix is given and makes
+SENTENCE = "sentence_embedding"  # input and output of a matrix
 POOLING_KEYS: Mapping[str, PoolingKind] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -33,17 +33,17 @@ ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu",
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """The modules behind a transformer.
+    """The modules after a transformer.
 
     Attributes:
-        kind: of pooling.
-        normalize: vectors are divided by their lengths.
-        dense: matrices behind pooling.
-        tensors: of these matrices, by the names that the model has for them.
+        kind: kind of pooling.
+        normalize: whether vectors are scaled to length one.
+        dense: matrices after pooling.
+        tensors: tensors of these matrices, by the model's names.
         max_length: longest text in tokens; None: the model's.
-        lowercase: texts are made lower case.
-        prompts: text that is put in front of a text, by the name of what the text is.
-        default_prompt: the name of that of texts for which none is asked; None: none.
+        lowercase: whether texts are converted to lower case.
+        prompts: prefixes of texts, by name.
+        default_prompt: name of the prefix for texts without a named one; None: there is none.
     """
 
     kind: PoolingKind
@@ -57,7 +57,7 @@ class SentenceModules:
 
     @classmethod
     def read(cls, folder: Path) -> SentenceModules | None:
-        """What a folder says; None: nothing.
+        """Reads a folder; None: it has no such files.
 
         Raises:
             CheckpointError: a file is missing or malformed, or a module is not supported.
@@ -84,7 +84,7 @@ class SentenceModules:
                 case "Dense" if kind is None:  # of each token (ColBERT)
                     raise CheckpointError(f"{folder / MODULES}: module 'Dense' before 'Pooling' is not supported")
                 case "Dense" if normalize:
-                    raise CheckpointError(f"{folder / MODULES}: module 'Dense' behind 'Normalize' is not supported")
+                    raise CheckpointError(f"{folder / MODULES}: module 'Dense' after 'Normalize' is not supported")
                 case "Dense":
                     spec, found = _dense(path, number=len(dense))
                     dense.append(spec)
@@ -115,7 +115,7 @@ class SentenceModules:
         )
 
     def of(self, model: ModelConfig) -> ModelConfig:
-        """A model of embeddings with these modules behind it."""
+        """An embedding model with these modules after it."""
         pooler = Pooler(kind=self.kind, dense=self.dense, normalize=self.normalize)
         length = min(model.max_position, self.max_length or model.max_position)
         return replace(model, pooler=pooler, max_position=length)
@@ -123,11 +123,11 @@ class SentenceModules:
 
 @dataclass(frozen=True)
 class LogitScore:
-    """How a model that generates scores pairs of texts: by the logits of tokens behind its chat template's prompt.
+    """How a generating model scores pairs of texts: by the logits of tokens after its chat template's prompt.
 
     Attributes:
-        keys: of config.json, which say it in vLLM's way.
-        instruction: what the model is told to judge by, where a request does not say it; None: what the template says.
+        keys: keys of config.json that express it in vLLM's way.
+        instruction: default instruction for requests without one; None: the template's own.
     """
 
     keys: Mapping[str, Any]
@@ -135,7 +135,7 @@ class LogitScore:
 
     @classmethod
     def read(cls, folder: Path) -> LogitScore | None:
-        """What a folder says; None: nothing.
+        """Reads a folder; None: it has no such files.
 
         Raises:
             CheckpointError: a file is missing or malformed, or names an unknown input.
@@ -165,7 +165,7 @@ class LogitScore:
 
 
 def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
-    """Where a module's files are."""
+    """The folder of a module's files."""
     path = folder / str(module.get("path") or "")
     if not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(f"{folder / MODULES}: path {module['path']!r} leads out of the folder")

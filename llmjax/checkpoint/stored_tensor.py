@@ -1,4 +1,4 @@
-"""What every format's tensors have in common."""
+"""The interface of stored tensors in all formats."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class StoredTensor(Protocol):
 
     @property
     def name(self) -> str:
-        """Hugging Face name."""
+        """The Hugging Face name."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As in torch: a linear layer is [out, in]."""
+        """The shape, in torch's order: a linear layer is [out, in]."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file."""
+        """The number of bytes in the file."""
 
     @property
     def type_name(self) -> str:
-        """Type in the file: ``BF16``, ``Q4_K`` …"""
+        """The type in the file: ``BF16``, ``Q4_K`` …"""
 
     def row_source(self) -> RowSource | RowStack | None:
-        """Its codes and scales, where it is a quantized matrix, or a stack of them, that can stay one; None: `read` it.
+        """Codes and scales of a quantized matrix or stack that can stay quantized; None: use `read`.
 
         Raises:
-            CheckpointError: as `read`.
+            CheckpointError: see `read`.
         """
 
     def read(self, dtype: np.dtype) -> np.ndarray:
@@ -49,9 +49,9 @@ class StoredStack(StoredTensor, Protocol):
     """A tensor in a file that may be a stack of matrices."""
 
     def matrix(self, index: int, rows: slice, name: str) -> StoredTensor:
-        """Rows of a matrix of the stack [n, out, in], where they lie, as a tensor of their own.
+        """Rows of a matrix of the stack [n, out, in] as a tensor, without a copy.
 
         Args:
-            rows: with start and stop.
-            name: of that tensor.
+            rows: a slice with start and stop.
+            name: name of the new tensor.
         """

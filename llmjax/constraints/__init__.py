@@ -1,1 +1,1 @@
-"""Constraints on what is sampled: forms of output as grammars, and grammars as matchers over a vocabulary."""
+"""Constraints on sampling: forms of output become grammars, and grammars become matchers over a vocabulary."""

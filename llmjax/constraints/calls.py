@@ -1,4 +1,4 @@
-"""Calls of tools as structural tags: in the way that a family of models writes them, or as a list in JSON."""
+"""Tool calls as structural tags, either in the format of a model family or as a list in JSON."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from llmjax.constraints.schemas import enforceable
 from llmjax.errors import InvalidRequest
 from llmjax.parsing.grammar import Grammar, Role, State
 
-Format = dict[str, Any]  # as in ``tags``
+Format = dict[str, Any]  # see ``tags``
 
 _ANY: Format = {"type": "object"}
 LINE_END: Format = {"type": "regex", "pattern": r"\n?"}
-# Roles of what JSON cannot be written into.
+# Roles of states in which JSON cannot be written.
 _OTHER_FORMS = frozenset({Role.PYTHON, Role.BARE, Role.KEY, Role.VALUE, Role.ELEMENTS, Role.HEADER})
 _HARMONY_CALL = ("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>", "<|call|>")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """What may be called.
+    """A tool that may be called.
 
     Args:
-        arguments: what is written of them, in JSON.
+        arguments: format of the arguments, which are written as JSON.
     """
 
     name: str
@@ -36,26 +36,26 @@ class Tool:
 
     @classmethod
     def of(cls, tool: Mapping[str, Any], *, path: str, enforced: bool = True) -> Tool:
-        """A tool in OpenAI's form; where its schema is not enforced, arguments are any object.
+        """Reads a tool in OpenAI's form; if its schema is not enforced, arguments may be any object.
 
-        Arguments that it does not name are not written: functions do not know them, and models invent them. Of a schema
-        that is not strict, what no answer can be held to is left out.
+        Arguments that the schema does not name are not allowed: functions do not know them, and models invent them. If
+        the schema is not strict, parts that cannot be enforced are left out.
 
         Args:
-            path: of the tool in the request.
+            path: path of the tool in the request.
 
         Raises:
-            InvalidRequest: the schema is strict, and an answer cannot be held to it; names tool, place and keyword.
+            InvalidRequest: the schema is strict and cannot be enforced; the message names tool, place and keyword.
         """
         function = tool["function"]
         return cls(name=function["name"], arguments=_json(_arguments(function, path) if enforced else _ANY))
 
     @classmethod
     def of_text(cls, name: str, argument: str, grammar: str) -> Tool:
-        """A tool whose only argument is a text of a grammar in Lark.
+        """A tool whose only argument is a text that matches a Lark grammar.
 
         Raises:
-            InvalidRequest: the grammar is not one that JSON can be held to.
+            InvalidRequest: the grammar cannot be enforced inside JSON.
         """
         text: Format = {"type": "grammar", "grammar": in_json(grammar)}
         opening, closing = _const(f'{{{json.dumps(argument)}: "'), _const('"}')
@@ -79,12 +79,12 @@ def _arguments(function: Mapping[str, Any], path: str) -> Any:
 
 
 def forced_calls(tools: Sequence[Tool], *, several: bool, family: Grammar, key: str) -> Format:
-    """A call of one of the tools, or several, and nothing else.
+    """One call of one of the tools, or several calls, and nothing else.
 
     Args:
-        family: how the model writes calls. Where that is not JSON, a list in JSON takes its place, which is read by the
-            family ``json_list``.
-        key: what the arguments are called where they stand in JSON beside the name.
+        family: format of the model's calls. If that is not JSON, a list in JSON is used, which the family ``json_list``
+            reads.
+        key: name of the arguments if they are in JSON beside the tool's name.
     """
     if not writes_json(family):
         one: Format = {"type": "or", "elements": [_record(tool.name, tool, "parameters") for tool in tools]}
@@ -94,7 +94,7 @@ def forced_calls(tools: Sequence[Tool], *, several: bool, family: Grammar, key: 
 
 
 def strict_calls(tools: Sequence[Tool], *, family: Grammar, key: str) -> Format | None:
-    """Free text, in which every call is one of the tools; None: the family has no marker that leads to calls."""
+    """Free text in which every call must be one of the tools; None: the family has no marker that leads to calls."""
     if not writes_json(family):
         return None
     calls = [call for tool in tools for call in _ways(family, tool, key)]
@@ -107,16 +107,16 @@ def strict_calls(tools: Sequence[Tool], *, family: Grammar, key: str) -> Format 
 
 
 def is_bare(family: Grammar) -> bool:
-    """Whether a call is an object of JSON without a marker, which is how other answers in JSON begin, too."""
+    """Whether a call is a JSON object without a marker, so that other answers in JSON begin in the same way."""
     return family.known_tools and any(marker.startswith("{") for marker in family.states[family.initial].kept)
 
 
 def bare_call(tools: Sequence[Tool], *, key: str) -> Format:
-    """A call of one of the tools as a schema, for families whose calls are bare: what is read token by token tells it
-    from other JSON only where both are JSON.
+    """A call of one of the tools as a schema, for families with bare calls: token by token, only a schema can tell a
+    call from other JSON.
 
     Args:
-        key: as of `forced_calls`.
+        key: see `forced_calls`.
     """
     records = []
     for i, tool in enumerate(tools):
@@ -129,7 +129,7 @@ def bare_call(tools: Sequence[Tool], *, key: str) -> Format:
 
 
 def _moved(schema: Any, place: str) -> Any:
-    """A schema that stands at a place in another one, with its references to itself."""
+    """A schema to be placed inside another one, with adjusted references to itself."""
     if isinstance(schema, list):
         return [_moved(part, place) for part in schema]
     if not isinstance(schema, dict):
@@ -140,16 +140,16 @@ def _moved(schema: Any, place: str) -> Any:
 
 
 def begun_calls(tools: Sequence[Tool], *, family: Grammar) -> Format:
-    """What begins as calls of the tools do in a family that does not write JSON; how it goes on is the model's."""
+    """The beginning of a call in a family that does not write JSON; the model decides how it continues."""
     state = family.states[family.initial if family.known_tools else "content"]
-    # A bracket alone, which belongs to the calls, could begin anything.
+    # A single bracket, although it belongs to the calls, could begin any text.
     begins = [f"{marker}{tool.name}" if marker in state.kept else marker for marker in state.markers for tool in tools]
     rest: Format = {"type": "any_tokens"}
     return {"type": "or", "elements": [_joined([_const(begin), rest]) for begin in dict.fromkeys(begins)]}
 
 
 def _repeats(family: Grammar) -> bool:
-    """Whether calls may follow each other, each with its marker: not where that could be more of the JSON before."""
+    """Whether calls may follow each other, each with its marker: not if that could continue the JSON before it."""
     markers = family.states["content"].edges
     return bool(markers) and not family.known_tools and not any(marker.startswith("[") for marker in markers)
 
@@ -162,7 +162,7 @@ def writes_json(family: Grammar) -> bool:
 
 
 def harmony_call(tools: Sequence[Tool]) -> Format:
-    """A call in gpt-oss' language."""
+    """A call in the format of gpt-oss."""
     before, behind, end = _HARMONY_CALL
     calls = [
         {"type": "tag", "begin": f"{before}{tool.name}{behind}", "content": tool.arguments, "end": end}
@@ -172,7 +172,7 @@ def harmony_call(tools: Sequence[Tool]) -> Format:
 
 
 def _on_the_way(family: Grammar) -> Iterator[State]:
-    """States that a call goes through, and those beside them."""
+    """The states that a call passes through, and their alternatives."""
     return (state for state in family.states.values() if state.role not in (Role.CONTENT, Role.REASONING))
 
 
@@ -186,7 +186,7 @@ def _joined(parts: Sequence[Format]) -> Format:
 
 
 def _record(name: str, tool: Tool, key: str) -> Format:
-    """A call in JSON. Its arguments are a schema of their own, so that references in it lead where they did."""
+    """A call in JSON. Its arguments are a separate schema, so that references in it keep their targets."""
     begin = f'{{"name": {json.dumps(name)}, "{key}": '
     return _joined([_const(begin), tool.arguments, _const("}")])
 
@@ -200,7 +200,7 @@ def _const(text: str) -> Format:
 
 
 def _ways(family: Grammar, tool: Tool, key: str) -> list[list[Format]]:
-    """How the family may write a call: its versions may differ in whether the name stands in the JSON or before it."""
+    """The formats of a call in the family: in some versions the name is in the JSON, in others before it."""
     ways = [_call(family, tool, key, by_name=by_name) for by_name in (False, True)]
     return ways[:1] if ways[0] == ways[1] else ways
 
@@ -209,13 +209,13 @@ def _call(family: Grammar, tool: Tool, key: str, *, by_name: bool) -> list[Forma
     """A call from its marker to the content that may follow.
 
     Args:
-        by_name: what may begin with JSON or a name begins with the name.
+        by_name: whether a call that may begin with JSON or a name begins with the name.
     """
     name = family.initial if family.known_tools else "content"
     parts: list[Format] = []
     written: list[str] = []  # markers before the call
     called = False
-    for _ in family.states:  # each is passed once at most
+    for _ in family.states:  # each state is passed at most once
         state = family.states[name]
         match state.role:
             case Role.CONTENT if called:
@@ -263,7 +263,7 @@ def _name(family: Grammar, tool: Tool) -> Format:
 
 
 def _way_in(family: Grammar, state: State) -> str | None:
-    """The marker that leads on to a call. Where calls need none, they begin as they are."""
+    """The marker that leads to a call; calls without one begin immediately."""
     markers = (*state.kept, *state.edges) if family.known_tools else state.markers
     return next(
         (marker for marker in markers if family.states[state.target(marker)] not in (state, _content(family))), None
@@ -271,7 +271,7 @@ def _way_in(family: Grammar, state: State) -> str | None:
 
 
 def _way_out(family: Grammar, state: State, written: Sequence[str]) -> str | None:
-    """The marker that leads on to content, behind a call."""
+    """The marker that leads to content after a call."""
     after = (Role.CONTENT, Role.BETWEEN)
     markers = (m for m in state.markers if m not in written and family.states[state.target(m)].role in after)
     return next(markers, None)

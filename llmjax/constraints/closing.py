@@ -1,11 +1,11 @@
-"""JSON Schemas whose objects have the properties that they name, and no others."""
+"""Closes JSON Schemas, so that objects have only the properties that are named."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Where a schema holds others: one, a list of them, or several by name. What is joined with its surroundings (``allOf``,
-# ``if`` …) is left as it is: closed, it would forbid what stands beside it.
+# Keywords whose values are a schema, a list of schemas, or schemas by name. Schemas that are combined with others
+# (``allOf``, ``if`` …) stay open: if closed, they would forbid the properties of the others.
 ONE = frozenset({"items", "additionalItems", "additionalProperties", "contains", "propertyNames"})
 SEVERAL = frozenset({"prefixItems", "items"})
 CHOICES = frozenset({"anyOf", "oneOf"})
@@ -14,7 +14,7 @@ JOINED = frozenset({"allOf", "anyOf", "oneOf", "if", "then", "else", "$ref", "$d
 
 
 def closed(schema: Any) -> Any:
-    """The schema with ``additionalProperties: false`` wherever properties are named and nothing is said of others."""
+    """The schema with ``additionalProperties: false`` wherever it names properties and says nothing of others."""
     if not isinstance(schema, dict):
         return schema
     named = "properties" in schema or "patternProperties" in schema

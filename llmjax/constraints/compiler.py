@@ -1,4 +1,4 @@
-"""Grammars as matchers over a tokenizer's vocabulary, bounded in time and memory."""
+"""Compiles grammars to matchers over a tokenizer's vocabulary, with limits on time and memory."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.tokenizer import Tokenizer
 from llmjax.turns import Turn
 
-KEPT = 32  # matchers of grammars that were asked for last
-KEPT_CHARS = 2**21  # of those grammars together
-KEPT_REFUSALS = 1024  # of grammars that were refused last
+KEPT = 32  # number of recently used matchers that are kept
+KEPT_CHARS = 2**21  # characters of those grammars together
+KEPT_REFUSALS = 1024  # number of recently refused grammars that are remembered
 
 
 class GrammarCompiler:
-    """Makes matchers. Any thread may.
+    """Makes matchers, from any thread.
 
     Args:
-        tokenizer: whose tokens they read.
+        tokenizer: the tokenizer that defines the tokens.
         vocab_size: number of logits.
         eos_token_ids: tokens that may end an output.
-        trusted: grammars come from somebody who has made matchers of them; others are tried in another process first,
-            for there are short ones that take hours, or all memory.
+        trusted: whether grammars have already been compiled elsewhere; others are tried in another process first,
+            because even short ones may take hours or all memory.
     """
 
     def __init__(
@@ -44,14 +44,14 @@ class GrammarCompiler:
         self._trial = None if trusted else GrammarTrial(lambda: self._own)
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._refused: OrderedDict[bytes, str] = OrderedDict()  # why, by the grammars' hashes
+        self._refused: OrderedDict[bytes, str] = OrderedDict()  # reasons, by the grammars' hashes
 
     def grammar(self, params: StructuredOutputsParams) -> str:
-        """The grammar of a form, for ``matcher``; raises ``InvalidRequest``."""
+        """The grammar of a form of output, for ``matcher``; raises ``InvalidRequest``."""
         return grammar_of(params, special=self._cut)
 
     def known(self, grammar: str, *, field: str = "structured_outputs") -> LLMatcher | None:
-        """The matcher of a grammar that was asked for lately; at once. Errors as for ``matcher``."""
+        """The matcher of a recently used grammar, without waiting; None: unknown. Errors as for ``matcher``."""
         with self._lock:
             if (kept := self._kept.get(grammar)) is not None:
                 self._kept.move_to_end(grammar)
@@ -62,14 +62,14 @@ class GrammarCompiler:
             return None
 
     def matcher(self, grammar: str, *, field: str = "structured_outputs", turn: Turn | None = None) -> LLMatcher:
-        """A matcher at the beginning of an output, to be copied by those who let it read.
+        """A matcher at the beginning of an output; callers copy it before it reads tokens.
 
         Args:
-            field: what the request calls the grammar.
-            turn: is told if it takes long; what it raises ends this.
+            field: the request's name for the grammar.
+            turn: it is told if this takes long; an exception that it raises ends this call.
 
         Raises:
-            InvalidRequest: the grammar is wrong, needs too much, or nothing matches it.
+            InvalidRequest: the grammar is wrong, exceeds a limit, or nothing matches it.
         """
         if (kept := self.known(grammar, field=field)) is not None:
             return kept
@@ -97,7 +97,7 @@ class GrammarCompiler:
         raise GrammarRefused(_first_lines(error))
 
     def _refuse(self, grammar: str, why: str) -> None:
-        """From now on at once."""
+        """Remembers a refusal, so that the grammar is refused immediately from now on."""
         with self._lock:
             self._refused[_hash(grammar)] = why
             if len(self._refused) > KEPT_REFUSALS:
@@ -115,7 +115,7 @@ class GrammarCompiler:
         return _OwnVocabulary(tokens=tokens, special=special, eos=self._eos, tokenizer=tokenizer)
 
     def _cut(self, marker: str) -> list[int | str]:
-        """Special tokens in a marker, and the text between them."""
+        """Splits a marker into special tokens and the text between them."""
         tokenizer = self._tokenizer
         parts: list[int | str] = []
         ids = tokenizer.special_ids_in([marker])
@@ -135,12 +135,12 @@ class GrammarCompiler:
 
 @dataclass(frozen=True, kw_only=True)
 class _OwnVocabulary(Vocabulary):
-    """A tokenizer's vocabulary, texts in which are written as the tokenizer writes them."""
+    """A tokenizer's vocabulary, which encodes texts as the tokenizer does."""
 
     tokenizer: Tokenizer
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokenizer's tokens where they stand for exactly that."""
+        """The tokenizer's tokens for a text, if they decode to exactly that text."""
         data = text.encode() if isinstance(text, str) else text
         try:
             ids = self.tokenizer.encode(data.decode(), add_special_tokens=False, parse_special=False)
@@ -156,7 +156,7 @@ def _hash(grammar: str) -> bytes:
 
 
 def _first_lines(message: str) -> str:
-    """The gist of an error on one line."""
+    """The essence of an error on one line."""
     for mark in ("<state>", "<backtrace>", "<non-verbose/>"):
         message = message.split(mark)[0]
     text = " ".join(message.split())

@@ -1,4 +1,4 @@
-"""Whether texts of a JSON Schema come to an end: ``{"$ref": "#"}`` required of itself has none that does."""
+"""Checks whether a JSON Schema has finite texts: one that requires itself through ``{"$ref": "#"}`` has none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONTRADICTIONS = {
 
 
 def target(root: Any, reference: str) -> Any:
-    """What a reference within a schema leads to; None: nothing."""
+    """The target of a reference within a schema; None: there is none."""
     found = root
     for step in unquote(reference).removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -33,13 +33,13 @@ def target(root: Any, reference: str) -> Any:
 
 
 def with_finite_values(schema: Any) -> Any:
-    """The schema in which ``false`` stands for parts that no finite text fits.
+    """The schema with ``false`` in place of parts that no finite text fits.
 
     Args:
-        schema: whose parts are schemas where they must be.
+        schema: a well-formed JSON Schema.
 
     Raises:
-        InvalidRequest: no finite text fits the whole.
+        InvalidRequest: no finite text fits the whole schema.
     """
     finite = _Finite(schema)
     if finite.ends(schema):
@@ -48,7 +48,7 @@ def with_finite_values(schema: Any) -> Any:
 
 
 class _Finite:
-    """Which parts of a schema have a finite value: the least set that the rules give."""
+    """The parts of a schema that have a finite value: the least fixed point of the rules."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -70,7 +70,7 @@ class _Finite:
         return id(part) in self._found if isinstance(part, dict) else part is not False
 
     def without_others(self, schema: Any) -> Any:
-        """A part that ends, with ``false`` for those in it that do not."""
+        """A part with a finite value, with ``false`` in place of inner parts that have none."""
         if not isinstance(schema, dict):
             return schema
         return {keyword: self._inside(keyword, value) for keyword, value in schema.items()}
@@ -86,7 +86,7 @@ class _Finite:
         return self.without_others(part) if self.ends(part) else False
 
     def _parts(self) -> list[dict[str, Any]]:
-        """The schema, and all in it and behind its references, each once."""
+        """The schema, and all schemas inside it and at the targets of its references, each once."""
         found: dict[int, dict[str, Any]] = {}
         level = [self._root]
         while level:
@@ -102,7 +102,7 @@ class _Finite:
             yield target(self._root, reference)
 
     def _rule(self, schema: dict[str, Any]) -> bool:
-        """Whether it has a finite value, as far as is known."""
+        """Whether a schema has a finite value, as far as is known yet."""
         if isinstance(reference := schema.get("$ref"), str) and not self.ends(target(self._root, reference)):
             return False
         if "const" in schema:
@@ -146,7 +146,7 @@ def _property(schema: dict[str, Any], name: str) -> Any:
 
 
 def _inner(schema: dict[str, Any]) -> Iterable[Any]:
-    """Schemas in a schema, one step down."""
+    """The schemas directly inside a schema."""
     for keyword, value in schema.items():
         if keyword in NAMED and isinstance(value, dict):
             yield from value.values()

@@ -1,4 +1,4 @@
-"""Forms of output as grammars of ``llguidance``: JSON objects that hold JSON schemas and Lark."""
+"""Converts forms of output to grammars of ``llguidance``: JSON objects that hold JSON schemas and Lark."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from llmjax.constraints.tags import tag_grammar
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import FreeText, StructuredOutputsParams
 
-# JSON may be set out over lines, but white space comes to an end: models that are not sure of anything like it.
+# JSON may span lines, but white space is limited, because uncertain models would go on writing it.
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,64}"
 
 
 def grammar_of(params: StructuredOutputsParams, *, special: Callable[[str], list[int | str]]) -> str:
-    """The grammar of a form.
+    """The grammar of a form of output.
 
     Args:
-        special: cuts special tokens out of a marker, see ``Markers``.
+        special: splits a marker at special tokens, see ``Markers``.
 
     Raises:
-        InvalidRequest: the form is not one.
+        InvalidRequest: the form is not valid.
     """
     markers = Markers(special)
     forms = [params] if params.instead is None else [params, params.instead]
@@ -38,7 +38,7 @@ def grammar_of(params: StructuredOutputsParams, *, special: Callable[[str], list
 
 
 def json_options(params: StructuredOutputsParams) -> dict[str, Any]:
-    """How JSON is written, as ``llguidance`` calls it."""
+    """The options of ``llguidance`` for writing JSON."""
     options: dict[str, Any] = {"lenient": params.lenient, "coerce_one_of": params.lenient}
     if params.disable_any_whitespace:
         return {**options, "whitespace_flexible": False}
@@ -91,9 +91,9 @@ def _read(kind: str, text: Any) -> Any:
 
 
 def _choice(before: Sequence[FreeText | None], markers: Markers) -> str:
-    """One of the forms ``form_0``, ``form_1`` …, each behind its free text."""
+    """A rule for one of the forms ``form_0``, ``form_1`` …, each after its free text."""
     starts: list[str] = []
-    # Models put empty lines behind what they think.
+    # Models write empty lines after their reasoning.
     rules = ["GAP: /[ \\n]{0,4}/", "TEXT: /(?s:.*)/"]
     for number, text in enumerate(dict.fromkeys(before)):
         forms = " | ".join(f"@form_{i}" for i, own in enumerate(before) if own == text)
@@ -105,6 +105,6 @@ def _choice(before: Sequence[FreeText | None], markers: Markers) -> str:
         rules.append(markers.text_until(free, text.closing))
         opened = f"{markers.literal(text.opening)} " if text.opening else ""
         starts.append(f"{opened}{free} GAP answer_{number}")
-        if text.opening:  # or else the output begins inside
+        if text.opening:  # else the output begins inside it
             starts.append(f"{markers.literal(text.otherwise)} answer_{number}")
     return "\n".join([f"start: {' | '.join(starts)}", *rules, ""])

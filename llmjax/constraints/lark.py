@@ -1,5 +1,4 @@
-"""Pieces of grammars in Lark: expressions, and markers of model families, parts of which may be special tokens, which
-no text matches."""
+"""Parts of Lark grammars: expressions, and markers of model families, which may contain special tokens."""
 
 from __future__ import annotations
 
@@ -15,20 +14,20 @@ from llmjax.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Markers:
-    """How markers are written in a grammar.
+    """Writes markers in a grammar.
 
     Args:
-        cut: a marker as texts and ids of special tokens, in order.
+        cut: splits a marker into texts and ids of special tokens, in order.
     """
 
     cut: Callable[[str], list[int | str]]
 
     def literal(self, marker: str) -> str:
-        """What matches a marker."""
+        """An expression that matches a marker."""
         return " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in self.cut(marker))
 
     def text_until(self, name: str, marker: str) -> str:
-        """A rule for free text (``TEXT``) up to and with a marker: the first one that comes."""
+        """A rule for free text (``TEXT``) up to and including the first marker."""
         first, *rest = self.cut(marker)
         behind = " ".join(f"<[{part}]>" if isinstance(part, int) else json.dumps(part) for part in rest)
         if isinstance(first, int):
@@ -37,20 +36,20 @@ class Markers:
 
 
 def lark_regex(expression: str) -> str:
-    """An expression as a terminal of Lark."""
+    """A regular expression as a Lark terminal."""
     text: str = json.loads(LLMatcher.grammar_from_regex(expression))["grammars"][0]["lark_grammar"]
     return text.removeprefix("start: ")
 
 
 def lark_of(grammar: str) -> str:
-    """A grammar in Lark, GBNF or EBNF as Lark.
+    """Converts a grammar in Lark, GBNF or EBNF to Lark.
 
     Raises:
-        InvalidRequest: it is none of them.
+        InvalidRequest: it is in none of these languages.
     """
     if is_lark_syntax(grammar):
         return grammar
     try:
         return gbnf_to_lark(grammar)
-    except Exception as error:  # the translation raises whatever its own code comes upon
+    except Exception as error:  # the translation may raise any exception
         raise InvalidRequest(f"grammar cannot be read: {error}") from error

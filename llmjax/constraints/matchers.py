@@ -1,4 +1,4 @@
-"""Matchers of ``llguidance`` over a vocabulary, within its limits."""
+"""Makes matchers of ``llguidance`` over a vocabulary, within the library's limits."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from functools import cached_property
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# What a step may add to what a matcher knows: mostly it takes far below 1 ms. Some grammars make a step look at that
-# again and again, which `StepMatcher` bounds; what making a matcher takes, nothing here bounds.
+# Limits on the items that a step may add to a matcher's state; a step mostly takes far less than 1 ms. Some grammars
+# make a step search its state again and again, which `StepMatcher` limits; nothing here limits making a matcher.
 #
-# An expression's text that has to come is walked through at the beginning: the fuel is for some 50,000 characters.
-# Schemas whose expressions count what is counted inside (``(\\S+\\s+){0,49}``) need more, and get it where they do.
+# The required text of an expression is walked through at the beginning: the fuel suffices for some 50,000 characters.
+# Schemas with nested counts in expressions (``(\\S+\\s+){0,49}``) need more, and get it.
 _INITIAL_FUEL = (200_000, 2_000_000)
 _SCHEMAS = ('"json_schema"', "%json")  # signs of schemas in a grammar
-_NO_FUEL = "initial lexer configuration"  # what the library's error begins with where it was not enough
-STACK_BYTES = 2**28  # of memory that is taken only where it is needed
-_STACK_SIZE = threading.Lock()  # of threads that are started from now on: a setting of the whole process
+_NO_FUEL = "initial lexer configuration"  # the beginning of the library's error if the fuel was not enough
+STACK_BYTES = 2**28  # address space; memory is used only as far as needed
+_STACK_SIZE = threading.Lock()  # the stack size of new threads is a setting of the whole process
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Tokens that a grammar is matched with.
+    """The tokens that a grammar is matched with.
 
     Args:
         tokens: the bytes of each, [logits].
-        special: those that no text matches.
-        eos: those that may end an output, at least one.
+        special: ids of special tokens, which no text matches.
+        eos: ids of tokens that may end an output, at least one.
     """
 
     tokens: Sequence[bytes]
     special: Sequence[int]
     eos: Sequence[int]
 
-    # What TokenizerWrapper asks for.
+    # The attributes that TokenizerWrapper needs.
     bos_token_id = None
 
     @property
@@ -47,7 +47,7 @@ class Vocabulary:
         return self.special
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens that the text would be written in: the longest that fit. Where none does, the text is cut."""
+        """Encodes a text with the longest tokens that fit; where none does, the text is cut."""
         data = text.encode() if isinstance(text, str) else text
         ids, at = [], 0
         while at < len(data):
@@ -62,7 +62,7 @@ class Vocabulary:
 
     @cached_property
     def _ids(self) -> dict[bytes, int]:
-        """The first of tokens with the same bytes; each byte that no token has alone can only be part of another."""
+        """The first token for each byte string; a byte without a token of its own only occurs inside longer tokens."""
         special = frozenset(self.special)
         found: dict[bytes, int] = {}
         for token, data in enumerate(self.tokens):
@@ -75,7 +75,7 @@ class Vocabulary:
         return max(map(len, self._ids), default=1)
 
     def for_matchers(self) -> LLTokenizer:
-        """The same as the library keeps it."""
+        """The vocabulary in the library's form."""
         return LLTokenizer(TokenizerWrapper(self), n_vocab=len(self.tokens), eos_token=list(self.eos))
 
 
@@ -90,9 +90,9 @@ def _limits(initial_fuel: int) -> LLParserLimits:
 
 
 def make_matcher(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher whose first mask has been worked out: what is too much for a step mostly is so in the first.
+    """Makes a matcher and computes its first mask, since grammars that exceed a step's limits mostly do so there.
 
-    The library follows references and rules by calling itself, so it gets a stack for as many as there may be.
+    The library follows references and rules recursively, so it gets a stack that is large enough.
     """
     made: list[LLMatcher] = []
 

@@ -1,7 +1,7 @@
-"""How much a form prescribes, found out before any work begins, by its texts and counts as they stand.
+"""Limits how much text a form of output requires, computed from its texts and counts before any work begins.
 
-What has to come is walked through at every step: ``x{100000000}`` would keep each of them busy, and no answer can be
-that long. What may come costs nothing, so highest counts (``{0,100000000}``, ``maxLength``) have no limit.
+Every step walks through the required text: ``x{100000000}`` would make each step slow, and no answer can be that long.
+Optional text costs nothing, so upper counts (``{0,100000000}``, ``maxLength``) have no limit.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from llmjax.errors import InvalidRequest
 
-MOST_PRESCRIBED = 2**14  # characters or parts in a row, counts multiplied by those around them
+MOST_PRESCRIBED = 2**14  # characters or parts in a row, with nested counts multiplied
 
 _COUNTS = frozenset({"minLength", "minItems", "minProperties", "minContains"})
 _TEXTS = frozenset({"const", "enum"})
-_DATA = _TEXTS | {"default", "examples"}  # what is in them is not a schema
+_DATA = _TEXTS | {"default", "examples"}  # their values are not schemas
 _IN_EXPRESSION = re.compile(
     r"""
       (?P<open> \( (?: \? (?: P? < [^>]{0,64} > | [A-Za-z-]{0,16} :? ) )? ) | (?P<close> \) ) | (?P<either> \| )
@@ -43,11 +43,11 @@ def check_expression(expression: str) -> None:
     """Checks an expression.
 
     Raises:
-        InvalidRequest: it prescribes more than may be.
+        InvalidRequest: it requires too much text.
     """
     if len(expression) <= MOST_PRESCRIBED and _COUNTED.search(expression) is None:
         return
-    # Of each group that is open: what its alternative now has in a row, and the longest of those before.
+    # For each open group: the length of its current alternative, and the longest of the earlier ones.
     groups, last = [[0, 0]], 0
     for piece in _IN_EXPRESSION.finditer(expression):
         match piece.lastgroup:
@@ -56,7 +56,7 @@ def check_expression(expression: str) -> None:
             case "either":
                 groups[-1] = [0, max(groups[-1])]
             case "close":
-                # One that was not opened is the library's to tell.
+                # The library reports a group that was not opened.
                 last = max(groups.pop()) if len(groups) > 1 else 0
                 groups[-1][0] += last
             case "least":
@@ -78,8 +78,10 @@ def check_expression(expression: str) -> None:
 
 
 def check_lark(grammar: str) -> None:
-    """Checks the texts, expressions and counts of a grammar; raises as ``check_expression``. What rules make of each
-    other, the library limits."""
+    """Checks the texts, expressions and counts of a grammar; raises like ``check_expression``.
+
+    The library limits what rules produce together.
+    """
     for piece in _IN_LARK.finditer(grammar):
         if (expression := piece["expression"]) is not None:
             check_expression(expression)
@@ -88,7 +90,7 @@ def check_lark(grammar: str) -> None:
 
 
 def check_schema(schema: Any) -> None:
-    """Checks a schema, or what schemas are in; raises as ``check_expression``."""
+    """Checks a schema, or a list or object of schemas; raises like ``check_expression``."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -109,7 +111,7 @@ def check_schema(schema: Any) -> None:
 
 
 def check_choices(choices: Sequence[str]) -> None:
-    """Checks texts of which one is to be written; raises as ``check_expression``."""
+    """Checks alternative texts; raises like ``check_expression``."""
     _check_texts("choice", choices)
 
 

@@ -1,13 +1,13 @@
-"""Lark grammars of texts, rewritten as grammars of the same texts inside JSON strings.
+"""Rewrites Lark grammars of texts as grammars of the same texts inside JSON strings.
 
-JSON escapes characters one by one, whatever stands beside them (RFC 8259, section 7). So literals and expressions are
-rewritten, and the rules between them stay: sequences, choices, repetitions and intersections of escaped texts are those
-of the texts. Complements are not, and are refused, like parts that no text can be.
+JSON escapes each character independently (RFC 8259, section 7). So literals and expressions are rewritten, and the
+rules between them stay, since escaping preserves sequences, choices, repetitions and intersections. It does not
+preserve complements, so these are refused, as are parts that no text matches.
 
-The lexer goes on with a terminal as long as the next byte allows it, and an escape has two: behind ``/.+/`` a backslash
-would always be more of it, never the line end of the rule. So where an expression ends in such a repetition it becomes
-several terminals, one for each run of plain characters and one for each escape, and a rule of them. Where a grammar
-has it inside other terminals, some texts of the grammar cannot be written; none that is not of it ever is.
+The lexer continues a terminal as long as the next byte allows it, and an escape has two bytes: after ``/.+/`` a
+backslash would always continue the terminal and never begin the rule's escaped line end. So an expression that ends in
+such a repetition becomes a rule of several terminals, one for runs of plain characters and one for each escape. If a
+grammar has it inside other terminals, some texts of the grammar cannot be written, but no wrong text ever is.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from llmjax.errors import InvalidRequest
 from llmjax.sampling.structured import MAX_FORM_CHARS
 
 ESCAPES = {char: json.dumps(char)[1:-1] for char in map(chr, (*range(0x20), 0x22, 0x5C))}
-_OTHERS = r'[^"\\\x00-\x1f]'  # what stands for itself
-# Terminals of Lark's ``common`` in which there is something to escape.
+_OTHERS = r'[^"\\\x00-\x1f]'  # characters that are not escaped
+# Terminals of Lark's ``common`` with characters that need escapes.
 _COMMON = {
     "ESCAPED_STRING": r'"([^"\\]|\\.)*"',
     "WS_INLINE": r"[ \t]+",
@@ -66,18 +66,19 @@ _ATOM = re.compile(
 _HEAD = re.compile(r"^[ \t]*(?:[!?]*(?P<name>_?[a-zA-Z][\w-]*)[^:\n]*:|(?P<word>%\w+))", re.MULTILINE)
 _LOOP = re.compile(r"(?P<head>.*?)(?P<unit>\[\^?\]?(?:\\.|[^\[\]\\])*\]|(?<!\\)(?:\\\\)*\.)(?P<times>[+*])", re.DOTALL)
 _CONTROLS = {"n": "\n", "t": "\t", "r": "\r", "f": "\f", "v": "\v", "a": "\a"}
-_HARMLESS = re.compile(r"\\p(?:[LMN]|\{[LMN][a-z]?\})")  # letters, marks and numbers: nothing of them is escaped
+_HARMLESS = re.compile(r"\\p(?:[LMN]|\{[LMN][a-z]?\})")  # letters, marks and numbers, none of which is escaped
 
 
 def in_json(grammar: str) -> str:
-    """The grammar of what stands between the quotes of JSON strings whose texts are of a grammar. Characters are
-    escaped as ``json.dumps`` does it, in the one way; those beyond ASCII need not be.
+    """The grammar of JSON strings, without their quotes, whose texts match a grammar.
+
+    Characters are escaped in exactly one way, that of ``json.dumps``; non-ASCII characters need no escapes.
 
     Args:
-        grammar: Lark, as ``llguidance`` reads it.
+        grammar: a grammar in the Lark dialect of ``llguidance``.
 
     Raises:
-        InvalidRequest: it has a part that cannot stand in a JSON string, or that is not understood.
+        InvalidRequest: it has a part that cannot be in a JSON string, or that is not understood.
     """
     parts = list(_PART.finditer(grammar))
     rules = _Statements(grammar, parts)
@@ -98,16 +99,18 @@ def in_json(grammar: str) -> str:
 
 
 class _Use(Enum):
-    """What an expression is written for."""
+    """The use of an expression."""
 
-    RULE = 0  # may be several terminals
+    RULE = 0  # it may become several terminals
     TERMINAL = 1
-    IGNORED = 2  # is repeated anyway
+    IGNORED = 2  # it is repeated anyway
 
 
 class _Statements:
-    """What of a grammar are rules, terminals and text that is ignored. A terminal that is one expression becomes a rule
-    where nothing but rules has it."""
+    """The rules, terminals and ignored text of a grammar.
+
+    A terminal that is one expression becomes a rule if only rules use it.
+    """
 
     def __init__(self, grammar: str, parts: Sequence[re.Match[str]]) -> None:
         bare = _without(parts, grammar)
@@ -129,7 +132,7 @@ class _Statements:
         self._rules = {name for name in self._single if name.isupper() and name not in others}
 
     def use(self, part: re.Match[str]) -> _Use:
-        """What a part is for."""
+        """The use of a part."""
         index = self._index(part)
         name = self._names[index] if index >= 0 else ""
         if name == "%ignore":
@@ -137,7 +140,7 @@ class _Statements:
         return _Use.RULE if name.islower() or name in self._rules else _Use.TERMINAL
 
     def ignored(self, name: str) -> str:
-        """What is ignored where a terminal is: it is repeated anyway."""
+        """The ignored text for a terminal, which is repeated anyway."""
         return _terminals(*self._single[name], _Use.IGNORED) if name in self._single else name
 
     def imported(self, name: str, alias: str) -> str:
@@ -156,7 +159,7 @@ class _Statements:
 
 
 def _without(parts: Sequence[re.Match[str]], grammar: str) -> str:
-    """The grammar with spaces in the places of its parts, so that names and signs are left."""
+    """The grammar with spaces in place of its parts, so that only names and signs are left."""
     pieces, at = [], 0
     for part in parts:
         pieces += [grammar[at : part.start()], " " * len(part[0])]
@@ -169,7 +172,7 @@ def _words(text: str) -> list[str]:
 
 
 def _imports(part: re.Match[str]) -> list[tuple[str, str]]:
-    """Terminals of Lark's ``common``, and what they are called."""
+    """Imported terminals of Lark's ``common``, with their names in the grammar."""
     if part["name"]:
         return [(part["name"], part["alias"] or part["name"])]
     return [(name, name) for name in (part["names"] or "").replace(",", " ").split()]
@@ -200,7 +203,7 @@ def _text(literal: str) -> str:
     try:
         text: str = json.loads(re.sub(r"(\\\\)|\\x([0-9a-fA-F]{2})", _as_unicode, literal))
         text.encode()
-    except ValueError as error:  # UnicodeEncodeError is one, too
+    except ValueError as error:  # UnicodeEncodeError is a ValueError too
         raise InvalidRequest(f"{literal[:40]} is not a text") from error
     return text
 
@@ -212,13 +215,13 @@ def _as_unicode(match: re.Match[str]) -> str:
 def _literal(text: str, any_case: str) -> str:
     if not any_case:
         return json.dumps("".join([ESCAPES.get(char, char) for char in text]))
-    # The letters of escapes have one case.
+    # The letters of escapes have only one case.
     parts = [part for part in re.split(r'([\x00-\x1f"\\])', text) if part]
     return f"({' '.join(_literal(part, '') + ('' if part in ESCAPES else 'i') for part in parts)})" if parts else '""'
 
 
 def _terminals(text: str, flags: str, use: _Use) -> str:
-    """An expression as Lark has it."""
+    """A rewritten expression in Lark's syntax."""
     whole = f"/{_expression(text, flags)}/{flags}"
     inner = text[1:-1] if text.startswith("(") and _LOOP.fullmatch(text[1:-1]) else text
     loop = None if use is _Use.TERMINAL else _LOOP.fullmatch(inner)
@@ -247,9 +250,9 @@ def _may_be_empty(expression: str) -> bool:
 
 
 def _expression(text: str, flags: str) -> str:
-    """An expression in Rust's syntax."""
+    """A rewritten expression in the syntax of Rust's regex."""
     _check_flags(flags)
-    lines = ["s" in flags]  # whether a dot is an end of line, too; of each group that is open
+    lines = ["s" in flags]  # for each open group, whether a dot matches a line end
     pieces: list[str] = []
     for atom in _ATOM.finditer(text):
         written = atom[0]
@@ -297,13 +300,13 @@ def _char(code: int, written: str) -> str:
 
 
 def _class(text: str) -> str:
-    """A class of characters."""
+    """A rewritten class of characters."""
     found = _members(text)
     return f"(?:[{text}&&{_OTHERS}]|{_escapes(found)})" if found else text
 
 
 def _members(text: str) -> list[str]:
-    """The characters of a class that are escaped."""
+    """The characters of a class that need escapes."""
     if not text.endswith("]") or any(mark in text for mark in ("&&", "--", "~~", r"\p", r"\P", r"\u{", r"\x{")):
         raise InvalidRequest(f"the class {text[:40]} is not understood in the grammar of a text")
     try:
@@ -314,7 +317,7 @@ def _members(text: str) -> list[str]:
 
 
 def _escapes(chars: Iterable[str]) -> str:
-    """What matches one of some characters that are escaped; their letters have one case."""
+    """An expression for one of some escaped characters; their letters have only one case."""
     short: list[str] = []
     long: dict[str, list[str]] = {}
     for char in chars:

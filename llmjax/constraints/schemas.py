@@ -1,7 +1,7 @@
-"""What of a JSON Schema an answer can be held to, keyword by keyword, so that an error names its place.
+"""Finds the parts of a JSON Schema that can be enforced, keyword by keyword, so that an error names its place.
 
-Clients send schemas that others have written for them: with expressions that have look-around, references to nothing,
-lists where objects must be. The library refuses a form as a whole for one of these, and says nothing of where it is.
+Clients send schemas that others have written: with look-around in expressions, references without a target, or lists
+in place of objects. For one of these the library refuses the whole form, and does not say where it is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmjax.constraints.finite import target, with_finite_values
 from llmjax.constraints.prescribed import check_schema
 from llmjax.errors import InvalidRequest
 
-# Keywords that say nothing of what is valid. "$schema" names a version, which the library knows without it.
+# Keywords without an effect on validity. "$schema" names a version, which the library does not need.
 _NOTES = frozenset(
     {"$schema", "title", "description", "default", "example", "examples", "$comment", "deprecated", "x-guidance"}
 )
@@ -27,20 +27,20 @@ _LISTS = CHOICES | {"allOf", "prefixItems"}
 _SINGLE = ONE | {"not", "if", "then", "else", "unevaluatedProperties", "unevaluatedItems", "contentSchema"}
 _BY_NAME = NAMED | {"dependentSchemas"}
 _BOUNDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
-_MOST = 2.0**63  # of bounds
-_KEPT_CHARS = 512  # of what the library was asked that is remembered
+_MOST = 2.0**63  # limit for bounds
+_KEPT_CHARS = 512  # longest question to the library whose answer is remembered
 
 
 def enforceable(schema: Any, *, lenient: bool, repair: bool = False) -> Any:
-    """The schema with what an answer can be held to.
+    """The schema with only the parts that can be enforced.
 
     Args:
-        schema: JSON; it is not changed.
-        lenient: keywords that the library does not know may stay: it leaves them out.
-        repair: leave out what it refuses, too, which is an error otherwise.
+        schema: a JSON Schema; it is not changed.
+        lenient: whether keywords that the library does not know may stay; it ignores them.
+        repair: whether to leave out parts that the library refuses, which is an error otherwise.
 
     Raises:
-        InvalidRequest: the place in the schema, and what is wrong there; or no finite text is valid, repaired or not.
+        InvalidRequest: a part is wrong, and the message names its place; or no finite text is valid, repaired or not.
     """
     return with_finite_values(_Reader(schema, lenient=lenient, repair=repair).read(schema, ""))
 
@@ -55,28 +55,28 @@ class _Reader:
         self._named = _has_names(root)
 
     def read(self, schema: Any, path: str) -> Any:
-        """What is left of a schema at a place, such as ``properties.city``."""
+        """The enforceable part of a schema at a place, such as ``properties.city``."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
             self._fault(path, "is neither an object nor a boolean")
             return True
         kept: dict[str, Any] = {}
-        plain: dict[str, Any] = {}  # what the library can be asked about without the rest
+        plain: dict[str, Any] = {}  # the part that the library can check without the rest
         for keyword in sorted(schema, key=lambda name: name != "type"):
             value, place = schema[keyword], f"{path}.{keyword}" if path else keyword
             if keyword in _NOTES:
                 continue
             if (reason := self._reason(keyword, value, plain)) is not None:
                 self._fault(place, reason)
-                if keyword == "patternProperties":  # what they allowed must not be forbidden
+                if keyword == "patternProperties":  # properties that they allowed must not be forbidden
                     kept["additionalProperties"] = True
             elif keyword != "additionalProperties" or keyword not in kept:
                 kept[keyword] = self._inside(keyword, value, place)
         return kept
 
     def _inside(self, keyword: str, value: Any, path: str) -> Any:
-        """A keyword's value, with what is left of the schemas in it."""
+        """A keyword's value, with the enforceable parts of the schemas in it."""
         if keyword in _BY_NAME:
             return {name: self.read(part, f"{path}.{name}") for name, part in value.items()}
         if keyword in _LISTS or (keyword in SEVERAL and isinstance(value, list)):
@@ -84,7 +84,7 @@ class _Reader:
         return self.read(value, path) if keyword in _SINGLE else value
 
     def _reason(self, keyword: str, value: Any, plain: dict[str, Any]) -> str | None:
-        """What is wrong with a keyword; None: nothing."""
+        """The problem with a keyword; None: there is none."""
         if keyword in _BY_NAME:
             if not isinstance(value, dict):
                 return "is not an object"
@@ -109,7 +109,7 @@ class _Reader:
         except InvalidRequest as error:
             return str(error)
         reason = self._refused({**plain, keyword: value})
-        if reason and not reason.startswith("Unsatisfiable"):  # what nothing fits is not a fault: it may be optional
+        if reason and not reason.startswith("Unsatisfiable"):  # it may be optional, so it is allowed
             return reason
         plain[keyword] = value
         return None
@@ -122,7 +122,7 @@ class _Reader:
     def _leads_somewhere(self, reference: Any) -> bool:
         if not isinstance(reference, str):
             return False
-        if self._named:  # the library finds what has a name
+        if self._named:  # the library resolves named references
             return True
         if not reference.startswith("#"):
             return False
@@ -135,7 +135,7 @@ class _Reader:
 
 @lru_cache(maxsize=4096)
 def _refusal(grammar: str) -> str:
-    """What the library says against a grammar before it makes an automaton of it, in one line; empty: nothing."""
+    """The library's first objection to a grammar, before it makes an automaton, in one line; empty: none."""
     message: str = LLMatcher.validate_grammar(grammar)
     lines = [line.strip() for line in message.splitlines()]
     told = next(
@@ -145,7 +145,7 @@ def _refusal(grammar: str) -> str:
 
 
 def _has_names(schema: Any) -> bool:
-    """Whether schemas in it have names that references may be to."""
+    """Whether it contains schemas with names that references may use."""
     level = [schema]
     while level:
         part = level.pop()
@@ -173,7 +173,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _within(keyword: str, value: float, kind: Any) -> bool:
-    """Whether the library can count up to a bound. Upper ones of integers it cuts to what it can."""
+    """Whether the library can count up to a bound. It reduces upper bounds of integers to its own limit."""
     if kind == "integer" and "aximum" in keyword:
         return value > -_MOST
     return -_MOST < value < _MOST

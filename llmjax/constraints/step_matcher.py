@@ -1,4 +1,4 @@
-"""A matcher that reads one output and fails where that takes too long."""
+"""A matcher that reads one output and fails if that takes too long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 _T = TypeVar("_T")
-STEP_SECONDS = 0.05  # of computing: that much a step may take for ever, as with thousands of optional properties
-MOST_SECONDS = 1.0  # beyond that, in one step or in many
+STEP_SECONDS = 0.05  # of computing; every step may take this long, for example with thousands of optional properties
+MOST_SECONDS = 1.0  # of computing beyond that, in one step or in many
 
 
 @dataclass
@@ -21,15 +21,17 @@ class _Meter:
 
 
 class StepMatcher:
-    """The library limits how much a step may add to what it knows, not how long it may look through it: the grammar
-    ``a: a a | "x" | "xy"`` takes many seconds for a mask once some hundred characters have been read. All others wait
-    for a mask, so an output that makes them wait too long has to end.
+    """A matcher with a limit on computing time.
+
+    The library limits how much state a step may add, not how long it may search it: the grammar
+    ``a: a a | "x" | "xy"`` takes many seconds for a mask after some hundred characters. All sequences wait for a mask,
+    so an output that makes them wait too long has to end.
 
     Args:
-        matcher: its own.
+        matcher: the library's matcher, which no one else uses.
         each_step: seconds of computing that every step may take.
-        seconds: what steps may take beyond that, all together; the call that passes it comes to its end.
-        clock: of the thread that asks.
+        seconds: seconds that all steps together may take beyond that; the call that exceeds it still ends normally.
+        clock: CPU time of the calling thread.
     """
 
     def __init__(
@@ -47,12 +49,12 @@ class StepMatcher:
         self._meter = _Meter()
 
     def begin_step(self) -> None:
-        """The one before has ended. Too much is for ever."""
+        """Begins a step: time above the limit of the last step stays counted. Once it is too much, it stays so."""
         if not self._is_late:
             self._meter.seconds = max(self._meter.seconds - self._each_step, 0.0)
 
     def deep_copy(self) -> StepMatcher:
-        """Another one at the same place. What it takes counts here."""
+        """A copy at the same place; its time counts here too."""
         copy = StepMatcher(
             self._timed(self._matcher.deep_copy), each_step=self._each_step, seconds=self._most, clock=self._clock
         )

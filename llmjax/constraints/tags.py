@@ -1,5 +1,7 @@
-"""Structural tags: free text, and parts of a form between texts that begin and end them. The older form is vLLM's
-(``structures`` and ``triggers``), the newer one XGrammar's (``format``)."""
+"""Structural tags: free text with constrained parts between texts that begin and end them.
+
+The older format is vLLM's (``structures`` and ``triggers``), the newer one XGrammar's (``format``).
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,15 @@ from typing import Any
 from llmjax.constraints.lark import Markers, lark_of, lark_regex
 from llmjax.errors import InvalidRequest
 
-MAX_DEPTH = 32  # formats in each other
+MAX_DEPTH = 32  # nested formats
 
 
 def tag_grammar(tag: Any, *, options: Mapping[str, Any], markers: Markers) -> str:
-    """A structural tag as Lark.
+    """Converts a structural tag to Lark.
 
     Args:
-        tag: JSON.
-        options: of schemas, see ``json_options``.
+        tag: the tag as JSON.
+        options: options of schemas, see ``json_options``.
 
     Raises:
         InvalidRequest: it is not a structural tag.
@@ -47,7 +49,7 @@ class _Writer:
         self._count = 0
 
     def format(self, value: Any, *, depth: int) -> str:
-        """What matches a format."""
+        """An expression that matches a format."""
         value = _object(value)
         if depth > MAX_DEPTH:
             raise InvalidRequest(f"formats are nested deeper than {MAX_DEPTH}")
@@ -58,7 +60,7 @@ class _Writer:
                 return self._json(value.get("json_schema", True))
             case "any_text":
                 return "TEXT"
-            case "any_tokens":  # special ones, too
+            case "any_tokens":  # special tokens too
                 return self._rule("(TEXT | <[*]>)*")
             case "regex":
                 return lark_regex(_string(value, "pattern"))

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TokenMark:
-    """A text as tokens may write it, whichever they are: an automaton that needs no vocabulary.
+    """An automaton that finds a text in tokens, however they divide it; it needs no vocabulary once it is made.
 
-    In state s the tokens before end with the first s bytes of the text (Knuth, Morris and Pratt). For ``</t>`` and the
+    In state s the tokens so far end with the first s bytes of the text (Knuth, Morris and Pratt). For ``</t>`` and the
     tokens ``<`` and ``</``, state 0 has {``<``: 1, ``</``: 2}, and in state 1 the token ``/t>`` leads to the end.
 
     Attributes:
-        states: of each state, the states that tokens lead to where these differ from those of state 0; in state 0, from
-            0. The last one, ``len(states)``, is reached when the text is complete.
+        states: for each state, the next state by token if that differs from the one of state 0; in state 0, if it
+            differs from 0. The last state, ``len(states)``, means that the text is complete.
     """
 
     states: tuple[dict[int, int], ...]
@@ -25,7 +25,7 @@ class TokenMark:
         """The automaton of a text.
 
         Args:
-            text: not empty.
+            text: a text that is not empty.
             tokens: the bytes of each token of the vocabulary, by id.
         """
         data = text.encode()
@@ -38,7 +38,7 @@ class TokenMark:
                     holds.append(token)
         states = [{token: end for token in holds if (end := _end_of(tokens[token], data))}]
         for state in range(1, len(data)):
-            # Of what is written already, each part that the text begins with may go on.
+            # Every ending of the written bytes that is a beginning of the text may continue.
             begun = [size for size in range(1, state + 1) if data[:state].endswith(data[:size])]
             found = {}
             for token in {token for size in begun for token in by_first.get(data[size], ())}:
@@ -54,7 +54,7 @@ class TokenMark:
 
 
 def _end_of(written: bytes, text: bytes) -> int:
-    """How much of the text the end of what is written begins; all of it once it has been there."""
+    """The number of bytes of the text that the end of the written bytes begins; all once it has occurred."""
     if text in written:
         return len(text)
     return next((size for size in range(min(len(text) - 1, len(written)), 0, -1) if written.endswith(text[:size])), 0)
@@ -62,14 +62,14 @@ def _end_of(written: bytes, text: bytes) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingBudget:
-    """How long a model may reason.
+    """The limit on a model's reasoning.
 
     Args:
-        tokens: that an output may have before its reasoning must be over, with those that open it.
-        inside: the output begins inside of its reasoning.
-        start: what opens reasoning.
-        end: what closes it.
-        closing: the tokens that are written where it has to be closed.
+        tokens: number of tokens that an output may have before its reasoning must end, the opening ones included.
+        inside: whether the output begins inside its reasoning.
+        start: finds the text that opens reasoning.
+        end: finds the text that closes it.
+        closing: tokens that are written to close it.
     """
 
     tokens: int
@@ -80,13 +80,13 @@ class ThinkingBudget:
 
 
 class Thinking:
-    """The reasoning of one output, as far as it has been written."""
+    """The state of one output's reasoning so far."""
 
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
         self._inside = budget.inside
         self._state = 0
-        self.left = budget.tokens  # until it has to be over
+        self.left = budget.tokens  # tokens until reasoning must end
 
     def accept(self, token: int) -> None:
         """Reads the next token of the output."""
@@ -98,10 +98,10 @@ class Thinking:
 
     @property
     def over(self) -> bool:
-        """The budget is used up, whether the output reasons or not."""
+        """Whether the budget is used up, whether the output still reasons or not."""
         return self.left <= 0
 
     @property
     def closing(self) -> tuple[int, ...]:
-        """What has to be written once the budget is used up; nothing if the output does not reason."""
+        """The tokens to write once the budget is used up; none if the output does not reason."""
         return self._budget.closing if self._inside else ()

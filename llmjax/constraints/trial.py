@@ -1,6 +1,6 @@
-"""Tries a grammar in another process, which is ended where it takes too much: the library has no bound of its own.
+"""Tries a grammar in another process, which is killed if it exceeds a limit, because the library has no limits.
 
-A schema of a thousand characters can keep it busy for hours, and an expression of 100,000 can take all memory.
+A schema of a thousand characters can keep the library busy for hours, and an expression of 100,000 can take all memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from llmjax.limited_process import LimitedProcess
 from llmjax.system import python_path
 from llmjax.turns import Turn
 
-START_SECONDS = 60.0  # a bound for a machine that is very busy; it takes a few tenths of a second
-END_SECONDS = 5.0  # for the end of what is tried
+START_SECONDS = 60.0  # for a very busy machine; usually it takes a few tenths of a second
+END_SECONDS = 5.0  # for the end of a trial
 
 
 class GrammarProcessError(LLMJaxError):
@@ -29,18 +29,18 @@ class GrammarProcessError(LLMJaxError):
 
 
 class GrammarRefused(InvalidRequest):
-    """A grammar is wrong or takes too much, whenever it is tried."""
+    """A grammar is wrong or exceeds a limit, every time that it is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialLimits:
-    """What one grammar may take.
+    """The limits for one grammar.
 
     Args:
         cpu_seconds: computing time, after which the trial is killed.
         wall_seconds: time until the answer is there, however busy the machine is.
         short_seconds: time after which a trial counts as one that takes long.
-        memory: bytes of address space beside what the process has once it knows the vocabulary.
+        memory: bytes of address space beyond those of a process that knows the vocabulary.
     """
 
     cpu_seconds: float = 5.0
@@ -50,11 +50,12 @@ class TrialLimits:
 
 
 class GrammarTrial:
-    """Finds out whether grammars can be had, in processes that start when they are first needed. Thread-safe: there are
-    as many processes as threads have asked at a time.
+    """Tries grammars in processes that start when they are first needed.
+
+    It is thread-safe: there are as many processes as threads have asked at the same time.
 
     Args:
-        vocabulary: makes what they are matched with; called once for each process.
+        vocabulary: makes the vocabulary; called once for each process.
     """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], *, limits: TrialLimits | None = None) -> None:
@@ -64,15 +65,15 @@ class GrammarTrial:
         self._idle: list[_Process] = []
 
     def error(self, grammar: str, *, turn: Turn | None = None) -> str:
-        """What the library says against a grammar; empty: nothing.
+        """The library's objection to a grammar; empty: none.
 
         Args:
-            turn: is told if it takes long; what it raises ends the trial.
+            turn: it is told if this takes long; an exception that it raises ends the trial.
 
         Raises:
-            GrammarRefused: it takes more than the limits of computing time or memory.
-            InvalidRequest: it takes more than the limit of time.
-            GrammarProcessError: there is no process.
+            GrammarRefused: the grammar exceeds the limit of computing time or memory.
+            InvalidRequest: the trial exceeds the limit of wall time.
+            GrammarProcessError: the process cannot be started, or has ended.
         """
         process = self._process()
         try:
@@ -114,7 +115,7 @@ class _Process:
         return self._process.alive
 
     def error(self, grammar: str, turn: Turn | None) -> str:
-        """As of ``GrammarTrial``. The process is kept, unless it has ended or does not answer."""
+        """See ``GrammarTrial.error``. The process is kept unless it has ended or does not answer."""
         try:
             self._socket.settimeout(self._limits.wall_seconds)
             send_frame(self._socket, grammar.encode())
@@ -145,7 +146,7 @@ class _Process:
         raise InvalidRequest(f"it takes more than {self._limits.wall_seconds:g} s")
 
     def _comes(self, seconds: float) -> bool:
-        """Whether there is something to read, or nothing more will be."""
+        """Waits until there is something to read or the connection ends; False if the time is over first."""
         return bool(select.select([self._socket], [], [], seconds)[0])
 
     def _read(self) -> tuple[int, str]:
@@ -154,7 +155,7 @@ class _Process:
         return read(answer)
 
     def _end(self) -> None:
-        """Ends what is tried; its answer must not be taken for the next one's."""
+        """Ends the trial, whose answer must not be mistaken for the next one's."""
         self._process.signal(signal.SIGUSR1)
         if self._comes(END_SECONDS):
             self._read()

@@ -1,9 +1,8 @@
-"""The process that tries grammars: ``python -m llmjax.constraints.trial_main``, started by ``trial``, ends with its
-socket.
+"""The process that tries grammars, ``python -m llmjax.constraints.trial_main``; ``trial`` starts it.
 
-Standard input is the socket; the vocabulary comes first. Each grammar is tried in a fork of the process, which shares
-the vocabulary and takes what it has allocated with it. What takes more computing time than ``TrialLimits`` allow is
-killed by the system, and so, by the library's own end, is what takes more memory.
+Standard input is a socket, and the process ends with it. The vocabulary comes first. Each grammar is tried in a fork,
+which shares the vocabulary and frees its memory when it ends. The system kills a fork that exceeds the computing time
+in ``TrialLimits``, and the library aborts one that exceeds the memory.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from llmjax.frames import receive_frame, send_frame
 
 def main() -> None:
     limits = json.loads(sys.argv[1])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which may have requests to finish
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which may finish requests first
     connection = socket.socket(fileno=0)
     if (frame := receive_frame(connection)) is None:
         return
@@ -36,7 +35,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, trials.end)
     signal.signal(signal.SIGUSR2, trials.step_back)
     send_frame(connection, b"")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library writes about its own end, which the server tells
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the library reports when it aborts, which the server tells anyway
     while (grammar := receive_frame(connection)) is not None:
         code, error = trials.run(grammar.decode())
         send_frame(connection, written(code, error))
@@ -44,10 +43,10 @@ def main() -> None:
 
 @dataclass
 class _Trials:
-    """Forks, one after the other.
+    """Runs trials in forks, one after the other.
 
     Args:
-        cpu_seconds, memory: as of ``TrialLimits``.
+        cpu_seconds, memory: see ``TrialLimits``.
     """
 
     vocabulary: LLTokenizer
@@ -56,7 +55,7 @@ class _Trials:
     running: int | None = None
 
     def run(self, grammar: str) -> tuple[int, bytes]:
-        """A fork's exit status (negative: the signal that has killed it), and what the library says."""
+        """Runs a fork; returns its exit status (negative: the signal that killed it) and the library's objection."""
         reader, writer = os.pipe()
         self.running = os.fork()
         if not self.running:
@@ -69,21 +68,21 @@ class _Trials:
         return os.waitstatus_to_exitcode(status), error
 
     def end(self, signum: int, frame: FrameType | None) -> None:
-        """The one that runs, at once."""
+        """A signal handler: kills the running fork immediately."""
         if self.running:
             os.kill(self.running, signal.SIGKILL)
 
     def step_back(self, signum: int, frame: FrameType | None) -> None:
-        """The one that runs, behind all other work of the machine."""
+        """A signal handler: lowers the priority of the running fork below other work of the machine."""
         if self.running:
             os.setpriority(os.PRIO_PROCESS, self.running, NICENESS)
 
     def _try(self, grammar: str, writer: int) -> None:
-        """In the fork, which does not return."""
+        """Tries a grammar inside the fork; does not return."""
         try:
             os.close(0)
             _limit_memory(self.memory)
-            signal.setitimer(signal.ITIMER_PROF, self.cpu_seconds)  # nothing catches its signal
+            signal.setitimer(signal.ITIMER_PROF, self.cpu_seconds)  # nothing catches its signal, so it kills
             matcher = make_matcher(self.vocabulary, grammar)
             if matcher.is_error():
                 os.write(writer, matcher.get_error().encode("utf-8", "replace")[:ERROR_BYTES])
@@ -94,7 +93,7 @@ class _Trials:
 
 def _limit_memory(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # macOS has no limit of the address space
+    if sys.platform == "linux":  # macOS cannot limit the address space
         pages = int(Path("/proc/self/statm").read_bytes().split()[0])
         most = pages * resource.getpagesize() + STACK_BYTES + size
         resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -1,4 +1,4 @@
-"""What is said to the process that tries grammars, and what it says, in frames."""
+"""The messages to and from the process that tries grammars, as frames."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import struct
 
 from llmjax.constraints.matchers import Vocabulary
 
-ERROR_BYTES = 4096  # of what the library says; a pipe holds as many
-NICENESS = 10  # of what takes long
+ERROR_BYTES = 4096  # of the library's objection; a pipe holds this many
+NICENESS = 10  # of a trial that takes long
 
 _CODE = struct.Struct("<i")
 
@@ -19,17 +19,17 @@ def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:
 
 
 def vocabulary_of(frame: bytes | bytearray) -> Vocabulary:
-    """Only for the process: data that anybody could have written must not be read so."""
+    """Reads a vocabulary. Only the trial process may use it: it is unsafe for data from others."""
     tokens, special, eos = marshal.loads(frame)
     return Vocabulary(tokens=tokens, special=special, eos=eos)
 
 
 def written(code: int, error: bytes) -> bytes:
-    """How a trial has ended, as a frame: exit status of its process (negative: the signal that has killed it), and what
-    the library says against the grammar."""
+    """The result of a trial as a frame: exit status of its process (negative: the signal that killed it), and the
+    library's objection to the grammar."""
     return _CODE.pack(code) + error
 
 
 def read(frame: bytes | bytearray) -> tuple[int, str]:
-    """What ``written`` has written."""
+    """Reads a frame made by ``written``."""
     return _CODE.unpack_from(frame)[0], bytes(frame[_CODE.size :]).decode(errors="replace")

@@ -1,1 +1,1 @@
-"""How a model is divided over several devices."""
+"""The division of a model over several devices."""

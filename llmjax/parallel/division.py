@@ -1,7 +1,7 @@
-"""A model divided over N devices: what the model of one device is, and which part of each parameter it has.
+"""Divides a model over N devices: the model of one device, and its part of each parameter.
 
-Each device runs a model of its own with fewer heads, inner columns and rows of the vocabulary, of one shape for all;
-what one has less than others is zeros. Norms, routers and what makes latent vectors are the same everywhere.
+Each device runs a model with fewer heads, inner columns and rows of the vocabulary. Shapes are the same on all devices,
+padded with zeros where one has less. Norms, routers and projections to latent vectors are copied to all.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Which entries of an axis of an array each device has."""
+    """The entries of an axis of an array that each device has."""
 
     axis: int
-    entries: Share  # [devices, entries of each]
+    entries: Share  # [devices, entries of a device]
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the parameters of a model are divided.
+    """The division of a model's parameters.
 
     Attributes:
-        config: of the whole model.
-        devices: that divide it.
-        whole_experts: each device has some experts of a mixture, else a part of each one.
+        config: config of the whole model.
+        devices: number of devices that divide it.
+        whole_experts: whether each device has some experts of a mixture; else it has a part of each expert.
 
     Raises:
-        ConfigError: the model cannot be divided, or not among so many.
+        ConfigError: the model cannot be divided over this number of devices.
     """
 
     config: ModelConfig
@@ -69,12 +69,12 @@ class Division:
         )
 
     def cut(self, name: str, axes: Sequence[str | None], shape: Sequence[int]) -> Cut | None:
-        """How a parameter is divided; None: every device has all of it.
+        """The division of a parameter; None: every device has all of it.
 
         Args:
-            name: in the model.
+            name: name of the parameter in the model.
             axes: logical names of its axes.
-            shape: of the whole.
+            shape: shape of the whole parameter.
         """
         if self.devices == 1:
             return None
@@ -123,12 +123,12 @@ class Division:
 
 
 def undivided_parts(config: ModelConfig) -> list[str]:
-    """What a model has that cannot be divided over devices yet, as people call it."""
+    """The usual names of parts of a model that cannot be divided over devices yet."""
     return [part for part, is_in in UNDIVIDED.items() if any(is_in(layer) for layer in config.layers)]
 
 
 def most_devices(config: ModelConfig) -> int:
-    """How many devices may divide a model that has no `undivided_parts`."""
+    """The most devices that can divide a model without `undivided_parts`."""
     return max(mixer.divisible for layer in config.layers for mixer in _mixers(layer))
 
 
@@ -137,7 +137,7 @@ def _mixers(layer: LayerSpec) -> list[Mixer]:
 
 
 def _mixer_of(layer: LayerSpec, name: str) -> Mixer:
-    """The mixer that a parameter of a layer is of; the first one, where it is of neither."""
+    """The mixer of a layer that a parameter belongs to; the first mixer if it belongs to neither."""
     beside = layer.beside
     return beside if beside is not None and f".{beside.name}." in name else layer.mixer
 

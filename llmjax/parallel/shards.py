@@ -1,8 +1,7 @@
-"""Parts of stored matrices: what one device has of them, cut before it is packed.
+"""Cuts one device's part out of stored matrices, before they are packed.
 
-A part is a matrix of its own: its rows are some of the whole's, or its columns are; or it is a stack of some of the
-whole's matrices. So nothing that packs or multiplies knows that it is one. Where a share has NOTHING, weights are
-zeros.
+A part is a matrix with some of the rows or columns of the whole one, or a stack of some of its matrices. So packing and
+kernels treat it like any other matrix. Where a share has NOTHING, weights are zeros.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from llmjax.parallel.division import Cut
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
-Entries = npt.NDArray[np.int64]  # of one device
-LEAST_GROUP = 16  # columns, as `RowFormat` has it
+Entries = npt.NDArray[np.int64]  # entries of one device
+LEAST_GROUP = 16  # columns of the smallest group that `RowFormat` allows
 
 
 def cut_array(values: np.ndarray, cut: Cut, device: int) -> np.ndarray:
-    """The part of an array that a device has."""
+    """A device's part of an array."""
     entries = cut.entries[device]
     if (entries != NOTHING).all() and (np.diff(entries) == 1).all():  # a view
         index = (slice(None),) * cut.axis + (slice(int(entries[0]), int(entries[-1]) + 1),)
@@ -36,10 +35,10 @@ def cut_array(values: np.ndarray, cut: Cut, device: int) -> np.ndarray:
 
 
 def cut_source(source: RowSource | RowStack, cut: Cut, device: int) -> RowSource | RowStack | None:
-    """The part of a quantized matrix, or of each one of a stack, that a device has.
+    """A device's part of a quantized matrix, or of each matrix of a stack.
 
     Returns:
-        None: a group of columns would have to be divided whose scale cannot be kept.
+        The part; None: the cut goes through a group of columns that cannot be divided with its scale.
     """
     stacked = isinstance(source, RowStack)
     form, entries = source.format, cut.entries[device]
@@ -60,7 +59,7 @@ def cut_source(source: RowSource | RowStack, cut: Cut, device: int) -> RowSource
 
 
 def _some_matrices(stack: RowStack, entries: Entries) -> RowStack:
-    """Matrices of a stack, and such of zeros; all of them with an order of columns, if any in the stack has one."""
+    """Some matrices of a stack, and matrices of zeros; all have an order of columns if any in the stack has one."""
     ordered = stack.columns is not None
     rows, in_order = np.arange(stack.size_out), np.arange(stack.format.size_in)
 
@@ -79,7 +78,7 @@ class SomeRows:
     """Rows of a matrix as a `RowSource`.
 
     Attributes:
-        order: see `RowSource.columns`; None: as the whole's.
+        order: see `RowSource.columns`; None: the order of the whole matrix.
     """
 
     whole: RowSource
@@ -90,7 +89,7 @@ class SomeRows:
 
     @property
     def format(self) -> RowFormat:
-        """Of each row."""
+        """The format of each row."""
         return self.whole.format
 
     @property
@@ -100,7 +99,7 @@ class SomeRows:
 
     @property
     def size_out(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return len(self.entries)
 
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
@@ -124,7 +123,7 @@ class SomeColumns:
     """Columns of a matrix as a `RowSource`.
 
     Attributes:
-        format: from `format_of_columns`.
+        format: the result of `format_of_columns`.
     """
 
     whole: RowSource
@@ -135,12 +134,12 @@ class SomeColumns:
 
     @property
     def size_out(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return self.whole.size_out
 
     @property
     def row_step(self) -> int:
-        """As the whole's."""
+        """The step of the whole matrix."""
         return self.whole.row_step
 
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
@@ -162,14 +161,14 @@ class SomeColumns:
 
 
 def format_of_columns(form: RowFormat, entries: Share) -> RowFormat | None:
-    """How rows of some columns are laid out: smaller groups, where the cut goes through larger ones.
+    """The format of rows of some columns: groups are smaller if the cut goes through larger ones.
 
     Args:
-        form: of whole rows.
+        form: format of whole rows.
         entries: the columns of each device.
 
     Returns:
-        None: there is no such format, for a group would have to be of fewer than 16 columns.
+        The format; None: there is none, because a group would have fewer than 16 columns.
     """
     mixed = zero_code(form) is not None
     group = _largest(entries, form.group_size, unit=LEAST_GROUP, mixed=mixed)
@@ -183,7 +182,7 @@ def format_of_columns(form: RowFormat, entries: Share) -> RowFormat | None:
 
 
 def zero_code(form: RowFormat) -> int | None:
-    """The code that stands for 0 whatever the scale is; None: there is none, or each group has its own."""
+    """The code that stands for 0 with any scale; None: there is none, or each group has its own."""
     if form.minimum or isinstance(form.zero, str):
         return None
     if not form.codes.levels:
@@ -192,10 +191,10 @@ def zero_code(form: RowFormat) -> int | None:
 
 
 def _largest(entries: Share, size: int, *, unit: int, mixed: bool) -> int | None:
-    """The largest size of groups, at most ``size``, that have columns of one group of that size each.
+    """The largest group size for which each group has columns of only one group of ``size``.
 
     Args:
-        unit: what it is a multiple of.
+        unit: the group size must be a multiple of this.
         mixed: whether a group may have NOTHING among its columns.
     """
     for own in range(size, 0, -unit):
@@ -216,7 +215,7 @@ def _fits(groups: Entries, empty: npt.NDArray[np.bool_], mixed: bool) -> bool:
 
 
 def _places(entries: Entries, size: int, own: int) -> Entries:
-    """For each group of ``own`` columns, which group of ``size`` columns they come from; NOTHING: none of them does."""
+    """The group of ``size`` columns that each group of ``own`` columns comes from; NOTHING: it is padding."""
     padded = np.pad(entries, (0, -len(entries) % own), constant_values=NOTHING).reshape(-1, own)
     return np.where(padded == NOTHING, NOTHING, padded // size).max(axis=1)
 
@@ -230,7 +229,7 @@ def _taken(values: np.ndarray, places: Entries, *, fill: int) -> np.ndarray:
 
 
 def _zeros(form: RowFormat, rows: int) -> QuantizedRows:
-    """Rows that stand for zeros."""
+    """Quantized rows of zeros."""
     codes = np.full((rows, form.size_in), zero_code(form) or 0, CODE_DTYPES[form.codes.kind])
     numbers = {name: np.zeros((rows, run.count), NUMBER_DTYPES[run.number]) for name, run in form.fields.items()}
     return QuantizedRows(format=form, codes=codes, **numbers)

@@ -1,5 +1,8 @@
-"""A model's layers divided among processes: each stage has some consecutive ones, and is given what the one before it
-has made of a step's tokens. The first one embeds them, the last one has the head."""
+"""Divides a model's layers among processes for pipeline parallelism.
+
+Each stage has consecutive layers and gets the hidden states of a step from the stage before it. The first stage embeds
+the tokens, and the last one has the head.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ class Stage:
     """Consecutive layers of a model.
 
     Attributes:
-        layers: their numbers.
-        config: of the model that they are; its layers count from 0.
+        layers: numbers of the layers.
+        config: config of the stage as a model, whose layers count from 0.
     """
 
     layers: range
@@ -26,10 +29,10 @@ class Stage:
 
     @classmethod
     def of(cls, config: ModelConfig, *, number: int, count: int) -> Stage:
-        """One of ``count`` stages of a model, from 0 on.
+        """Stage ``number``, from 0, of the ``count`` stages of a model.
 
         Raises:
-            ConfigError: the model cannot be divided, or not among so many.
+            ConfigError: the model cannot be divided into this number of stages.
         """
         said = f"pipeline_parallel_size {count}"
         if count > config.num_layers:
@@ -58,15 +61,15 @@ class Stage:
         )
 
     def stored(self, name: str) -> str:
-        """The name in the whole model of one of this one's parameters."""
+        """The name in the whole model of a parameter of this stage."""
         return LAYER.sub(lambda found: str(int(found[0]) + self.layers.start), name)
 
 
 def layers_of(num_layers: int, *, number: int, count: int) -> range:
-    """The layers of a stage: equal numbers, or one more in those before the last, which has the head.
+    """The layers of a stage: equal numbers, or one more in stages before the last, which has the head.
 
-    The order of vLLM's ``get_pp_indices`` (vllm/distributed/utils.py): what is left over goes to the stages before the
-    last one, from there to the first.
+    This is the order of vLLM's ``get_pp_indices`` (vllm/distributed/utils.py): layers that are left over go to the
+    stages before the last one, backward to the first.
     """
     each, more = divmod(num_layers, count)
     sizes = [each + (count - 1 - more <= stage < count - 1) for stage in range(count)]

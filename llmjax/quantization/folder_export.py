@@ -1,4 +1,4 @@
-"""A model written as a folder in Hugging Face's layout, its linear layers quantized, one tensor at a time."""
+"""Writes a model as a folder in Hugging Face's layout with quantized linear layers, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COMPANIONS = (
     "LICENSE*",
     "NOTICE*",
 )
-"""What is copied along from a folder."""
+"""Files that are copied from a folder."""
 
 
 def export_folder(
@@ -50,20 +50,20 @@ def export_folder(
     shard_bytes: int,
     replace: bool = False,
 ) -> None:
-    """Write config, weights, tokenizer and generation settings.
+    """Writes config, weights, tokenizer and generation settings.
 
     Args:
-        plan: what is to be quantized how.
-        folder: the model's; it appears when it is complete.
-        results: every layer of the plan once, in any order, and what else has changed; consumed one by one.
-        write_tokenizer: writes the tokenizer's files to a folder. It is called first.
-        shard_bytes: what the tensors of a file take at most.
-        replace: an existing model in `folder` is replaced.
+        plan: how each tensor is quantized.
+        folder: the model's folder; it appears when it is complete.
+        results: every layer of the plan once, in any order, and other tensors that have changed; consumed one by one.
+        write_tokenizer: writes the tokenizer's files to a folder; called first.
+        shard_bytes: the most bytes of tensors in a file.
+        replace: whether an existing model in `folder` is replaced.
 
     Raises:
         ConfigError: see `check_target`.
         CheckpointError: a tensor or file cannot be read or written.
-        TokenizerError: `write_tokenizer` cannot.
+        TokenizerError: `write_tokenizer` fails.
     """
     with new_folder(folder, plan.checkpoint.path, replace=replace) as target:
         write_tokenizer(target)
@@ -75,7 +75,7 @@ def export_folder(
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copies tokenizer, chat templates and licenses of a folder in Hugging Face's layout.
+    """Copies tokenizer, chat templates and licenses from a folder in Hugging Face's layout.
 
     Raises:
         CheckpointError: a file cannot be read or written.
@@ -91,15 +91,15 @@ def copy_companions(source: Path, folder: Path) -> None:
 
 
 def check_target(path: Path, source: Path, *, replace: bool) -> None:
-    """Refuses to write where something is that would be lost.
+    """Refuses to overwrite anything that would be lost.
 
     Args:
-        path: a file or folder that is to be written.
-        source: what is read meanwhile.
+        path: the file or folder to be written.
+        source: the model that is read at the same time.
         replace: whether an older model may be replaced.
 
     Raises:
-        ConfigError: there is something; says what to do.
+        ConfigError: there is something at `path`; the message says what to do.
     """
     if not path.exists():
         if not path.parent.is_dir():
@@ -115,9 +115,9 @@ def check_target(path: Path, source: Path, *, replace: bool) -> None:
 
 @contextmanager
 def new_folder(path: Path, source: Path, *, replace: bool) -> Iterator[Path]:
-    """A folder to write to, which becomes `path` if nothing fails: what is there before or after is one whole model.
+    """A folder to write to, which becomes `path` if nothing fails; `path` is a whole model both before and after.
 
-    What else is in an older model's folder stays in it.
+    Other files in an older model's folder stay in it.
 
     Raises:
         ConfigError: see `check_target`.
@@ -144,7 +144,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
         return
     shutil.copystat(path, temporary)
     for old in path.iterdir():
-        # Weights of the older model would be read along with the new ones.
+        # Weights of the older model would otherwise be read with the new ones.
         if old.suffix == ".safetensors" or old.name == INDEX or (temporary / old.name).exists():
             continue
         if old.is_dir() and not old.is_symlink():
@@ -163,7 +163,7 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def _link(source: str | Path, target: str | Path) -> None:
-    """A second name of a file; a copy where the file system has no such thing."""
+    """Makes a hard link to a file, or a copy if the file system has no hard links."""
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
@@ -171,7 +171,7 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 def _exchange(left: Path, right: Path) -> bool:
-    """Swaps two names in one step; False where system or file system cannot."""
+    """Swaps two names atomically; False if the system or the file system cannot."""
     swap = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     return swap is not None and not swap(AT_FDCWD, os.fsencode(left), AT_FDCWD, os.fsencode(right), RENAME_EXCHANGE)
 
@@ -188,7 +188,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _number(value: Any) -> Any:
-    """NumPy's numbers, which metadata of GGUF files has."""
+    """Converts NumPy's numbers, which metadata of GGUF files contains."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is not JSON")

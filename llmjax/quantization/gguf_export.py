@@ -1,8 +1,8 @@
-"""A checkpoint written as one GGUF file: the inverse of `gguf.model`, quantizing on the way.
+"""Writes a checkpoint as one GGUF file, quantizing it on the way: the inverse of `gguf.model`.
 
-A source in Hugging Face's layout gets its metadata from config.json and its tensors the converter's changes (names,
-interleaved query and key rows, norms plus one). Of a source that is GGUF, metadata is copied value by value and
-tensors stay as stored unless they are quantized anew.
+For a source in Hugging Face's layout, metadata comes from config.json, and tensors get the converter's changes (names,
+interleaved query and key rows, norms plus one). For a GGUF source, metadata is copied value by value, and tensors stay
+as stored unless they are quantized again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from llmjax.weights.rows import FLOATS
 
 FILE_TYPE_NUMBERS: Mapping[str, int] = MappingProxyType({name.lower(): n for n, name in FILE_TYPES.items()})
 PURE_FILE_TYPES = MappingProxyType({"q3_k": "q3_k_s", "q4_k": "q4_k_s", "q5_k": "q5_k_s", "mxfp4": "mxfp4_moe"})
-"""What files are called whose matrices all have one scheme, where it is not the scheme's own name."""
+"""File types of files whose matrices all have one scheme, where they differ from the scheme's name."""
 
 QUANTIZATION_VERSION = 2
 DIFFERENCE_BLOCK = 1 << 20  # weights compared at a time
@@ -48,16 +48,16 @@ DIFFERENCE_BLOCK = 1 << 20  # weights compared at a time
 
 @dataclass(frozen=True)
 class Exported:
-    """What became of a tensor.
+    """The result of exporting a tensor.
 
     Attributes:
-        name: in the file.
-        hf_name: in Hugging Face's naming, which rules look at.
-        source_type: as the source stores it.
-        source_nbytes: bytes that it takes there.
+        name: name in the file.
+        hf_name: Hugging Face's name, which rules match.
+        source_type: type in the source.
+        source_nbytes: bytes in the source.
         info: shape and type in the file.
-        choice: of the mix; None for plain types and tensors that are never quantized.
-        difference: from the source's weights, where they were quantized anew; None: not, or not yet.
+        choice: the choice of the mix; None for plain types and tensors that are never quantized.
+        difference: difference from the source's weights if they were quantized again; None: they were not, or not yet.
     """
 
     name: str
@@ -71,11 +71,11 @@ class Exported:
 
 @dataclass(frozen=True)
 class Report:
-    """What was written.
+    """A report on the file that was written.
 
     Attributes:
         tensors: in file order.
-        notes: one line each on what the file lacks.
+        notes: a line for each thing that the file lacks.
     """
 
     tensors: tuple[Exported, ...]
@@ -84,7 +84,7 @@ class Report:
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    """A tensor to be written: announced as `exported`, its rows reordered and shifted as the format wants."""
+    """A tensor to be written: announced as `exported`, with rows reordered and shifted as the format requires."""
 
     exported: Exported
     source: StoredTensor | GGUFTensor
@@ -92,7 +92,7 @@ class _Item:
     offset: float = 0.0
 
     def chunks(self) -> Iterator[tuple[np.ndarray, Difference | None]]:
-        """What is stored, experts one by one, and how far it is from the source if it was quantized here."""
+        """The stored data, experts one by one, with the difference from the source if it was quantized here."""
         info = self.exported.info
         if isinstance(self.source, GGUFTensor) and self.source.type_name == info.type_name:
             yield self.source.raw, None
@@ -132,21 +132,21 @@ def export_gguf(
     tokenizer: Mapping[str, Any] | None = None,
     progress: Callable[[Exported], None] = lambda exported: None,
 ) -> Report:
-    """Write a checkpoint as GGUF. One tensor at a time is in memory.
+    """Writes a checkpoint as GGUF, with one tensor in memory at a time.
 
     Args:
-        checkpoint: of a supported family.
+        checkpoint: a checkpoint of a supported family.
         path: the file to write; it appears when it is complete.
         scheme: a key of FLOATS (nothing is quantized), a mix of llama.cpp (`mixes.MIXES`) or one scheme for every
             matrix.
-        rules: regular expressions on Hugging Face names with schemes or ``none``, before the rules of the mix; the
-            first that matches decides.
-        tokenizer: ``tokenizer.*`` keys (`llmjax.tokenizer.gguf_export.tokenizer_metadata`); None: none, or those of a
-            source that is GGUF.
+        rules: regular expressions on Hugging Face names with schemes or ``none``, which precede the mix's own rules;
+            the first match decides.
+        tokenizer: ``tokenizer.*`` keys (`llmjax.tokenizer.gguf_export.tokenizer_metadata`); None: the keys of a GGUF
+            source, else none.
         progress: called after each tensor.
 
     Returns:
-        Types of all tensors, and what the file cannot hold.
+        The types of all tensors, and notes on what the file cannot hold.
 
     Raises:
         ConfigError: a scheme is unknown or a rule malformed.
@@ -197,7 +197,7 @@ def _difference(stored: np.ndarray, rows: np.ndarray, block: BlockType) -> Diffe
 
 @dataclass(frozen=True)
 class _Typing:
-    """Decides on types."""
+    """Decides on the type of each tensor."""
 
     scheme: str
     shape: ModelShape
@@ -216,7 +216,7 @@ class _Typing:
             rule = self.rules.find(hf_name)
             choice = tensor_scheme(self.scheme, name=hf_name, shape=shape, model=self.shape, rule=rule)
             kept = source_type.lower()
-            # A matrix that cannot be quantized, or shall not be, keeps its type if that is one of GGUF's.
+            # A matrix that is not quantized keeps its type if GGUF has it.
             type_name = choice.scheme or (kept if kept in FLOATS or kept in QUANTIZERS else "f32")
         info = TensorInfo(name, tuple(shape), type_name.upper())
         return Exported(name, hf_name, source_type, tensor.nbytes, info, choice)

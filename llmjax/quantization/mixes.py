@@ -1,8 +1,8 @@
-"""Which scheme each tensor gets: llama.cpp's mixes (q4_k_m …), or one scheme for all.
+"""Chooses the scheme of each tensor: llama.cpp's mixes (q4_k_m …), or one scheme for all.
 
-The mixes are those of ``llama_tensor_get_type`` in llama.cpp's llama-quant.cpp without an importance matrix: more bits
-for the output, for attention's values and for the MLP's way down, in layers that are known to be sensitive. They stand
-in MIXES as data: the first case whose condition holds decides.
+The mixes are those of ``llama_tensor_get_type`` in llama.cpp's llama-quant.cpp without an importance matrix: they give
+more bits to the output, and in sensitive layers to attention's values and to the MLP's down projection. MIXES holds
+them as data: the first case with a true condition decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llmjax.quantization.schemes import scheme_key
 from llmjax.weights.ggml.reference import QUANTIZERS
 
 KEEP = "none"
-"""Instead of a scheme: leave the tensor as it is."""
+"""Stands for no scheme: the tensor stays as it is."""
 
 FALLBACKS: Mapping[str, str] = MappingProxyType(
     {
@@ -33,7 +33,7 @@ FALLBACKS: Mapping[str, str] = MappingProxyType(
         "tq2_0": "q4_0",
     }
 )
-"""What replaces a scheme of blocks of 256 where rows do not fill them."""
+"""Replacements of schemes with blocks of 256 for rows that do not fill these."""
 
 _MODULE = r"(?:^|\.)(?:{})\.weight$"
 CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -47,27 +47,27 @@ CATEGORIES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("down", r"down_proj|experts\.\d+\.w2"),
     )
 )
-"""Kinds of tensors that mixes tell apart, by Hugging Face name."""
+"""Kinds of tensors that mixes distinguish, by Hugging Face name."""
 
-_ALL_LAYERS = r"model\.per_layer\.projection|per_layer_model_projection"  # the model's name, and checkpoints'
+_ALL_LAYERS = r"model\.per_layer\.projection|per_layer_model_projection"  # its names in the model and in checkpoints
 _SMALL = rf"indexer\.weights_proj|project_in|project_out|altup\.\w+|laurel\.\w+|{_ALL_LAYERS}"
 NEVER = re.compile(rf"(?:norm|conv1d|conv\.conv|{_SMALL}|{ROUTER})\.weight$")
-"""What is never quantized, nor are small matrices that much depends on: an indexer's weights of its heads (as in vLLM),
-OPT-350m's ways in and out (as in AutoGPTQ), what mixes Gemma 3n's streams, and what makes the vectors of all layers of
-Gemma 3n and 4 (as in llama.cpp)."""
+"""Tensors that are never quantized, among them small but sensitive matrices: an indexer's weights of its heads (as in
+vLLM), OPT-350m's projections around its layers (as in AutoGPTQ), the matrices that mix Gemma 3n's streams, and the
+projection to per-layer embeddings of Gemma 3n and 4 (as in llama.cpp)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What mixes look at in a model.
+    """The properties of a model that mixes use.
 
     Attributes:
-        layers: decoder layers.
-        heads: query heads.
-        kv_heads: key/value heads.
-        experts: experts of a layer; 0 for dense models.
+        layers: number of decoder layers.
+        heads: number of query heads.
+        kv_heads: number of key/value heads.
+        experts: number of experts in a layer; 0 for dense models.
         tied: the output shares the embedding's weights.
-        architecture: as in `ModelConfig`.
+        architecture: `ModelConfig.architecture`.
     """
 
     layers: int
@@ -79,7 +79,7 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: ModelConfig) -> ModelShape:
-        """Of a model; where keys are made of latent vectors, or there are none, no heads share them."""
+        """The shape of a model; where keys come from latent vectors, or there are none, no heads share them."""
         attention = next((layer.mixer for layer in model.layers if isinstance(layer.mixer, Attention)), None)
         experts = (layer.feed_forward.count for layer in model.layers if isinstance(layer.feed_forward, Experts))
         return cls(
@@ -93,12 +93,12 @@ class ModelShape:
 
     @property
     def shares_heads(self) -> bool:
-        """At least four query heads share a key/value head: values are small and cheap to keep precise."""
+        """Whether at least four query heads share a key/value head: values are small and cheap to keep precise."""
         return self.heads // self.kv_heads >= 4
 
     @property
     def is_70b(self) -> bool:
-        """The shape that llama.cpp calls 70B."""
+        """Whether this is the shape that llama.cpp calls 70B."""
         return self.layers == 80 and (
             self.architecture == "Qwen2ForCausalLM"
             or (self.architecture == "LlamaForCausalLM" and self.heads != self.kv_heads)
@@ -107,7 +107,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tensor is: its layer in a model."""
+    """The place of a tensor: its layer in a model."""
 
     layer: int
     model: ModelShape
@@ -115,7 +115,7 @@ class Place:
 
 Condition = Callable[[Place], bool]
 Cases = tuple[tuple[Condition, str], ...]
-"""Schemes, of which the first whose condition holds is taken."""
+"""Schemes with conditions; the first with a true condition is used."""
 
 
 def always(place: Place) -> bool:
@@ -123,7 +123,7 @@ def always(place: Place) -> bool:
 
 
 def sensitive_layers(place: Place) -> bool:
-    """The first and last eighth, and every third layer in between."""
+    """Whether the layer is in the first or last eighth, or one of every three in between."""
     layer, layers = place.layer, place.model.layers
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
@@ -153,7 +153,7 @@ class Mix:
     """Schemes by kind of tensor.
 
     Attributes:
-        base: what no case says otherwise.
+        base: scheme of tensors that no case names.
         values, down, attention_output: cases for these tensors.
         embedding: scheme of an embedding that is not the output too; None: base.
         few_experts_output: scheme of attention's output in models of eight experts; None: base.
@@ -223,17 +223,17 @@ MIXES: Mapping[str, Mix] = MappingProxyType(
         "tq2_0": Mix(base="tq2_0", embedding="q4_k"),
     }
 )
-"""What llama.cpp's files of that name hold. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k, are not
-mixes: every tensor gets that scheme."""
+"""The contents of llama.cpp's files of each name. ``q4_k`` and ``q4k``, ``q2k`` … without an underscore before the k,
+are not mixes: every tensor gets that scheme."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What becomes of a tensor.
+    """The scheme chosen for a tensor.
 
     Attributes:
-        scheme: a key of QUANTIZERS, or None: it stays as it is.
-        wanted: the scheme that was meant for it; another one than `scheme` where rows do not fill its blocks.
+        scheme: a key of QUANTIZERS; None: it stays as it is.
+        wanted: the scheme that was intended; it differs from `scheme` if rows do not fill its blocks.
     """
 
     scheme: str | None
@@ -257,21 +257,21 @@ def mix_named(name: str) -> Mix:
     except ConfigError:
         known = ", ".join(dict.fromkeys((*MIXES, *QUANTIZERS)))
         raise ConfigError(f"quantization {name!r} is unknown; known are {known}") from None
-    # The output too: a rule for it would have to name it.
+    # The output gets it too; only a rule that names it changes that.
     return Mix(base=scheme, embedding=scheme)
 
 
 def tensor_scheme(mix: str, *, name: str, shape: Sequence[int], model: ModelShape, rule: str | None = None) -> Choice:
     """The scheme for one tensor.
 
-    Vectors and what NEVER names are never quantized, whatever the rule says.
+    Vectors and tensors in NEVER are never quantized, whatever the rule says.
 
     Args:
         mix: a key of MIXES, or a scheme for every tensor.
         name: Hugging Face name.
-        shape: outermost dimension first; rows are what is cut into blocks.
+        shape: outermost dimension first; rows are cut into blocks.
         model: the model's shape.
-        rule: a key of QUANTIZERS, or KEEP, that the user asks for instead; None: nothing.
+        rule: a key of QUANTIZERS, or KEEP, that the user asks for instead; None: no rule.
 
     Raises:
         ConfigError: the mix is unknown.
@@ -311,7 +311,7 @@ def _first(cases: Cases, place: Place, default: str) -> str:
 
 
 def fitting(scheme: str, columns: int) -> Choice:
-    """The scheme, its replacement, or none (llama.cpp: float16) where rows of `columns` fill no blocks."""
+    """The scheme, or, if rows of `columns` do not fill its blocks, its replacement or none (llama.cpp: float16)."""
     for candidate in (scheme, FALLBACKS.get(scheme)):
         if candidate is not None and columns % QUANTIZERS[candidate].block.elems == 0:
             return Choice(candidate, scheme)

@@ -1,4 +1,4 @@
-"""Which weight is quantized how: of a model that is loaded, and of one that is written as safetensors."""
+"""Decides how each weight is quantized, for a model that is loaded and for one that is written as safetensors."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ STORED_AS: Mapping[str, frozenset[str]] = MappingProxyType(
         "gguf": frozenset({"gguf"}),
     }
 )
-"""Names of formats, as vLLM takes them, that say what a checkpoint is: its `Checkpoint.quantization`."""
+"""vLLM's names of checkpoint formats, each with the values of `Checkpoint.quantization` that it allows."""
 
 PLAIN = "none"  # dequantized to the model's dtype
-STORED = "stored"  # whatever the checkpoint has
+STORED = "stored"  # as in the checkpoint
 AT_EIGHT_BITS = re.compile(r"(^|\.)(embed_tokens|lm_head)\.weight$")
-"""What schemes without a mix of their own keep at 8 bits: every token passes through these two."""
-EMBEDDING = re.compile(r"(^|\.)embed_(?:tokens|positions|types)\.weight$")  # no format has quantized embeddings
+"""Tensors that schemes without a mix keep at 8 bits: every token uses both."""
+EMBEDDING = re.compile(r"(^|\.)embed_(?:tokens|positions|types)\.weight$")  # no format quantizes embeddings
 HEAD = "lm_head"
 MODEL_DTYPES: Mapping[str, np.dtype] = MappingProxyType({dtype.name: dtype for dtype in FLOATS.values()})
-"""By what config.json calls them."""
+"""Types of weights by their names in config.json."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How a weight is kept in memory.
+    """The form in which a weight is kept in memory.
 
     Attributes:
         source: its codes and scales; None: plain numbers.
-        activations: for `QTensor.activations`; ``auto``: as the engine is configured.
-        misfit: what it could not become and what it is instead, where its rows do not fill a scheme's blocks.
+        activations: value of `QTensor.activations`; ``auto``: the engine's setting.
+        misfit: if its rows do not fill a scheme's blocks, a text with that scheme and the one used instead.
     """
 
     source: RowSource | RowStack | None
@@ -78,12 +78,12 @@ class Kept:
 
 @dataclass(frozen=True)
 class QuantizationPlan:
-    """What `quantization` and `quantization_rules` ask for.
+    """The result of the settings `quantization` and `quantization_rules`.
 
     Attributes:
         default: a scheme, a mix, ``none`` or ``stored``.
-        rules: what single modules become instead.
-        model: its shape, which mixes look at.
+        rules: schemes of single modules, which precede the default.
+        model: shape of the model, which mixes use.
     """
 
     default: str
@@ -103,11 +103,11 @@ class QuantizationPlan:
 
         Args:
             quantization, rules: the settings.
-            model: which mixes look at.
+            model: the model, which mixes use.
             stored: the checkpoint's format (`Checkpoint.quantization`).
 
         Raises:
-            ConfigError: a scheme is unknown, an expression malformed, or the checkpoint of another format than said.
+            ConfigError: a scheme is unknown, an expression malformed, or the checkpoint has another format than asked.
         """
         default = quantization or STORED
         if _says_what_is(default.lower(), stored):
@@ -119,7 +119,7 @@ class QuantizationPlan:
         )
 
     def keep(self, tensor: StoredTensor) -> Kept:
-        """How a matrix is kept.
+        """Decides how a matrix is kept.
 
         Args:
             tensor: a matrix or a stack of experts, under its Hugging Face name.
@@ -148,7 +148,7 @@ class QuantizationPlan:
 
 
 def _says_what_is(name: str, stored: str) -> bool:
-    """Whether a name asks for nothing but what the checkpoint is; some names are schemes where it is something else."""
+    """Whether a name only states the checkpoint's format; for other checkpoints some of these names are schemes."""
     if name not in STORED_AS or stored in STORED_AS[name]:
         return name in STORED_AS
     if name not in SCHEMES:
@@ -160,7 +160,7 @@ def _says_what_is(name: str, stored: str) -> bool:
 
 
 def _checked(name: str) -> str:
-    """The name as it is used here: of a mix or, where there is none of that name, of a scheme."""
+    """The normalized name of a mix or, if there is no such mix, of a scheme."""
     name = name.lower()
     if name in (PLAIN, STORED, *mixes.MIXES):
         return name
@@ -173,18 +173,18 @@ def _checked(name: str) -> str:
 
 
 def summary(kinds: Counter[str]) -> str:
-    """``210 q4_k, 1 q6_k``: how many matrices are kept how, most first."""
+    """Counts of matrices by how they are kept, most first: ``210 q4_k, 1 q6_k``."""
     return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
 
 
 @dataclass(frozen=True, eq=False)
 class SavePlan:
-    """What is written.
+    """The plan of what is written.
 
     Attributes:
         checkpoint: the source.
-        writer: how quantized layers are stored.
-        layers: their schemes by tensor name, in order.
+        writer: format in which quantized layers are stored.
+        layers: schemes of the quantized layers by tensor name, in order.
         ignored: linear modules that stay plain.
     """
 
@@ -205,20 +205,20 @@ class SavePlan:
     ) -> SavePlan:
         """Decides for every tensor, before anything is read or written.
 
-        Embeddings and what `NEVER` names are never quantized, the head only by a rule.
+        Embeddings and tensors in `NEVER` are never quantized, and the head only by a rule.
 
         Args:
             checkpoint: the source.
             scheme: a key of SAVED_SCHEMES.
             rules: regular expressions on tensor names with schemes or ``none``; the first that matches decides.
             form: a key of WRITERS.
-            group_size: columns that share a scale, instead of the scheme's; 0: all.
+            group_size: columns that share a scale, instead of the scheme's number; 0: all.
 
         Raises:
-            ConfigError: a name is unknown, or the format cannot hold what is asked for; names the tensor.
+            ConfigError: a name is unknown, or the format cannot hold the scheme; the message names the tensor.
             CheckpointError: there is nothing to quantize.
         """
-        from llmjax.checkpoint.formats.registry import WRITERS  # who loads a model writes none
+        from llmjax.checkpoint.formats.registry import WRITERS  # loading a model needs no writers
 
         if form not in WRITERS:
             raise ConfigError(f"--format {form!r} is unknown; known are {', '.join(WRITERS)}")
@@ -241,18 +241,18 @@ class SavePlan:
         if not layers:
             raise CheckpointError(f"{checkpoint.path}: has no linear layer that would be quantized")
         if HEAD not in ignored and f"{HEAD}.weight" not in layers:
-            ignored.append(HEAD)  # tied: engines have the module all the same
+            ignored.append(HEAD)  # tied: other engines still have the module
         plan = cls(checkpoint, writer, MappingProxyType(layers), tuple(ignored))
         plan.settings()
         return plan
 
     @cached_property
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """The source's tensors as they are published, experts one by one."""
+        """The source's tensors in published form, experts one by one."""
         return _published(self.checkpoint)
 
     def expert_name(self, stack: str, expert: int) -> str:
-        """The one of `tensors` that is an expert's part of a stack of the model."""
+        """The name in `tensors` of one expert's part of a stack of the model."""
         return expert_name(stack, expert, mixtral=_is_mixtral(self.checkpoint))
 
     def settings(self) -> dict[str, Any]:
@@ -263,13 +263,13 @@ class SavePlan:
         return self.writer.settings(modules, tuple(ignored.values()), never=never)
 
     def stored_name(self, name: str) -> str:
-        """What a tensor is called in the files: as its family's files call it, if the source does.
+        """The name of a tensor in the files: its family's name, if the source uses it.
 
-        Parts of what these files have in one tensor keep the model's names, and so does what they have transposed:
-        a reader that knows the family takes such names too.
+        Parts of tensors that these files fuse, and tensors that they transpose, keep the model's names: readers of the
+        family accept those too.
 
         Args:
-            name: in the model.
+            name: name in the model.
         """
         tensor, names = self.tensors.get(name), self._names
         if tensor is None or names is None:
@@ -284,13 +284,13 @@ class SavePlan:
         return tensor_names(self.checkpoint.config)
 
     def parts(self, name: str) -> dict[str, Part]:
-        """The tensors, by name, that a quantized one is stored in."""
+        """The tensors in which a quantized one is stored, by name."""
         module = self.stored_name(name).removesuffix(".weight")
         found = _parts(self.writer, self.layers[name], self.tensors[name])
         return {module + ending: part for ending, part in found.items()}
 
     def plain_dtype(self, name: str) -> np.dtype:
-        """The type that a tensor is written in if it is not quantized: as stored if it is plain, else the model's."""
+        """The type in which a tensor is written if it is not quantized: its own if it is plain, else the model's."""
         stored = DTYPES.get(self.tensors[name].type_name)
         if stored is None:
             return model_dtype(self.checkpoint.config)
@@ -316,7 +316,7 @@ def _is_mixtral(checkpoint: Checkpoint) -> bool:
 
 
 def model_dtype(config: Mapping[str, Any]) -> np.dtype:
-    """The type that a model's config.json says its weights have; bfloat16 if it does not."""
+    """The type of weights in a model's config.json; bfloat16 if there is none."""
     name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
     return MODEL_DTYPES.get(name, FLOATS["bf16"])
 

@@ -1,4 +1,4 @@
-"""What has become of a model that was quantized: how far weights and outputs are from what they were."""
+"""Reports on a quantized model: how far weights and outputs are from the original ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Difference:
     """Sums of squares over the same elements, so that those of several tensors add up.
 
     Attributes:
-        error: of new less old.
-        total: of the old.
+        error: sum of squares of new minus old.
+        total: sum of squares of the old elements.
     """
 
     error: float = 0.0
@@ -24,7 +24,7 @@ class Difference:
 
     @classmethod
     def between(cls, new: np.ndarray, old: np.ndarray) -> Difference:
-        """Of two arrays of one shape."""
+        """The difference of two arrays of one shape."""
         old = np.asarray(old, np.float32)
         gap = np.asarray(new, np.float32) - old
         return cls(float(np.vdot(gap, gap)), float(np.vdot(old, old)))
@@ -34,7 +34,7 @@ class Difference:
 
     @property
     def relative(self) -> float:
-        """Norm of the error over the norm of the old; 0 if both are."""
+        """Norm of the error divided by the norm of the old elements; 0 if both are 0."""
         if not self.error:
             return 0.0
         return math.sqrt(self.error / self.total) if self.total else math.inf
@@ -52,7 +52,7 @@ class Tally:
 
     @property
     def bits(self) -> float:
-        """Bits a weight."""
+        """Bits per weight."""
         return 8 * self.after / self.weights
 
 
@@ -68,14 +68,14 @@ class Outputs:
 
 @dataclass
 class QuantizationReport:
-    """Filled while tensors are written.
+    """A report that is filled while tensors are written.
 
     Attributes:
-        target: what was written.
-        method: of calibration, or ``rtn``.
-        notes: on what it lacks.
-        kinds: sums by how tensors are stored.
-        outputs: output errors by kind of projection, of those that were calibrated.
+        target: path of the model that was written.
+        method: method of calibration, or ``rtn``.
+        notes: notes on what the model lacks.
+        kinds: sums over tensors by how they are stored.
+        outputs: output errors of calibrated projections by kind.
     """
 
     target: Path
@@ -95,7 +95,7 @@ class QuantizationReport:
             tally.difference = (tally.difference or Difference()) + difference
 
     def add_calibrated(self, name: str, nearest: Difference, calibrated: Difference) -> None:
-        """Counts a projection, ``model.layers.3.mlp.up_proj.weight``."""
+        """Counts a projection, such as ``model.layers.3.mlp.up_proj.weight``."""
         parts = name.split(".")
         found = self.outputs.setdefault(parts[-2], Outputs())
         found.nearest += nearest
@@ -105,7 +105,7 @@ class QuantizationReport:
 
     @property
     def total(self) -> Tally:
-        """Of everything."""
+        """Sums over all tensors."""
         total = Tally()
         for tally in self.kinds.values():
             total.tensors += tally.tensors
@@ -115,7 +115,7 @@ class QuantizationReport:
         return total
 
     def fields(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The report as JSON values."""
         return {
             "target": str(self.target),
             "method": self.method,

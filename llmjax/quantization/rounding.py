@@ -1,4 +1,4 @@
-"""Weights rounded to nearest, a few rows at a time: while they are loaded, or to be saved."""
+"""Rounds weights to nearest, a few rows at a time, while they are loaded or saved."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from llmjax.weights.uniform import Float8Scheme, IntegerScheme, PackedScheme, Un
 
 @dataclass(frozen=True, eq=False)
 class FloatRows:
-    """Rows of a stored matrix as floats, whatever it is stored as.
+    """Reads rows of a stored matrix as floats, whatever its format is.
 
     Attributes:
         tensor: the matrix.
-        whole: it is read at once even if it could be unpacked by rows.
+        whole: whether it is read at once even if it could be unpacked by rows.
     """
 
     tensor: StoredTensor
@@ -43,12 +43,12 @@ class FloatRows:
 
     @cached_property
     def _plain(self) -> np.ndarray:
-        # As stored where that is a float, so that no wider copy exists.
+        # A float type stays as stored, so that no wider copy exists.
         return self.tensor.read(FLOATS.get(self.tensor.type_name.lower(), FLOATS["f32"]))
 
     @property
     def row_step(self) -> int:
-        """`read` may be asked only for rows that start at a multiple of this."""
+        """`read` accepts only a start that is a multiple of this."""
         return 1 if self._quantized is None else self._quantized.row_step
 
     def read(self, start: int, stop: int) -> np.ndarray:
@@ -71,8 +71,8 @@ class InSituRows:
     """A `RowSource` that quantizes what it reads.
 
     Attributes:
-        tensor: a matrix [out, in], quantized already or not.
-        scheme: what it becomes.
+        tensor: a matrix [out, in], already quantized or not.
+        scheme: the scheme to quantize it with.
         whole: see `FloatRows`.
     """
 
@@ -101,7 +101,7 @@ class InSituRows:
         """Rows `start` to `stop`.
 
         Raises:
-            CheckpointError: a weight cannot be quantized so.
+            CheckpointError: a weight cannot be quantized with the scheme.
         """
         rows = self._floats.read(start, stop)
         with self._named():
@@ -109,14 +109,14 @@ class InSituRows:
 
     @property
     def packs(self) -> bool:
-        """Whether `fill` can be called: the scheme does it in C++."""
+        """Whether `fill` can be called, because the scheme does it in C++."""
         return isinstance(self.scheme, PackedScheme) and self.scheme.packs
 
     def fill(self, start: int, stop: int, words: np.ndarray) -> None:
         """Packs rows `start` to `stop` (see ``llmjax.weights.packing.PackedRows``).
 
         Raises:
-            CheckpointError: a weight cannot be quantized so.
+            CheckpointError: a weight cannot be quantized with the scheme.
         """
         assert isinstance(self.scheme, PackedScheme)
         rows = self._floats.read(start, stop)
@@ -136,7 +136,7 @@ def rows_in_situ(tensor: StoredTensor, scheme: UniformScheme) -> RowSource | Row
     if not isinstance(tensor, ExpertStack):
         return InSituRows(tensor, scheme)
     matrices = tensor.matrices
-    # The first that cannot be unpacked by rows says so; others need not be asked, then.
+    # If the first one cannot be unpacked by rows, neither can the others.
     whole = any(matrix.row_source() is None for matrix in matrices)
     return RowStack(len(matrices), lambda i: InSituRows(matrices[i], scheme, whole))
 
@@ -146,12 +146,12 @@ BLOCK = 1 << 20  # weights that a thread quantizes at a time
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What became of a tensor.
+    """The result for a tensor.
 
     Attributes:
         name: Hugging Face name.
-        value: its rows, or plain numbers of its shape that replace it (a norm that a scale was folded into).
-        difference: from what it was, of quantized weights.
+        value: its quantized rows, or plain numbers of its shape that replace it (a norm with a folded scale).
+        difference: difference of quantized weights from the original.
     """
 
     name: str
@@ -165,11 +165,11 @@ def round_to_nearest(
     """Quantizes matrices one after the other, blocks of rows in threads.
 
     Args:
-        tensors: by Hugging Face name.
-        layers: the scheme of each that is to be quantized.
+        tensors: the tensors by Hugging Face name.
+        layers: the scheme of each tensor to quantize.
 
     Raises:
-        CheckpointError: a weight cannot be quantized so; names the tensor.
+        CheckpointError: a weight cannot be quantized with the scheme; the message names the tensor.
     """
     with ThreadPoolExecutor(usable_cores()) as pool:
         for name, scheme in layers.items():
@@ -198,7 +198,7 @@ def _rounded(name: str, tensor: StoredTensor, scheme: IntegerScheme | Float8Sche
 
 
 def joined(blocks: tuple[QuantizedRows, ...]) -> QuantizedRows:
-    """Blocks of rows of one format as one."""
+    """Concatenates blocks of rows of one format."""
     first = blocks[0]
     if len(blocks) == 1:
         return first

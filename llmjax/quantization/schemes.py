@@ -1,4 +1,4 @@
-"""Every way to quantize weights at load, by the name that users type; and their rules for single modules."""
+"""All schemes that quantize weights at load, by the names that users type, and users' rules for single modules."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ class BlockScheme:
 SCHEMES: Mapping[str, UniformScheme] = MappingProxyType(
     {**{name: BlockScheme(name) for name in reference.QUANTIZERS}, **uniform.UNIFORM_SCHEMES}
 )
-"""By name, as `scheme_key` finds it."""
+"""Schemes by the name that `scheme_key` returns."""
 
 
 def scheme_key(name: str, known: Iterable[str]) -> str:
-    """The one of some names that a user means.
+    """Finds the known name that a user means.
 
     Args:
-        name: in any case, with or without underscores: ``q4k`` for ``q4_k``.
-        known: the names that there are.
+        name: the name in any case, with or without underscores: ``q4k`` for ``q4_k``.
+        known: all names.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no name matches.
     """
     by_spelling = {key.replace("_", ""): key for key in known}
     key = by_spelling.get(name.lower().replace("_", ""))
@@ -74,28 +74,28 @@ def scheme_named(name: str) -> UniformScheme:
     """A scheme of SCHEMES by any spelling of its name.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no name matches.
     """
     return SCHEMES[scheme_key(name, SCHEMES)]
 
 
 @dataclass(frozen=True)
 class SchemeRules:
-    """Users' rules in order; the first that matches decides.
+    """Users' rules in order; the first match decides.
 
     Attributes:
-        patterns: searched for in Hugging Face names, with the scheme of a match.
+        patterns: expressions to search for in Hugging Face names, each with the scheme for a match.
     """
 
     patterns: tuple[tuple[re.Pattern[str], str], ...] = ()
 
     @classmethod
     def parse(cls, rules: Mapping[str, str], known: Iterable[str]) -> SchemeRules:
-        """From regular expressions and what users call schemes.
+        """Parses regular expressions and users' names of schemes.
 
         Args:
             rules: the setting ``quantization_rules``.
-            known: names of schemes, and of what may take their place.
+            known: names of schemes, and other allowed values.
 
         Raises:
             ConfigError: a scheme is unknown or an expression malformed.

@@ -1,4 +1,4 @@
-"""What ``llmjax.quantize`` is asked for: what is written, and how weights are rounded."""
+"""The settings of ``llmjax.quantize``: what is written, and how weights are rounded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ ENGINE_SETTINGS = (
     "gguf_file", "tokenizer", "skip_tokenizer_init", "revision", "hf_token", "download_dir", "offline", "hf_overrides",
     "dtype", "quantization_rules", "device", "device_ids", "threads", "cpu_list", "numa",
 )  # fmt: skip
-"""The settings of an engine that mean something here."""
+"""The engine settings that apply here."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSettings:
-    """What is written."""
+    """The settings for the files that are written."""
 
     scheme: str | None = setting(
         None,
@@ -38,7 +38,7 @@ class SaveSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationSettings:
-    """Which method, and on what.
+    """The settings for the method of rounding and its calibration text.
 
     Raises:
         ConfigError: a number is out of range.
@@ -77,14 +77,14 @@ class CalibrationSettings:
             raise ConfigError("--method gptq and awq need --calibration FILE, and only they use it")
 
     def cut(self, token_ids: list[int], *, bos: int | None) -> list[list[int]]:
-        """Sequences of the calibration's length, each with BOS in front if texts begin so.
+        """Cuts a text into sequences of the calibration's length, each with BOS in front if texts begin with it.
 
         Args:
-            token_ids: of the text, without special tokens.
+            token_ids: tokens of the text, without special tokens.
             bos: the token that texts begin with; None: there is none.
 
         Raises:
-            ConfigError: the text fills no sequence.
+            ConfigError: the text is shorter than one sequence.
         """
         first = [] if bos is None else [bos]
         step = self.calibration_length - len(first)

@@ -1,1 +1,1 @@
-"""What a quantized matrix is: rows of codes and scales, bit formats, packing, quantizers."""
+"""Quantized matrices: rows of codes and scales, bit formats, packing and quantizers."""

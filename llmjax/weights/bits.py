@@ -8,15 +8,15 @@ import numpy as np
 
 
 def unpack_bits(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
-    """Codes of a little-endian bit stream, the least significant bits first.
+    """Unpacks codes from a little-endian bit stream, least significant bits first.
 
-    Code k of a row occupies bits ``bits * k`` to ``bits * (k + 1)`` of its words one after the other, so that codes
-    of 3, 5, 6 or 7 bits may cross from one word into the next. GPTQ and compressed-tensors pack so.
+    Code k of a row occupies bits ``bits * k`` to ``bits * (k + 1)`` of its concatenated words, so that codes of 3, 5, 6
+    or 7 bits may cross from one word into the next. GPTQ and compressed-tensors pack in this way.
 
     Args:
         packed: integers [n, words], stored little-endian.
-        bits: 1 to 8.
-        count: codes in a row.
+        bits: bits of a code, 1 to 8.
+        count: number of codes in a row.
 
     Returns:
         uint8 [n, count].
@@ -27,7 +27,7 @@ def unpack_bits(packed: np.ndarray, bits: int, count: int) -> np.ndarray:
     cell = lcm(bits, 8) // 8  # bytes after which the pattern repeats
     codes_per_cell = cell * 8 // bits
     cells = -(-count // codes_per_cell)
-    if data.shape[1] < cells * cell:  # the last cell may lack bytes in which no code lies
+    if data.shape[1] < cells * cell:  # the last cell may lack bytes without codes
         data = np.pad(data, ((0, 0), (0, cells * cell - data.shape[1])))
     data = data[:, : cells * cell].reshape(len(data), cells, cell)
     codes = np.empty((len(data), cells, codes_per_cell), np.uint8)
@@ -46,10 +46,10 @@ def pack_bits(codes: np.ndarray, bits: int) -> np.ndarray:
 
     Args:
         codes: uint8 [n, count], each below 2^bits.
-        bits: 1 to 8.
+        bits: bits of a code, 1 to 8.
 
     Returns:
-        int32 [n, ceil(count * bits / 32)], little-endian; bits in which no code lies are 0.
+        int32 [n, ceil(count * bits / 32)], little-endian; bits without a code are 0.
     """
     rows, count = codes.shape
     cell = lcm(bits, 8) // 8

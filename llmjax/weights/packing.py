@@ -1,4 +1,4 @@
-"""Quantized rows into a `QTensor`, tile by tile, so that memory beyond the result stays within a few MB."""
+"""Packs quantized rows into a `QTensor`, tile by tile, so that only a few MB are needed beside the result."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from llmjax.kernels.sharding import on_devices
 from llmjax.weights.memory import aligned_empty
 from llmjax.weights.rows import QuantizedRows, numpy_threads
 
-Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]  # of shape and dtype
-BLOCK = 1 << 18  # weights packed at a time by a thread: codes and records stay in the L2 cache
+Empty = Callable[[tuple[int, ...], np.dtype], np.ndarray]  # makes an array of a shape and dtype
+BLOCK = 1 << 18  # weights that a thread packs at a time, so that codes and records stay in the L2 cache
 
 
 class RowSource(Protocol):
@@ -28,19 +28,19 @@ class RowSource(Protocol):
 
     @property
     def format(self) -> RowFormat:
-        """Of each row."""
+        """The format of each row."""
 
     @property
     def columns(self) -> np.ndarray | None:
-        """i32 [in], the logical column of each stored one, or None if they are in order."""
+        """i32 [in], the logical index of each stored column; None: they are in order."""
 
     @property
     def size_out(self) -> int:
-        """Rows."""
+        """The number of rows."""
 
     @property
     def row_step(self) -> int:
-        """`quantized_rows` may be asked only for rows that start at a multiple of this."""
+        """`quantized_rows` accepts only a start that is a multiple of this."""
 
     def quantized_rows(self, start: int, stop: int) -> QuantizedRows:
         """Rows `start` to `stop`; may be called from several threads."""
@@ -48,14 +48,14 @@ class RowSource(Protocol):
 
 @runtime_checkable
 class PackedRows(RowSource, Protocol):
-    """One that may pack its rows itself."""
+    """A row source that may pack its rows itself."""
 
     @property
     def packs(self) -> bool:
-        """Whether it does."""
+        """Whether it packs its rows itself."""
 
     def fill(self, start: int, stop: int, words: np.ndarray) -> None:
-        """Packs rows `start` to `stop` into whole tiles, u32 [tiles, words of a record, tile], with zeros behind them.
+        """Packs rows `start` to `stop` into whole tiles, u32 [tiles, words of a record, tile], padded with zeros.
 
         May be called from several threads.
         """
@@ -66,8 +66,8 @@ class RowStack:
     """Quantized matrices of one shape and format, stacked.
 
     Attributes:
-        count: how many.
-        matrix: makes one of them. It is asked for one after the other, so that what reading takes is not taken at once.
+        count: number of matrices.
+        matrix: makes one of them; called for one after the other, so that only one needs memory at a time.
     """
 
     count: int
@@ -79,17 +79,17 @@ class RowStack:
 
     @property
     def format(self) -> RowFormat:
-        """Of each row."""
+        """The format of each row."""
         return self.first.format
 
     @property
     def size_out(self) -> int:
-        """Rows of each matrix."""
+        """The number of rows of each matrix."""
         return self.first.size_out
 
     @property
     def columns(self) -> np.ndarray | None:
-        """i32 [count, in], or None if those of all matrices are in order."""
+        """i32 [count, in], see `RowSource`; None: the columns of all matrices are in order."""
         found = [self.matrix(i).columns for i in range(self.count)]
         if all(columns is None for columns in found):
             return None
@@ -98,15 +98,15 @@ class RowStack:
 
 
 def pack(source: RowSource | RowStack, *, tile: int, empty: Empty = aligned_empty) -> np.ndarray:
-    """The words of a matrix or a stack.
+    """Packs a matrix or a stack into words.
 
     Args:
-        source: its rows.
-        tile: rows whose words are interleaved; the last tile is filled up with zeros.
-        empty: gives memory for an array.
+        source: the rows.
+        tile: number of rows with interleaved words; the last tile is padded with zeros.
+        empty: allocates an array.
 
     Returns:
-        u32 [tiles, words of a record, tile]; of a stack [count, tiles, words of a record, tile].
+        u32 [tiles, words of a record, tile]; for a stack [count, tiles, words of a record, tile].
     """
     words = empty(words_shape(source, tile=tile), np.dtype(np.uint32))
     one = source.first if isinstance(source, RowStack) else source
@@ -124,7 +124,7 @@ def _packs(source: RowSource) -> TypeGuard[PackedRows]:
 
 
 def words_shape(source: RowSource | RowStack, *, tile: int) -> tuple[int, ...]:
-    """Of what `pack` makes of a matrix or a stack."""
+    """The shape of the result of `pack` for a matrix or a stack."""
     outer = (source.count,) if isinstance(source, RowStack) else ()
     return (*outer, -(-source.size_out // tile), source.format.num_words, tile)
 
@@ -150,10 +150,10 @@ def _fill(source: RowSource, words: np.ndarray, threads: ThreadPoolExecutor) -> 
 def put(
     source: RowSource | RowStack, words: np.ndarray, *, dtype: jnp.dtype, activations: str, device: jax.Device
 ) -> QTensor:
-    """The matrix or stack on a device.
+    """Puts a matrix or stack on a device.
 
     Args:
-        words: what `pack` has made of it.
+        words: the result of `pack`.
         dtype, activations: see `QTensor`.
     """
     columns = source.columns

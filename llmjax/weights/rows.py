@@ -1,5 +1,6 @@
-"""Rows of a quantized matrix as plain NumPy arrays: what every file format and every quantizer gives, and what is
-packed into the records of a `QTensor`. What weights they stand for is said once, in `QuantizedRows.dequantize`.
+"""Rows of a quantized matrix as NumPy arrays: the output of every file format and quantizer, and the input of packing.
+
+`QuantizedRows.dequantize` defines the weights that they stand for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NUMBER_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
         "e8m0": np.dtype(ml_dtypes.float8_e8m0fnu),
     }
 )
-"""By number type of a `RowFormat`."""
+"""NumPy dtypes by the number type of a `RowFormat`."""
 
 FLOATS: Mapping[str, np.dtype] = MappingProxyType({name: NUMBER_DTYPES[name] for name in ("f32", "f16", "bf16")})
 """Types of weights that are not quantized."""
@@ -41,25 +42,25 @@ CODE_DTYPES: Mapping[str, np.dtype] = MappingProxyType(
 )
 
 E2M1_LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What a code of a 4-bit float stands for (OCP Microscaling Formats 1.0)."""
+"""The numbers that codes of a 4-bit float stand for (OCP Microscaling Formats 1.0)."""
 
 
 NUMPY_THREADS = 2
 
 
 def numpy_threads() -> int:
-    """That quantize or pack by NumPy at a time. Most of it holds the interpreter's lock: more slow each other down."""
+    """The number of threads that quantize or pack with NumPy; more would wait for the interpreter lock."""
     return min(NUMPY_THREADS, usable_cores())
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedRows:
-    """Rows of a matrix: weight = scale * (number(code) - zero) - minimum, as `llmjax.kernels.row_format` has it.
+    """Rows of a matrix: weight = scale * (number(code) - zero) - minimum, see `llmjax.kernels.row_format`.
 
-    Every array has the dtype that the format says (NUMBER_DTYPES, CODE_DTYPES); what it does not ask for is None.
+    Every array has the dtype that the format says (NUMBER_DTYPES, CODE_DTYPES); arrays that it lacks are None.
 
     Attributes:
-        format: of each row.
+        format: the format of each row.
         codes: [n, in].
         scales: [n, groups].
         zeros: [n, groups].
@@ -116,13 +117,13 @@ class QuantizedRows:
             if width == bits:
                 words[...] = plane
             else:
-                for index in range(width):  # long loops again
+                for index in range(width):  # long inner loops, as in `_plane`
                     words[:, :, low + index] = plane[:, :, index]
             low += width
 
     @property
     def finite(self) -> bool:
-        """Whether all scales and minima are."""
+        """Whether all scales and minima are finite."""
         return all(bool(np.isfinite(getattr(self, name)).all()) for name in self.format.fields)
 
     def _scaled(self, values: np.ndarray, above: np.ndarray | None) -> np.ndarray:
@@ -141,13 +142,13 @@ class QuantizedRows:
 
 
 def _plane(codes: np.ndarray, low: int, width: int, *, last: bool) -> np.ndarray:
-    """Bits `low` to `low + width` of codes, a plane of words as `llmjax.kernels.row_format` has them.
+    """Bits `low` to `low + width` of codes as a plane of words, see `llmjax.kernels.row_format`.
 
-    Works on words of several codes at once: no bit leaves its byte.
+    It works on words of several codes at once, which is correct because no bit leaves its byte.
 
     Args:
         codes: uint8 [n, CHUNK].
-        last: the codes have no higher bits.
+        last: whether the codes have no higher bits.
 
     Returns:
         u32 [n, width].
@@ -157,12 +158,12 @@ def _plane(codes: np.ndarray, low: int, width: int, *, last: bool) -> np.ndarray
     stored = codes.view(np.uint64)
     if low or not last:
         stored = stored & np.frombuffer(bytes([(1 << width) - 1 << low] * 8), np.uint64)
-    pieces = 1 if width > 1 else 2  # that a word holds side by side
+    pieces = 1 if width > 1 else 2  # pieces that a word holds side by side
     stored = stored.reshape(len(codes), 8 // width // pieces, -1)
     plane = np.zeros((len(codes), stored.shape[2]), np.uint64)
     for step in range(stored.shape[1]):
         shift = width * pieces * step - low
-        for index in range(stored.shape[2]):  # one word of every chunk, so that the loops within are long
+        for index in range(stored.shape[2]):  # one word of every chunk at a time, so that inner loops are long
             part = stored[:, step, index]
             plane[:, index] |= part << np.uint64(shift) if shift >= 0 else part >> np.uint64(-shift)
     words = plane.view(np.uint32)
@@ -170,5 +171,5 @@ def _plane(codes: np.ndarray, low: int, width: int, *, last: bool) -> np.ndarray
 
 
 def _spread(values: np.ndarray, size: int, like: np.ndarray) -> np.ndarray:
-    """Each value `size` times, as many as `like` has columns."""
+    """Repeats each value `size` times, up to the number of columns of `like`."""
     return values.repeat(size, axis=1)[:, : like.shape[1]]

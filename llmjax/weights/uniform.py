@@ -1,11 +1,11 @@
-"""Quantizers of evenly spaced integers and of float8: what checkpoints call W8A16, W8A8, W4A16, FP8.
+"""Quantizers to evenly spaced integers and to float8: W8A16, W8A8, W4A16 and FP8 in checkpoints.
 
 Symmetric about 0:
 
     scale = peak / (range / 2),  code = round(weight / scale)
 
-with the largest magnitude of a row or group as peak, and 255, 15 or 896 as range. So the peak itself is cut off by half
-a step where codes are integers. Integers may have a zero point instead, with 0 between least and most:
+Here peak is the largest magnitude in a row or group, and range is 255, 15 or 896. So where codes are integers, the peak
+itself is clipped by half a step. Integers may have a zero point instead, with 0 between least and most:
 
     scale = (most - least) / range,  zero = round(lowest code - least / scale),  code = round(weight / scale + zero)
 
@@ -28,23 +28,23 @@ from llmjax.errors import CheckpointError
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.weights.rows import CODE_DTYPES, NUMBER_DTYPES, QuantizedRows
 
-UNIT = 16  # group sizes of records are multiples of it
+UNIT = 16  # group sizes of records are multiples of this
 E4M3_MAX = 448.0
 
 
 class UniformScheme(Protocol):
-    """A way to quantize rows of a matrix, each by itself."""
+    """A scheme that quantizes each row of a matrix by itself."""
 
     @property
     def name(self) -> str:
-        """What users type."""
+        """The name that users type."""
 
     @property
     def activations(self) -> str:
-        """For `QTensor.activations`; ``auto``: as the engine is configured."""
+        """The value of `QTensor.activations`; ``auto``: the engine's setting."""
 
     def format(self, size_in: int) -> RowFormat:
-        """Of rows of `size_in` weights."""
+        """The format of rows of `size_in` weights."""
 
     def quantize(self, rows: np.ndarray) -> QuantizedRows:
         """
@@ -58,14 +58,14 @@ class UniformScheme(Protocol):
 
 @runtime_checkable
 class PackedScheme(UniformScheme, Protocol):
-    """One that may pack what it quantizes itself."""
+    """A scheme that may pack the rows that it quantizes."""
 
     @property
     def packs(self) -> bool:
-        """Whether it does."""
+        """Whether it packs rows itself."""
 
     def fill(self, rows: np.ndarray, words: np.ndarray) -> None:
-        """Packs rows into whole tiles, as ``llmjax.weights.packing.PackedRows.fill``; the rest as of ``quantize``."""
+        """Packs rows into whole tiles, see ``llmjax.weights.packing.PackedRows.fill``; for the rest see `quantize`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +73,8 @@ class Grid:
     """The numbers that integer codes stand for: ``scale * (code - zero)`` with signed codes.
 
     Attributes:
-        scales: [n, groups], of the type in which they are kept.
-        zeros: f32 [n, groups], whole numbers; None: 0.
+        scales: [n, groups], in the type in which they are stored.
+        zeros: f32 [n, groups], integers; None: all are 0.
     """
 
     scales: np.ndarray
@@ -87,10 +87,10 @@ class IntegerScheme:
 
     Attributes:
         name, activations: see `UniformScheme`.
-        bits: 4 or 8.
-        group_size: columns that share a scale; 0: all.
-        symmetric: zero is in the middle; else each scale has a zero point.
-        scale: number type of scales; empty: f16 for groups, f32 for rows.
+        bits: bits of a code, 4 or 8.
+        group_size: number of columns that share a scale; 0: all.
+        symmetric: whether zero is in the middle; else each scale has a zero point.
+        scale: type of scales; empty: f16 for groups, f32 for rows.
     """
 
     name: str
@@ -117,7 +117,7 @@ class IntegerScheme:
         return self.rows(self._round(grouped, grid, rows.shape[1]), grid)
 
     def grid(self, rows: np.ndarray) -> Grid:
-        """The grid that spans the rows.
+        """Fits a grid to rows.
 
         Args:
             rows: float [n, in].
@@ -128,14 +128,14 @@ class IntegerScheme:
         return self._grid(_grouped(rows, self.format(rows.shape[1])))
 
     def round(self, rows: np.ndarray, grid: Grid) -> np.ndarray:
-        """Signed codes, f32 [n, in], of float rows whose groups are those of the grid."""
+        """Rounds float rows to the grid: signed codes, f32 [n, in]."""
         return self._round(_grouped(rows, self.format(rows.shape[1])), grid, rows.shape[1])
 
     def _grid(self, grouped: np.ndarray) -> Grid:
         half, number = 1 << self.bits - 1, self._scale
         if self.symmetric:
             return Grid(_scales(_peaks(grouped) / np.float32((2 * half - 1) / 2), number, self.name), None)
-        # 0 is always among the numbers, whatever the last group was filled up with.
+        # The range always includes 0, so the zeros that pad the last group do not change it.
         least, most = np.minimum(grouped.min(axis=2), 0), np.maximum(grouped.max(axis=2), 0)
         with np.errstate(over="ignore"):
             scales = _scales((most - least) / np.float32(2 * half - 1), number, self.name)
@@ -153,7 +153,7 @@ class IntegerScheme:
         return grouped.reshape(len(grouped), -1)[:, :size_in]
 
     def rows(self, codes: np.ndarray, grid: Grid) -> QuantizedRows:
-        """Signed codes, f32 [n, in], as they are kept; `codes` is overwritten."""
+        """Converts signed codes, f32 [n, in], to stored rows; `codes` is overwritten."""
         form = self.format(codes.shape[1])
         codes += np.float32(self._offset)
         zeros = grid.zeros
@@ -163,7 +163,7 @@ class IntegerScheme:
 
     @property
     def scale_dtype(self) -> np.dtype:
-        """Of scales."""
+        """The dtype of scales."""
         return NUMBER_DTYPES[self._scale]
 
     @property
@@ -172,12 +172,12 @@ class IntegerScheme:
 
     @property
     def _zero(self) -> str:
-        """Number type of zero points."""
+        """The type of zero points."""
         return "i8" if self.bits == 8 else "u8"
 
     @property
     def _offset(self) -> int:
-        """What is added to signed codes where they are kept."""
+        """The offset of stored codes from signed codes."""
         return 0 if self.bits == 8 else 1 << self.bits - 1
 
 
@@ -187,7 +187,7 @@ class Float8Scheme:
 
     Attributes:
         name, activations: see `UniformScheme`.
-        per_tensor: all rows that are quantized together have the same scale.
+        per_tensor: whether all rows that are quantized together share a scale.
     """
 
     name: str = "fp8"
@@ -225,18 +225,18 @@ UNIFORM_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
         )
     }
 )
-"""By name: each row by itself, so that rows can be quantized while they are read."""
+"""Schemes by name that quantize each row by itself, so that rows can be quantized while they are read."""
 
 SAVED_SCHEMES: Mapping[str, IntegerScheme | Float8Scheme] = MappingProxyType(
     {**UNIFORM_SCHEMES, "fp8_tensor": Float8Scheme("fp8_tensor", per_tensor=True)}
 )
-"""By name: those that files of safetensors can hold."""
+"""Schemes by name that safetensors files can hold."""
 
 
 def _to_e4m3(numbers: np.ndarray) -> np.ndarray:
-    """f32 up to E4M3_MAX rounded to nearest even, by a table: converting them one by one is several times slower."""
+    """Rounds f32 up to E4M3_MAX to nearest even with a table: converting numbers one by one is several times slower."""
     words = numbers.view(np.uint32)
-    # E4M3 has 4 bits less than the upper half has. So of the lower half it only matters whether it is 0.
+    # E4M3 has 4 bits fewer than the upper half, so it only matters whether the lower half is 0.
     upper = words >> 16
     upper |= (words & 0xFFFF) != 0
     return _e4m3_of_upper_halves().take(upper).view(CODE_DTYPES["e4m3"])
@@ -244,7 +244,7 @@ def _to_e4m3(numbers: np.ndarray) -> np.ndarray:
 
 @cache
 def _e4m3_of_upper_halves() -> np.ndarray:
-    """uint8 [65536], by the upper half of an f32."""
+    """The E4M3 code for each upper half of an f32, uint8 [65536]."""
     numbers = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32)
     with np.errstate(invalid="ignore"):
         return np.clip(numbers, -E4M3_MAX, E4M3_MAX).astype(CODE_DTYPES["e4m3"]).view(np.uint8)
@@ -255,20 +255,20 @@ def _group_size(asked: int, size_in: int) -> int:
 
 
 def _grouped(rows: np.ndarray, form: RowFormat) -> np.ndarray:
-    """f32 [n, groups, columns], the last group filled up with zeros."""
+    """Rows as f32 [n, groups, columns], the last group padded with zeros."""
     grouped: np.ndarray = np.zeros((len(rows), form.num_groups * form.group_size), np.float32)
     grouped[:, : rows.shape[1]] = rows
     return grouped.reshape(len(rows), form.num_groups, form.group_size)
 
 
 def _peaks(grouped: np.ndarray) -> np.ndarray:
-    """Largest magnitudes, f32 [n, groups]."""
+    """The largest magnitude of each group, f32 [n, groups]."""
     peaks: np.ndarray = np.maximum(grouped.max(axis=2), -grouped.min(axis=2))
     return peaks
 
 
 def _scales(steps: np.ndarray, number: str, name: str) -> np.ndarray:
-    """Steps f32 [n, groups] as the type of scales."""
+    """Converts steps, f32 [n, groups], to the type of scales."""
     if not np.isfinite(steps).all():
         raise CheckpointError(f"weights that are infinite or not a number cannot be quantized to {name}")
     dtype = NUMBER_DTYPES[number]
@@ -276,5 +276,5 @@ def _scales(steps: np.ndarray, number: str, name: str) -> np.ndarray:
         scales = steps.astype(dtype)
     if not np.isfinite(scales).all():
         raise CheckpointError(f"weights are too large for {name}: a scale would be {steps.max():.3g}, beyond {dtype}")
-    scales[scales == 0] = ml_dtypes.finfo(dtype).eps  # any divisor gives zeros their code
+    scales[scales == 0] = ml_dtypes.finfo(dtype).eps  # groups of zeros: any divisor gives the code of 0
     return scales

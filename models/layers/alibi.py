@@ -4,10 +4,11 @@ from __future__ import annotations
 
 
 def alibi_slopes(heads: int, *, largest: float = 8) -> tuple[float, ...]:
-    """What a logit of each head loses a token of distance.
+    """The slope of each head: how much each token of distance subtracts from a logit.
 
-    Of a power of two, n: ``2 ** (-largest k / n)`` for k = 1 … n. Of other numbers: those of the largest power of two
-    below, then every second one of the next power of two (the authors' code, which section 3 of the paper refers to).
+    If the number of heads n is a power of two: ``2 ** (-largest k / n)`` for k = 1 … n. Otherwise: the slopes of the
+    largest power of two below n, then every second slope of the next power of two (the authors' code, which section 3
+    of the paper refers to).
     """
     whole = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-largest * k / whole) for k in range(1, whole + 1)]

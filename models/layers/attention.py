@@ -17,12 +17,12 @@ from llmjax.models.layers.state import PagedKV
 
 @dataclass(frozen=True)
 class DividedHeads:
-    """Heads of which a device has some, where norms go over those of all devices."""
+    """One device's heads in a model whose QK norm goes over the heads of all devices."""
 
-    heads: int  # of all devices
+    heads: int  # query heads of all devices
     kv_heads: int
-    counted: tuple[float, ...]  # how much of each key head of all devices, one device after another, counts where
-    # squares are added up: several devices may have the same one, and what stands for none counts nothing
+    counted: tuple[float, ...]  # weight of each device's key heads in the sum of squares, one device after another:
+    # a head that several devices have counts once in all, and padding counts 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +32,27 @@ class Attention:
     heads: int
     kv_heads: int
     head_dim: int
-    scale: float  # of the logits
+    scale: float  # factor of the attention logits
     rope: RopeConfig | None
     window: int | None = None  # keys that a query sees, its own included; None: all before it
-    causal: bool = True  # False: the keys behind it too, as many; a text then has to be in one step
-    softcap: float | None = None  # of the logits
-    qk_norm: NormSpec | None = None  # of q and k
-    qk_norm_over: Literal["head", "each head", "all heads"] = "head"  # heads share it, have their own, or are one
+    causal: bool = True  # False: a query also sees as many keys after it; a text must then be in one step
+    softcap: float | None = None  # softcap of the attention logits
+    qk_norm: NormSpec | None = None  # norm of q and k
+    qk_norm_over: Literal["head", "each head", "all heads"] = "head"  # a weight shared by heads, one each, or one norm
     qk_norm_first: bool = True  # before rope
     qkv_bias: bool = False
     o_bias: bool = False
-    clip: float | None = None  # entries of q, k and v are at most so far from 0
-    slopes: tuple[float, ...] | None = None  # of each head: what a logit loses a token of distance (ALiBi); of a
-    # device's attention those of all devices' heads
-    sinks: bool = False  # each head's softmax has a logit of its own more, which has no value
-    gated: bool = False  # what a head has found is multiplied by a sigmoid of what q_proj brings beside its query
-    values_of_keys: bool = False  # a value is what k_proj brings, without the key's norm and rotation
-    v_norm: RMS | None = None  # of v
-    chunk: int | None = None  # a query sees the keys of its chunk of so many tokens; None: there are none
-    sharpened: Sharpening | None = None  # queries by their positions
-    o_norm: RMS | None = None  # of what all heads have found, before ``o``
-    reads_only: bool = False  # keys and values are those that another layer has stored, see `LayerSpec`
-    divided: DividedHeads | None = None  # of a device's attention with norms over all heads; None: it has all heads
+    clip: float | None = None  # largest absolute value of entries of q, k and v
+    slopes: tuple[float, ...] | None = None  # ALiBi slopes of the heads; in a device's part, of all devices' heads
+    sinks: bool = False  # each head's softmax has one more logit, which is learned and has no value
+    gated: bool = False  # a head's output is multiplied by a sigmoid of a gate that q_proj also computes
+    values_of_keys: bool = False  # the values are k_proj's output without the keys' norm and rotation
+    v_norm: RMS | None = None  # norm of v
+    chunk: int | None = None  # tokens of a chunk: a query sees only the keys of its own; None: no chunks
+    sharpened: Sharpening | None = None  # scales queries by their positions
+    o_norm: RMS | None = None  # norm of the output of all heads, before ``o``
+    reads_only: bool = False  # it reads keys and values that another layer has stored, see `LayerSpec`
+    divided: DividedHeads | None = None  # for a device's part of attention with norms over all heads; None: all heads
 
     name: ClassVar[str] = "self_attn"
     projections: ClassVar[Projections] = (("q_proj", "k_proj", "v_proj"), ("o_proj",))
@@ -61,18 +60,18 @@ class Attention:
     @property
     def state(self) -> PagedKV:
         """What a layer keeps."""
-        # A text whose tokens see what is behind them is in one step as a whole: nothing falls behind a window.
+        # A text whose tokens see later ones is in one step as a whole, so that no key leaves a window between steps.
         window = self.chunk or self.window  # no token sees more than a chunk
         return PagedKV(kv_heads=self.kv_heads, head_dim=self.head_dim, window=window if self.causal else None)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {"heads": self.heads, "KV heads": self.kv_heads, "head size": self.head_dim}
 
     @property
     def divisible(self) -> int:
-        """Heads, of which each device needs one."""
+        """The number of query heads: each device needs at least one."""
         return self.heads
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -85,9 +84,9 @@ class Attention:
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> Attention:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         shares, slopes = self._shares(devices), self.slopes
-        if slopes is not None:  # of all devices, one after another
+        if slopes is not None:  # of all devices, one device after another
             heads = shares.share_of_queries.ravel().tolist()
             slopes = tuple(0.0 if head == NOTHING else slopes[head] for head in heads)
         over_all = self.o_norm is not None or (self.qk_norm is not None and self.qk_norm_over == "all heads")
@@ -105,7 +104,7 @@ class Attention:
 
     @property
     def is_fused(self) -> bool:
-        """Whether kernels that fuse all of the half have it."""
+        """Whether kernels that fuse the whole sublayer support it."""
         normed = self.qk_norm is None or (
             isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
         )

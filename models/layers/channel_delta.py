@@ -13,14 +13,13 @@ from llmjax.models.layers.state import Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelDelta:
-    """A state of keys and values of each head that is corrected token by token, and each of whose channels forgets at
-    its own rate."""
+    """Linear attention with a state for each head that every token corrects, and a decay rate for each channel."""
 
     heads: int
-    head_dim: int  # of queries, keys and values, and the rank of what makes decays and gates
-    width: int  # of the causal convolutions over q, k and v: tokens, its own included
-    activation: str  # behind the convolutions, a key of ACTIVATIONS
-    norm: RMS  # of what a head reads, before the gate
+    head_dim: int  # size of queries, keys and values, and rank of the decay and gate projections
+    width: int  # tokens that the causal convolutions over q, k and v see, the current one included
+    activation: str  # activation after the convolutions, a key of ACTIVATIONS
+    norm: RMS  # norm of what a head reads, before the gate
 
     name: ClassVar[str] = "self_attn"
     rope: ClassVar[None] = None
@@ -33,22 +32,22 @@ class ChannelDelta:
 
     @property
     def inner(self) -> int:
-        """Entries of all heads."""
+        """Size of all heads together."""
         return self.heads * self.head_dim
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps: the state, and the convolutions' last inputs."""
+        """What a layer keeps: the state, and the last inputs of the convolutions."""
         return Recurrent(recent=(self.width - 1, 3 * self.inner), memory=(self.heads, self.head_dim, self.head_dim))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {"recurrent heads": self.heads}
 
     @property
     def divisible(self) -> int:
-        """Heads, of which each device needs one."""
+        """The number of heads: each device needs at least one."""
         return self.heads
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -61,5 +60,5 @@ class ChannelDelta:
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> ChannelDelta:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         return replace(self, heads=even_share(self.heads, devices).shape[1])

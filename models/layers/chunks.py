@@ -1,7 +1,7 @@
 """Attention within chunks of a sequence (Llama 4): a query sees the keys of its own chunk.
 
-To kernels each chunk is a sequence of its own: a row whose tokens are in several chunks becomes several rows, and a
-row's pages begin where its chunk does. Queries without positions may be sharpened by theirs.
+Kernels see each chunk as a sequence of its own: a row whose tokens are in several chunks becomes several rows, and its
+pages begin where the chunk does. Layers without rope may scale their queries by position instead.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from llmjax.models.errors import UnsupportedModel
 
 
 def by_chunk(batch: RaggedBatch, chunk: int, *, page_size: int) -> RaggedBatch:
-    """The batch with a row for each chunk that a row's tokens may be in; such rows may be empty.
+    """The batch with a row for each chunk that a row's tokens may be in; some of these rows may be empty.
 
     Args:
-        chunk: tokens.
-        page_size: tokens in a page, of which chunks consist.
+        chunk: tokens in a chunk, a multiple of ``page_size``.
+        page_size: tokens in a page.
 
     Raises:
-        UnsupportedModel: they do not.
+        UnsupportedModel: a chunk is not a whole number of pages.
     """
     if chunk % page_size:
         raise UnsupportedModel(f"attention_chunk_size = {chunk} is not a multiple of page_size = {page_size}")
     tokens = len(batch.kv_index)
-    parts = 1 if batch.decode else -(-(tokens - 1) // chunk) + 1  # chunks that consecutive tokens may touch
+    parts = 1 if batch.decode else -(-(tokens - 1) // chunk) + 1  # the most chunks that consecutive tokens may touch
     counts = batch.query_start[1:] - batch.query_start[:-1]
     first = batch.kv_len - counts  # positions of the rows' first tokens
     chunks = (first // chunk)[:, None] + jnp.arange(parts)  # [R, parts]
@@ -52,7 +52,7 @@ def by_chunk(batch: RaggedBatch, chunk: int, *, page_size: int) -> RaggedBatch:
 
 @dataclass(frozen=True)
 class Sharpening:
-    """Queries at position p are multiplied by ``1 + scale log(1 + floor((p + ahead) / floor))``."""
+    """A factor of queries that grows with their position p: ``1 + scale log(1 + floor((p + ahead) / floor))``."""
 
     floor: int  # tokens
     scale: float

@@ -1,4 +1,4 @@
-"""What a layer is given beside the residual stream."""
+"""The inputs of a layer beside the residual stream."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llmjax.kernels.rope import Rotation
 class Context:
     """The step as one layer sees it."""
 
-    rotation: Rotation | None  # of the mixer's rope; None: it has none
-    state: Any  # what the mixer keeps, a LayerState, rewritten in place when donated
+    rotation: Rotation | None  # rotation of the mixer's rope; None: it has none
+    state: Any  # the mixer's LayerState, updated in place when donated
     batch: RaggedBatch  # which token belongs to which request, and where its keys go
-    vector: jax.Array | None = None  # [T, P], of models with embeddings for each layer
+    vector: jax.Array | None = None  # [T, P], in models with per-layer embeddings
     chosen: jax.Array | None = None  # i32 [T, count], positions of the keys that the last indexer has chosen

@@ -1,4 +1,4 @@
-"""A causal convolution of each channel by itself: what recurrent mixers begin with, and a mixer of its own (LFM2)."""
+"""The short convolution of LFM2 as a mixer: causal, and of each channel by itself."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from llmjax.models.layers.state import Recurrent
 class ShortConvolution:
     """Gates, a convolution over the last few tokens, and gates again."""
 
-    size: int  # channels: of the whole model, those of the residual stream
-    width: int  # tokens that the convolution sees, its own included
-    bias: bool = False  # of the convolution and of the products before and behind it
+    size: int  # channels; in the whole model as many as the residual stream has
+    width: int  # tokens that the convolution sees, the current one included
+    bias: bool = False  # of the convolution and of the projections before and after it
 
     name: ClassVar[str] = "conv"
     rope: ClassVar[None] = None
@@ -24,17 +24,17 @@ class ShortConvolution:
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps: the convolution's last inputs."""
+        """What a layer keeps: the last inputs of the convolution."""
         return Recurrent(recent=(self.width - 1, self.size))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {}
 
     @property
     def divisible(self) -> int:
-        """Groups of channels, of which each device needs one."""
+        """The number of groups of channels: each device needs at least one."""
         return channel_groups(self.size)
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -42,11 +42,11 @@ class ShortConvolution:
         channels = inner_share(self.size, devices)
         if axis == "channels":
             return channels
-        if axis == "parts":  # of one size
+        if axis == "parts":  # parts of equal size
             count = size // self.size
             return joined([channels] * count, [self.size] * count)
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> ShortConvolution:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         return replace(self, size=inner_share(self.size, devices).shape[1])

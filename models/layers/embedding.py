@@ -1,4 +1,4 @@
-"""Learned positions as data."""
+"""The spec of learned position embeddings."""
 
 from __future__ import annotations
 
@@ -10,4 +10,4 @@ class LearnedPositions:
     """A vector for each position, added to the token's (GPT-2, OPT)."""
 
     count: int  # positions
-    offset: int = 0  # rows before that of position 0
+    offset: int = 0  # rows before the row of position 0

@@ -1,4 +1,4 @@
-"""Gated delta net (Yang et al. 2024, arXiv:2412.06464) as Qwen3-Next has it: a recurrent mixer."""
+"""Gated delta net (Yang et al. 2024, arXiv:2412.06464) of Qwen3-Next: a recurrent mixer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from llmjax.models.layers.state import Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class GatedDelta:
-    """A state of keys and values that forgets and is corrected token by token; ``value_heads / key_heads`` states
-    share a query and a key."""
+    """Linear attention with a state that decays and that every token corrects; ``value_heads / key_heads`` states share
+    a query and a key."""
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
-    width: int  # of the causal convolution over q, k and v: tokens, its own included
-    activation: str  # behind the convolution, a key of ACTIVATIONS
-    norm: RMS  # of what a head reads, before the gate
-    in_turn: bool = False  # products before the convolution are one each, of all heads; else two, key head by key head
+    width: int  # tokens that the causal convolution over q, k and v sees, the current one included
+    activation: str  # activation after the convolution, a key of ACTIVATIONS
+    norm: RMS  # norm of what a head reads, before the gate
+    in_turn: bool = False  # one projection each for q, k, v and gates; False: two fused ones, by key head
 
     name: ClassVar[str] = "linear_attn"
     rope: ClassVar[None] = None
@@ -34,24 +34,24 @@ class GatedDelta:
 
     @property
     def channels(self) -> int:
-        """What the convolution runs over: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps: the state, and the convolution's last inputs."""
+        """What a layer keeps: the state, and the last inputs of the convolution."""
         return Recurrent(
             recent=(self.width - 1, self.channels), memory=(self.value_heads, self.key_dim, self.value_dim)
         )
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {"recurrent heads": self.value_heads}
 
     @property
     def divisible(self) -> int:
-        """Key heads, of which each device needs one."""
+        """The number of key heads: each device needs at least one."""
         return self.key_heads
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -65,6 +65,6 @@ class GatedDelta:
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> GatedDelta:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         heads = even_share(self.key_heads, devices).shape[1]
         return replace(self, key_heads=heads, value_heads=self.value_heads // self.key_heads * heads)

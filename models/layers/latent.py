@@ -1,4 +1,4 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): a token keeps one vector that all heads share."""
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434): all heads share one KV vector for each token."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from llmjax.models.layers.state import LatentKV
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttention:
-    """Attention whose keys and values are projections of a latent vector; positions are in entries of their own."""
+    """Attention whose keys and values are projections of a latent vector; rope applies to separate entries."""
 
     heads: int
-    q_rank: int | None  # size of the queries' latent vector; None: queries are projected from the residual stream
-    kv_rank: int  # size of the latent vector
-    nope_dim: int  # entries of a query that meet the latent vector
-    rope_dim: int  # entries of a query that meet the rotated key, which all heads share
+    q_rank: int | None  # size of the queries' latent vector; None: queries are projected directly
+    kv_rank: int  # size of the latent vector of keys and values
+    nope_dim: int  # entries of a head's query without rope
+    rope_dim: int  # entries of a head's query with rope; their key is shared by all heads
     value_dim: int
-    scale: float  # of the logits
-    rope: RopeConfig | None  # of ``rope_dim`` entries; None: they are not rotated
-    norm: RMS  # of the latent vectors
-    bias: bool = False  # of what makes latent vectors, and of o
+    scale: float  # factor of the attention logits
+    rope: RopeConfig | None  # rope of the ``rope_dim`` entries; None: they are not rotated
+    norm: RMS  # norm of the latent vectors
+    bias: bool = False  # of the projections to latent vectors, and of o
 
     name: ClassVar[str] = "self_attn"
     projections: ClassVar[Projections] = (
@@ -37,17 +37,17 @@ class LatentAttention:
 
     @property
     def state(self) -> LatentKV:
-        """What a layer keeps: the latent vector, normed, and the rotated key."""
+        """What a layer keeps: the normed latent vector and the rotated key."""
         return LatentKV(dim=self.kv_rank + self.rope_dim, value_dim=self.kv_rank)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {"heads": self.heads}
 
     @property
     def divisible(self) -> int:
-        """Heads, of which each device needs one."""
+        """The number of heads: each device needs at least one."""
         return self.heads
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -57,21 +57,23 @@ class LatentAttention:
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> LatentAttention:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         return replace(self, heads=even_share(self.heads, devices).shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Indexer:
-    """What chooses the keys that latent attention looks at (DeepSeek-V3.2, arXiv:2512.02556): those that small queries
-    score highest. It stands beside the mixer, and its keys are stored beside the latent vectors."""
+    """Chooses the keys that latent attention reads, by the scores of small queries (DeepSeek-V3.2, arXiv:2512.02556).
+
+    It belongs to the layer, beside the mixer; its own keys are stored beside the latent vectors.
+    """
 
     heads: int
-    size: int  # of a query and a key
-    q_rank: int  # size of the mixer's latent queries, of which its own are made
-    count: int  # keys that a token sees at most
-    rope: RopeConfig  # of the first entries
-    norm: Layer  # of keys
+    size: int  # size of a query and of a key
+    q_rank: int  # size of the mixer's latent queries, from which its own are projected
+    count: int  # the most keys that a token sees
+    rope: RopeConfig  # rope of the first entries
+    norm: Layer  # norm of the keys
 
     name: ClassVar[str] = "indexer"
 

@@ -1,4 +1,4 @@
-"""A decoder layer as data."""
+"""The spec of a decoder layer, as data."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ FeedForward = GatedMLP | MLP | Experts
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-    """What one layer is made of; layers with equal specs are traced and compiled once."""
+    """The parts of one layer; layers with equal specs are traced and compiled once."""
 
     mixer: Mixer
-    feed_forward: FeedForward | None  # None: the mixer is all, and ``residual`` has no norms for a second half
+    feed_forward: FeedForward | None  # None: the layer is only a mixer, and ``residual`` has no norms for another
     norm: NormSpec
     residual: Residual = field(default_factory=PreNorm)
-    state_of: int | None = None  # the layer, before this one, whose keys and values it reads; None: it has its own
-    per_layer: PerLayer | None = None  # what is given to it at its end
-    scaled: bool = False  # what leaves it is multiplied by a number
+    state_of: int | None = None  # the earlier layer whose keys and values it reads; None: it has its own
+    per_layer: PerLayer | None = None  # per-layer embedding, added at the end of the layer
+    scaled: bool = False  # whether its output is multiplied by a learned number
     beside: Mixer | None = None  # a second mixer, see `TwoMixers`, with a state of its own
-    indexer: Indexer | None = None  # what chooses the keys that the mixer looks at, with a state of its own
-    chosen_before: bool = False  # the mixer looks at the keys that the last indexer before it has chosen
+    indexer: Indexer | None = None  # chooses the keys that the mixer reads, with a state of its own
+    chosen_before: bool = False  # the mixer reads the keys that the last indexer before it has chosen
     altup: AltUp | None = None  # how it updates several residual streams; None: there is one
-    low_rank: LowRank | None = None  # what is added to what attention leaves, with which it is divided by sqrt(2)
+    low_rank: LowRank | None = None  # path around attention; the sum of both is divided by sqrt(2)
 
     @property
     def other(self) -> Mixer | Indexer | None:
-        """What has a state beside the mixer's."""
+        """The part with a second state, if any: another mixer or an indexer."""
         return self.beside or self.indexer

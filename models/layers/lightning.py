@@ -1,4 +1,4 @@
-"""Lightning attention (Qin et al. 2024, arXiv:2401.04658): linear attention whose heads forget at fixed rates."""
+"""Lightning attention (Qin et al. 2024, arXiv:2401.04658): linear attention with a fixed decay for each head."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llmjax.models.layers.state import Recurrent
 
 @dataclass(frozen=True, kw_only=True)
 class LightningAttention:
-    """Queries, keys and values of equal heads; a head's state is the sum of what keys and values make, ever less."""
+    """Linear attention: a head's state is a decaying sum of the products of keys and values."""
 
     heads: int
     head_dim: int
-    activation: str  # of queries, keys and values, a key of ACTIVATIONS
-    norm: RMS  # of what all heads read, before the gate
+    activation: str  # activation of queries, keys and values, a key of ACTIVATIONS
+    norm: RMS  # norm of what all heads read, before the gate
     decay: float  # head h, counted from 1, keeps ``exp(-decay 2**(-8 h / heads))`` of its state from token to token
-    whole: int | None = None  # heads of all devices, where this one has some of them; None: it has all
+    whole: int | None = None  # heads of all devices, in a device's part; None: this has all heads
 
     name: ClassVar[str] = "self_attn"
     rope: ClassVar[None] = None
@@ -33,12 +33,12 @@ class LightningAttention:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {"recurrent heads": self.heads}
 
     @property
     def divisible(self) -> int:
-        """Heads, of which each device needs one."""
+        """The number of heads: each device needs at least one."""
         return self.heads
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -48,5 +48,5 @@ class LightningAttention:
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> LightningAttention:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         return replace(self, heads=even_share(self.heads, devices).shape[1], whole=self.heads)

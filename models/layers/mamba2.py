@@ -1,4 +1,4 @@
-"""Mamba 2 (Dao and Gu 2024, arXiv:2405.21060): a state space whose steps depend on the tokens, as a recurrent mixer."""
+"""Mamba 2 (Dao and Gu 2024, arXiv:2405.21060): a recurrent mixer with a selective state space for each head."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from llmjax.models.layers.state import Recurrent
 
 @dataclass(frozen=True)
 class DividedGroups:
-    """Groups of heads of which a device has some, or parts of some, where a norm goes over all of a group."""
+    """One device's groups of heads, or parts of groups, in a model whose norm goes over whole groups."""
 
-    groups: int  # of all devices
-    size: int  # entries of each
-    numbers: tuple[int, ...]  # which of them each of all devices' groups is or is a part of, one device after another;
-    # of what stands for none any, for its entries are zeros
+    groups: int  # groups of all devices
+    size: int  # entries of a group
+    numbers: tuple[int, ...]  # the model's group that each device's group is a part of, one device after another;
+    # any number for padding, whose entries are zeros
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2:
-    """A state of each head that forgets as fast as its token says; ``heads / groups`` heads share the vectors that are
-    written with (B) and read with (C)."""
+    """A state for each head, which decays at a rate that the token sets; ``heads / groups`` heads share the vectors
+    that write the state (B) and read it (C)."""
 
     heads: int
     head_dim: int
     groups: int
-    state_dim: int  # entries of B and of C
-    width: int  # of the causal convolution over x, B and C: tokens, its own included
-    activation: str  # behind the convolution, a key of ACTIVATIONS
-    norm: RMS | None  # of what the heads of a group read; None: the gate alone
-    norm_first: bool = False  # before the gate
-    divided: DividedGroups | None = None  # of a device's state space with norms of groups that are on several devices;
+    state_dim: int  # size of B and of C
+    width: int  # tokens that the causal convolution over x, B and C sees, the current one included
+    activation: str  # activation after the convolution, a key of ACTIVATIONS
+    norm: RMS | None  # norm of what the heads of a group read; None: only the gate applies
+    norm_first: bool = False  # whether the norm comes before the gate
+    divided: DividedGroups | None = None  # in a device's part of a mixer whose groups several devices share;
     # None: its groups are whole
-    steps: tuple[float, float] = (0.0, float("inf"))  # least and largest
+    steps: tuple[float, float] = (0.0, float("inf"))  # smallest and largest time step
     conv_bias: bool = True
     in_bias: bool = False
     out_bias: bool = False
-    scale: float = 1.0  # of what the mixer is given
-    out_scale: float = 1.0  # of what it adds
-    part_scales: tuple[float, float, float, float, float] = (1.0,) * 5  # of gate, x, B, C and steps
+    scale: float = 1.0  # factor of the input
+    out_scale: float = 1.0  # factor of the output
+    part_scales: tuple[float, float, float, float, float] = (1.0,) * 5  # factors of gate, x, B, C and time steps
 
     name: ClassVar[str] = "mamba"
     rope: ClassVar[None] = None
@@ -52,33 +52,33 @@ class Mamba2:
 
     @property
     def inner(self) -> int:
-        """Entries of x, and of what all heads read."""
+        """Size of x, and of what all heads read."""
         return self.heads * self.head_dim
 
     @property
     def parts(self) -> tuple[int, int, int, int, int]:
-        """Rows of ``in_proj``: gate, x, B, C, steps."""
+        """Rows of ``in_proj``: gate, x, B, C, time steps."""
         shared = self.groups * self.state_dim
         return (self.inner, self.inner, shared, shared, self.heads)
 
     @property
     def channels(self) -> int:
-        """What the convolution runs over: x, B and C."""
+        """Channels of the convolution: x, B and C."""
         return sum(self.parts[1:4])
 
     @property
     def state(self) -> Recurrent:
-        """What a layer keeps: the state, and the convolution's last inputs."""
+        """What a layer keeps: the state, and the last inputs of the convolution."""
         return Recurrent(recent=(self.width - 1, self.channels), memory=(self.heads, self.state_dim, self.head_dim))
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
         return {"recurrent heads": self.heads}
 
     @property
     def divisible(self) -> int:
-        """Heads, of which each device needs one."""
+        """The number of heads: each device needs at least one."""
         return self.heads
 
     def share(self, axis: str, size: int, devices: int) -> Share:
@@ -96,7 +96,7 @@ class Mamba2:
         raise unknown_axis(axis)
 
     def local(self, devices: int) -> Mamba2:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""
         shares, size = self._shares(devices), self.heads // self.groups
         divided = None
         if self.norm is not None and shares.queries != size:  # groups are not whole
@@ -105,5 +105,5 @@ class Mamba2:
         return replace(self, heads=shares.heads, groups=shares.pieces, divided=divided)
 
     def _shares(self, devices: int) -> HeadShares:
-        """Heads of a group share what is written and read with, as queries share keys."""
+        """The shares of the heads: those of a group share B and C as query heads share a key."""
         return HeadShares(self.groups, self.heads // self.groups, devices)

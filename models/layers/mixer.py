@@ -1,4 +1,4 @@
-"""What all mixers answer for themselves, so that nobody else asks which one it is."""
+"""The interface of mixers: each describes itself, so that no other module asks which kind it is."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Projections = tuple[tuple[str, ...], ...]
 
 
 class Mixer(Protocol):
-    """The spec of the sublayer that mixes tokens: attention, a state space, a convolution."""
+    """The spec of the sublayer that mixes tokens: attention, a state space or a convolution."""
 
     @property
     def name(self) -> str:
-        """The attribute that checkpoints use, such as ``self_attn``."""
+        """The module's name in checkpoints, such as ``self_attn``."""
 
     @property
     def rope(self) -> RopeConfig | None:
@@ -28,30 +28,31 @@ class Mixer(Protocol):
 
     @property
     def projections(self) -> Projections:
-        """Linear layers in the order in which they are computed, those with the same input together.
+        """Names of linear layers in the order in which they are computed, those with the same input together.
 
-        The first ones are given what the layer's norm makes. A layer may lack some of them.
+        The input of the first ones is the output of the layer's norm. A layer may lack some of them.
         """
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What people ask about it, by what they call it."""
+        """Sizes to show to users, by their usual names."""
 
     @property
     def divisible(self) -> int:
-        """How many devices may divide it at most."""
+        """The most devices that can divide it."""
 
     def share(self, axis: str, size: int, devices: int) -> Share:
-        """Which entries each device has of an axis of a parameter.
+        """The entries of an axis of a parameter that each device has.
 
         Args:
-            axis: its logical name: ``heads``, ``kv_heads``, ``channels``, or ``parts``, one after another.
-            size: entries of the whole.
-            devices: that divide the model.
+            axis: logical name of the axis: ``heads``, ``kv_heads``, ``channels``, or ``parts`` (several, one after
+                another).
+            size: entries of the axis in the whole model.
+            devices: number of devices that divide the model.
 
         Raises:
             ValueError: no parameter has such an axis.
         """
 
     def local(self, devices: int) -> Mixer:
-        """The mixer of each of so many devices."""
+        """The part of the mixer that each device has if ``devices`` of them divide it."""

@@ -1,4 +1,4 @@
-"""The feed-forward half of a layer: gated (Shazeer 2020, arXiv:2002.05202) or not."""
+"""The feed-forward sublayer of a layer: gated (Shazeer 2020, arXiv:2002.05202) or not."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ XIELU = "xielu"
 class GatedMLP:
     """``down(activation(gate(n)) * up(n))``."""
 
-    inner: int  # size of what ``down`` is given
+    inner: int  # input size of ``down``
     activation: str  # a key of ACTIVATIONS
     bias: bool = False
-    down_bias: bool | None = None  # of ``down``, where it is not as the others
-    gate_scale: float = 1.0  # of what the activation is given
-    down_norm: RMS | None = None  # of what ``down`` is given
-    whole: int | None = None  # what ``inner`` is for all devices, where one has a part; None: it has all
-    cutoff: float | None = None  # of a token's gates, in standard deviations above their mean: only what exceeds it is
-    # activated, less the cutoff (Gemma 3n)
+    down_bias: bool | None = None  # whether ``down`` has a bias, if it differs from the others
+    gate_scale: float = 1.0  # factor of the activation's input
+    down_norm: RMS | None = None  # norm of the input of ``down``
+    whole: int | None = None  # ``inner`` of all devices together, in a device's part; None: this has all
+    cutoff: float | None = None  # in standard deviations of a token's gates above their mean: it is subtracted, and
+    # only what is left above zero is activated (Gemma 3n)
 
     name: ClassVar[str] = "mlp"
 
@@ -32,7 +32,7 @@ class GatedMLP:
 class MLP:
     """``down(activation(up(n)))`` (Vaswani et al. 2017, arXiv:1706.03762, section 3.3)."""
 
-    inner: int  # size of what ``down`` is given
+    inner: int  # input size of ``down``
     activation: str  # a key of ACTIVATIONS, or XIELU
     bias: bool = True
 

@@ -1,4 +1,4 @@
-"""Norms as data."""
+"""The specs of norms, as data."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ class RMS:
     """Root mean square norm; see ``llmjax.kernels.norm.Norm``."""
 
     eps: float
-    plus_one: bool = False  # weights are stored as w, applied as 1 + w, product in f32 (Gemma)
+    plus_one: bool = False  # weights are stored as w and applied as 1 + w, with the product in f32 (Gemma)
     weighted: bool = True
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Layer norm, which takes the mean away too; see ``llmjax.kernels.norm.layer_norm``."""
+    """LayerNorm, which also subtracts the mean; see ``llmjax.kernels.norm.layer_norm``."""
 
     eps: float
     bias: bool = True
-    plus_one: bool = False  # weights are stored as w, applied as 1 + w (Nemotron)
+    plus_one: bool = False  # weights are stored as w and applied as 1 + w (Nemotron)
     weighted: bool = True
 
 

@@ -1,4 +1,4 @@
-"""Per-layer embeddings (Gemma 3n and 4): a small vector of each token for each layer, which it is given at its end."""
+"""Per-layer embeddings (Gemma 3n and 4): a small vector of each token for each layer, used at the layer's end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from llmjax.models.layers.norm import RMS
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayer:
-    """Vectors of all layers: what a token has for each, and what its embedding gives."""
+    """The vectors of all layers: each is an embedding of the token plus a projection of its main embedding."""
 
-    size: int  # of a layer's vector
+    size: int  # size of a layer's vector
     vocab_size: int
-    activation: str  # of the gates in layers, a key of ACTIVATIONS
+    activation: str  # activation of the layers' gates, a key of ACTIVATIONS
     norm: RMS

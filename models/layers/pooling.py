@@ -1,4 +1,4 @@
-"""What is made of hidden states instead of tokens: a vector of a text, or of each of its tokens."""
+"""The spec of pooling: turning hidden states into a vector for a text, or for each of its tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LabelActivation = Literal["identity", "sigmoid", "softmax"]
 
 @dataclass(frozen=True, kw_only=True)
 class Dense:
-    """``norm(activation(dense(x)))``: one of the matrices behind pooling, in f32."""
+    """One of the matrices after pooling: ``norm(activation(dense(x)))``, in f32."""
 
-    size: int  # entries that leave it
+    size: int  # output size
     bias: bool = True
     activation: str | None = None  # a key of ACTIVATIONS
     norm: NormSpec | None = None
@@ -29,14 +29,14 @@ class Dense:
 
 @dataclass(frozen=True, kw_only=True)
 class Pooler:
-    """What a model that does not generate makes of a text.
+    """How a model that does not generate turns a text into vectors.
 
     Attributes:
-        kind: which hidden states a text's vector is made of: the last token's, the first one's, or the mean of all.
-        task: what the vector is: the text's embedding, or logits of labels.
-        dense: matrices behind pooling, in order.
-        normalize: embeddings are divided by their lengths.
-        activation: of the labels' logits.
+        kind: the hidden state that represents the text: the last token's, the first token's, or the mean of all.
+        task: whether the vector is the text's embedding or the logits of labels.
+        dense: matrices after pooling, in order.
+        normalize: whether embeddings are scaled to length one.
+        activation: activation of the labels' logits.
         labels: names of the labels, in order.
     """
 
@@ -48,5 +48,5 @@ class Pooler:
     labels: tuple[str, ...] = ()
 
     def size(self, hidden_size: int) -> int:
-        """Entries of a vector."""
+        """The size of a vector."""
         return self.dense[-1].size if self.dense else hidden_size

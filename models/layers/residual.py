@@ -1,4 +1,4 @@
-"""Where the norms of a layer stand, and what its halves add to the residual stream."""
+"""The place of a layer's norms, and what its sublayers add to the residual stream."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Residual:
-    """Where the norms of a layer stand, by the names that checkpoints give them; None: there is none."""
+    """The names in checkpoints of the norms before and after each sublayer; None: there is no norm there."""
 
     before_mixer: str | None
     after_mixer: str | None
     before_feed_forward: str | None
     after_feed_forward: str | None
-    scale: float = 1.0  # of what each half adds
+    scale: float = 1.0  # factor of each sublayer's output
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """All names."""
+        """The names of all norms."""
         names = (self.before_mixer, self.after_mixer, self.before_feed_forward, self.after_feed_forward)
         return tuple(name for name in names if name is not None)
 
@@ -34,7 +34,7 @@ class PreNorm(Residual):
 
 @dataclass(frozen=True)
 class MixerAlone(Residual):
-    """``x + mixer(norm(x))``, of layers without a second half."""
+    """``x + mixer(norm(x))``, in layers without a feed-forward sublayer."""
 
     before_mixer: str = "input_layernorm"
     after_mixer: None = None
@@ -78,7 +78,7 @@ class TwoMixers(Residual):
 
 @dataclass(frozen=True)
 class SandwichedMixer(Residual):
-    """``x + norm(mixer(norm(x)))``, then ``x + norm(feed_forward(x))``, whose parts have norms of their own."""
+    """``x + norm(mixer(norm(x)))``, then ``x + norm(feed_forward(x))``; the experts in the latter have norms inside."""
 
     before_mixer: str = "input_layernorm"
     after_mixer: str = "post_attention_layernorm"
@@ -108,7 +108,7 @@ class PostNorm(Residual):
 
 @dataclass(frozen=True)
 class NormedStream(Residual):
-    """``x = norm(x)``, then ``kept * x + added * mixer(x)``, and so for the feed-forward half."""
+    """``x = norm(x)``, then ``kept * x + added * mixer(x)``, and the same for the feed-forward sublayer."""
 
     before_mixer: str = "input_layernorm"
     after_mixer: None = None

@@ -1,4 +1,4 @@
-"""Rotary position embedding: what a scaling rule resolves to, and a step's angles."""
+"""Rotary position embedding: the result of a scaling rule, and the angles of a step."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary embedding of one kind of layer: the result of resolving every scaling rule.
+    """The rotary embedding of one kind of layer, after the scaling rule is applied.
 
-    ``inv_freq`` is final (scaling applied), so the model only computes ``position * inv_freq``, except under rules that
-    look at the length of a sequence.
+    The model only computes ``position * inv_freq``, except under rules that depend on the length of a sequence.
     """
 
     inv_freq: tuple[float, ...]  # [rotary_dim / 2]
     attention_factor: float = 1.0  # multiplies cos and sin
     interleaved: bool = False  # pairs (2i, 2i+1) instead of (i, i + d/2)
-    by_length: LongFrequencies | StretchedBase | None = None  # what becomes of ``inv_freq`` in long sequences
+    by_length: LongFrequencies | StretchedBase | None = None  # how ``inv_freq`` changes in long sequences
     max_position: int = field(default=0, compare=False)  # longest sequence that the scaling reaches, in tokens
 
     @property
@@ -31,11 +30,11 @@ class RopeConfig:
 
 
 def rotation(positions: jax.Array, rope: RopeConfig, prompt_len: jax.Array | int = 0) -> Rotation:
-    """The rotation of each position, in f32 whatever the activations are: bf16 cannot tell position 257 from 256.
+    """The rotation of each position, in f32 for all dtypes of activations: bf16 cannot tell position 257 from 256.
 
     Args:
         positions: i32 [T].
-        prompt_len: tokens of the prompt that each position belongs to, i32 [T] or one for all.
+        prompt_len: tokens in the prompt of each position's sequence, i32 [T] or one for all.
     """
     inv_freq = jnp.asarray(rope.inv_freq, jnp.float32)
     if rope.by_length is not None:

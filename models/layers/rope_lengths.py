@@ -1,8 +1,8 @@
-"""Frequencies that depend on how long a sequence is, as Hugging Face's rope scalings do that are called dynamic.
+"""Rope frequencies that depend on the length of a sequence, as in Hugging Face's dynamic scalings.
 
-The reference looks at the whole prompt when it computes that, then, token by token, at all that there is so far; keys
-in the cache stay as they are. So a token's frequencies follow from its position and the length of its prompt alone,
-however the work is cut into steps, and also when it is done again.
+Hugging Face uses the length of the whole prompt when it computes the prompt, and the length so far for each token after
+it; keys in the cache stay as they are. So a token's frequencies depend only on its position and the length of its
+prompt, whatever steps the work is divided into, and also when it is computed again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 @dataclass(frozen=True)
 class LongFrequencies:
-    """LongRoPE: other frequencies for sequences that are longer than the first training's."""
+    """LongRoPE: other frequencies for sequences longer than the original context."""
 
     original: int  # tokens
     inv_freq: tuple[float, ...]  # [rotary_dim / 2], for sequences of more
@@ -24,13 +24,13 @@ class LongFrequencies:
         """Frequencies of tokens, f32 [T, rotary_dim / 2].
 
         Args:
-            inv_freq: f32 [rotary_dim / 2], those of short sequences.
-            lengths: i32 [T], tokens of the sequence as far as the reference knows it when it computes the token.
+            inv_freq: f32 [rotary_dim / 2], frequencies of short sequences.
+            lengths: i32 [T], length of the sequence when Hugging Face computes the token.
         """
         return jnp.where((lengths > self.original)[:, None], jnp.asarray(self.inv_freq, jnp.float32), inv_freq)
 
     def kind(self, prompt_len: int) -> int:
-        """Prompts of one kind have the same keys for the same tokens."""
+        """The kind of a prompt: equal tokens have equal keys in prompts of one kind."""
         return int(prompt_len > self.original)
 
 

@@ -22,12 +22,12 @@ from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
 logger = logging.getLogger(__name__)
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
-MAX_HEAD_DIM = 1 << 16  # far above any model: a wrong number must not make billions of frequencies
+MAX_HEAD_DIM = 1 << 16  # far above any model, so that a wrong number does not make billions of frequencies
 
 
 @dataclass(frozen=True)
 class RopeLengths:
-    """The lengths that scaling rules look at, in tokens."""
+    """The lengths that scaling rules use, in tokens."""
 
     max_position: int  # max_position_embeddings
     max_model_len: int | None = None  # longest sequence that will be served; None: max_position
@@ -51,7 +51,7 @@ class _Rule:
 
 
 def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta", scaled: bool = True) -> Fields:
-    """The rope keys of one layer type, whichever way config.json writes them.
+    """The rope keys of one layer type, in either style of config.json.
 
     Transformers 5 writes ``rope_parameters``, flat or nested by layer type; before, there were ``rope_theta`` and
     ``rope_scaling``. Where both are present they must agree.
@@ -80,7 +80,7 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
             raise fields.error("rope_parameters", "must be nested by layer type in this model")
         merged, name = {}, fields.name
     else:
-        # A plain rope_parameters gives way to a rope_scaling, which then came from the user.
+        # A rope_scaling beside rope_parameters without scaling came from the user, and wins.
         if new.get("rope_type") == "default" and old:
             del new["rope_type"]
         for key in new.keys() & old.keys() - {"type"}:
@@ -99,11 +99,13 @@ def rope_parameters(fields: Fields, layer_type: str, *, theta: str = "rope_theta
 
 
 def of_whole_heads(parameters: Fields) -> Fields:
-    """The rope keys of a family whose heads are rotated whole: its classes in transformers do not look at
-    ``partial_rotary_factor``, or, with a scaling, fail over it. A GGUF file's rope.dimension_count counts all the same.
+    """The rope keys of a family that always rotates whole heads.
+
+    Its classes in transformers ignore ``partial_rotary_factor``, or fail on it if there is a scaling. A GGUF file's
+    rope.dimension_count still counts.
 
     Raises:
-        UnsupportedModel: the factor stands beside a scaling.
+        UnsupportedModel: there are both the factor and a scaling.
     """
     if parameters.number("partial_rotary_factor") == 1 or parameters.get("rope_dimension_count") is not None:
         return parameters
@@ -122,15 +124,15 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
     """Applies a scaling rule.
 
     Args:
-        parameters: from ``rope_parameters``.
-        head_dim: size of a head; ``partial_rotary_factor`` of it is rotated.
+        parameters: the result of ``rope_parameters``.
+        head_dim: size of a head; ``partial_rotary_factor`` is the part of it that is rotated.
 
     Raises:
         UnsupportedModel: an unknown rope_type, a key the rule does not know, or a value out of range.
     """
     rule = _RULES[parameters.choice("rope_type", _RULES)]
     common = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
-    # "finetuned" is a remark in older YaRN checkpoints.
+    # "finetuned" is only a remark in older YaRN checkpoints.
     parameters.only((*common, "finetuned", *rule.keys))
     if head_dim > MAX_HEAD_DIM:
         raise UnsupportedModel(f"{parameters.name}: heads of {head_dim} entries are more than {MAX_HEAD_DIM}")
@@ -153,7 +155,7 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
 
 
 def extended_length(parameters: Fields, lengths: RopeLengths) -> int:
-    """The longest sequence the model can take, in tokens, where the rule reaches past max_position_embeddings."""
+    """The longest sequence that the model supports, in tokens; a rule may go past max_position_embeddings."""
     rope_type = parameters.get("rope_type")
     if rope_type == "yarn" and parameters.get("factor") is not None:
         return max(lengths.max_position, int(_original_length(parameters, lengths) * parameters.number("factor")))
@@ -185,7 +187,7 @@ def _dynamic(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
 
 
 def _ntk_alpha(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
-    # Hunyuan's: the base times a power of alpha, however long a sequence is. Its files have yarn's keys beside it.
+    # Hunyuan's rule: the base times a power of alpha, at all lengths. Its files also have yarn's keys.
     if dim == 2:
         raise parameters.error("rope_type", "needs more than two rotary entries a head")
     stretch = parameters.number("alpha") ** (dim / (dim - 2))
@@ -193,7 +195,7 @@ def _ntk_alpha(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
 
 
 def _ntk(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
-    # gte's (https://kexue.fm/archives/9706): fixed, or mixed with an exponent b, however long a sequence is.
+    # gte's rule (https://kexue.fm/archives/9706): fixed, or mixed with an exponent b, at all lengths.
     factor, exponent = parameters.number("factor"), parameters.optional_number("mixed_b")
     inv = _base(parameters, dim)
     if exponent is None:
@@ -219,7 +221,7 @@ def _yarn(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
     if log_theta <= 0:
         raise parameters.error("rope_theta", "must exceed 1 for yarn")
 
-    def index_of(turns: float) -> float:  # of the frequency that turns so often over the original context
+    def index_of(turns: float) -> float:  # index of the frequency with this many turns
         return dim * math.log(original / (2 * math.pi * turns)) / (2 * log_theta)
 
     low = index_of(parameters.optional_number("beta_fast") or 32.0)
@@ -235,7 +237,7 @@ def _yarn(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
 
 
 def yarn_gain(factor: float, mscale: float) -> float:
-    """What YaRN multiplies queries and keys by when it stretches positions by ``factor``."""
+    """YaRN's factor of queries and keys if it stretches positions by ``factor``."""
     return 0.1 * mscale * math.log(factor) + 1 if factor > 1 else 1.0
 
 
@@ -245,7 +247,7 @@ def _yarn_attention_factor(parameters: Fields, factor: float) -> float:
         if times is not None:
             raise parameters.error("attn_factor", "is given beside attention_factor")
         return given
-    if times is not None:  # of DeepSeek-R1-0528-Qwen3-8B; as in vLLM, Hugging Face's class does not know the key
+    if times is not None:  # in DeepSeek-R1-0528-Qwen3-8B; vLLM reads this key, Hugging Face's class does not
         return times * yarn_gain(factor, 1.0)
     # Zero means "not given" to Hugging Face.
     if parameters.get("mscale") and parameters.get("mscale_all_dim"):
@@ -271,7 +273,7 @@ def _longrope(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
 
 
 def _custom(parameters: Fields, dim: int, lengths: RopeLengths) -> _Scaled:
-    # What a GGUF file keeps of llama3 scaling: the result, as divisors.
+    # GGUF files store the result of llama3 scaling, as divisors.
     divisors = parameters.numbers("inv_freq_divisors", count=dim // 2)
     attention_factor = parameters.optional_number("attention_factor")
     return _Scaled(_base(parameters, dim) / np.array(divisors), 1.0 if attention_factor is None else attention_factor)

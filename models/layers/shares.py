@@ -1,7 +1,8 @@
-"""Which heads and which units of a model each of N devices gets: arithmetic alone.
+"""Computes which heads and columns of a model each of N devices gets.
 
-A share is an integer array [devices, each], row d being what device d has, by its place in the whole; NOTHING where it
-has less than others. So every device has arrays of one shape, and what stands for NOTHING is zeros, which add nothing.
+A share is an integer array [devices, each]: row d lists the indices in the whole that device d has, padded with NOTHING
+if it has fewer than others. So arrays have the same shape on all devices; entries for NOTHING are zeros, which add
+nothing.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ import numpy.typing as npt
 NOTHING = -1
 Share = npt.NDArray[np.int64]
 
-UNITS = (256, 128, 64, 32, 16)  # columns that stay together, where it costs little: groups of quantized ones may share
-UNIT_WASTE = 1 / 8  # of a device's columns that may be zeros for the sake of a larger unit
+UNITS = (256, 128, 64, 32, 16)  # columns that stay together, where that costs little: quantized ones may share scales
+UNIT_WASTE = 1 / 8  # the part of a device's columns that may be zeros to allow a larger unit
 
 
 def even_share(size: int, devices: int, *, unit: int = 1) -> Share:
-    """Consecutive entries for each device, as many for all.
+    """Consecutive entries for each device, the same number for all.
 
     Args:
-        size: entries.
-        unit: consecutive entries that no two devices share.
+        size: number of entries.
+        unit: number of consecutive entries that stay on one device.
     """
     each = _each(size, devices, unit)
     share = np.arange(devices * each, dtype=np.int64).reshape(devices, each)
@@ -33,14 +34,14 @@ def even_share(size: int, devices: int, *, unit: int = 1) -> Share:
 
 
 def spread_share(size: int, devices: int) -> Share:
-    """Consecutive entries for each device, as many as for another or one more; programs find them by ``own_range``."""
+    """Consecutive entries for each device, whose numbers differ by at most one; programs find them by ``own_range``."""
     starts = np.arange(devices + 1) * size // devices
     share = starts[:-1, None] + np.arange(-(-size // devices))
     return np.where(share < starts[1:, None], share, NOTHING)
 
 
 def inner_share(size: int, devices: int) -> Share:
-    """`even_share` of inner columns, by the largest of UNITS that wastes little, so that groups of them stay whole."""
+    """`even_share` of inner columns in the largest of UNITS that wastes little, so that quantized groups stay whole."""
     least = -(-size // devices)
     fitting = [unit for unit in UNITS if _each(size, devices, unit) <= least * (1 + UNIT_WASTE)]
     return even_share(size, devices, unit=fitting[0] if fitting else UNITS[-1])
@@ -53,16 +54,16 @@ def _each(size: int, devices: int, unit: int) -> int:
 
 @dataclass(frozen=True)
 class HeadShares:
-    """Query heads with the keys and values that they read.
+    """Shares of query heads and of the key/value heads that they read.
 
-    The queries of each key/value head are cut into pieces of ``queries`` (the last one may be shorter), and every
-    device gets as many pieces as any other, the last ones NOTHING. On a device the query heads of a piece follow each
-    other, and its key/value head is a head of its own: one whose pieces go to several devices is on all of these.
+    The query heads of each key/value head are cut into pieces of ``queries`` (the last one may be shorter), and every
+    device gets the same number of pieces, of which the last may be NOTHING. On a device the query heads of a piece are
+    consecutive, and each piece has a key/value head of its own: a head whose pieces go to several devices is on each.
 
     Attributes:
-        kv_heads: of the model.
-        group: query heads that share a key/value head.
-        devices: that share them.
+        kv_heads: number of key/value heads of the model.
+        group: number of query heads that share a key/value head.
+        devices: number of devices that share the heads.
     """
 
     kv_heads: int
@@ -71,12 +72,12 @@ class HeadShares:
 
     @cached_property
     def queries(self) -> int:
-        """Query heads in a piece: so that rows of q, k, v and columns of o are fewest on a device."""
+        """Query heads in a piece, chosen for the fewest rows of q, k, v and columns of o on a device."""
         return min(range(self.group, 0, -1), key=lambda size: 2 * self._pieces(size) * (size + 1))
 
     @cached_property
     def pieces(self) -> int:
-        """Of each device: its key/value heads."""
+        """Pieces on each device, which is also its number of key/value heads."""
         return self._pieces(self.queries)
 
     def _pieces(self, size: int) -> int:
@@ -84,7 +85,7 @@ class HeadShares:
 
     @property
     def heads(self) -> int:
-        """Query heads of each device."""
+        """The number of query heads of each device."""
         return self.pieces * self.queries
 
     @cached_property
@@ -106,20 +107,20 @@ class HeadShares:
 
 
 def of_entries(share: Share, size: int) -> Share:
-    """A share of units as one of the entries that each unit has ``size`` of."""
+    """A share of units, converted to a share of their entries; a unit has ``size`` entries."""
     entries = share[..., None] * size + np.arange(size)
     return np.where(share[..., None] == NOTHING, NOTHING, entries).reshape(len(share), -1)
 
 
 def joined(shares: Sequence[Share], sizes: Sequence[int]) -> Share:
-    """A share of parts that the whole has one after another, of ``sizes`` entries."""
+    """One share of the concatenation of parts, of ``sizes`` entries, from the share of each part."""
     starts = np.cumsum([0, *sizes[:-1]])
     moved = [np.where(share == NOTHING, NOTHING, share + start) for share, start in zip(shares, starts, strict=True)]
     return np.concatenate(moved, axis=1)
 
 
 def channel_groups(channels: int) -> int:
-    """How many groups of channels there are that stay together."""
+    """The number of groups of channels that stay together."""
     return -(-channels // UNITS[-1])
 
 

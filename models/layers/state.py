@@ -1,4 +1,4 @@
-"""What a layer keeps from step to step: each mixer declares it, the engine makes it and keeps books."""
+"""The state that a layer keeps from step to step: each mixer declares it, and the engine allocates and manages it."""
 
 from __future__ import annotations
 
@@ -16,69 +16,69 @@ from llmjax.kernels.attention import KVLayout, KVPages, make_pages
 from llmjax.kernels.sharding import WHOLE, Axes
 from llmjax.kernels.zeros import zeros
 
-# Elements of an array: within it 32 bits are enough for any place (kernels for GPUs compute places in them), and no
-# device has to have memory for all layers in one piece.
+# The most elements of an array: 32-bit indices, which kernels for GPUs compute with, are enough for it, and no device
+# needs memory for all layers in one piece.
 MAX_ELEMENTS = 1 << 31
 
 
 @dataclass(frozen=True)
 class AllTokens:
-    """The next token needs what every token before it has left."""
+    """The next token needs the KV entries of every token before it."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Among all spans."""
+        """The sort key among all spans."""
         return (0, 0)
 
 
 @dataclass(frozen=True)
 class LastTokens:
-    """The next token needs what the last tokens have left."""
+    """The next token needs the KV entries of the last tokens."""
 
-    window: int  # how many, itself included
+    window: int  # number of tokens, the next one included
 
     @property
     def order(self) -> tuple[int, int]:
-        """Among all spans."""
+        """The sort key among all spans."""
         return (1, self.window)
 
 
 @dataclass(frozen=True)
 class LastState:
-    """The next token needs what the one before it has left: a state that each token rewrites."""
+    """The next token needs the state after the token before it, which each token rewrites."""
 
     @property
     def order(self) -> tuple[int, int]:
-        """Among all spans."""
+        """The sort key among all spans."""
         return (2, 0)
 
 
 Span = AllTokens | LastTokens | LastState
-"""Which tokens' traces a layer needs; layers of one span share page tables."""
+"""The tokens whose KV entries or states a layer needs; layers of one span share page tables."""
 
 
 class Paged(ABC):
-    """Something of each token, in pages."""
+    """A KV entry for each token, in pages."""
 
-    window: int | None  # keys that a query sees, its own included; None: all before it
+    window: int | None  # number of keys that a query sees, its own included; None: all before it
     kv_heads: int
     head_dim: int
-    value_dim: int | None  # leading entries of a key that are its value; None: values are kept beside keys
+    value_dim: int | None  # number of leading entries of a key that are its value; None: values are stored too
 
     @property
     def span(self) -> Span:
-        """Which tokens' keys the next one needs."""
+        """The tokens whose keys the next token needs."""
         return AllTokens() if self.window is None else LastTokens(self.window)
 
     @abstractmethod
     def axes(self, pages: KVPages) -> KVPages:
-        """The pages with the logical axes of their arrays in place of these."""
+        """The pages, with logical axes in place of the arrays."""
 
     def layout(self, layout: KVLayout) -> KVLayout:
-        """How pages of this kind are stored.
+        """The layout in which pages of this kind are stored.
 
         Args:
-            layout: type, page size and scales, which are the same for all layers.
+            layout: type, page size and scales, which are equal for all layers.
         """
         return replace(layout, value_dim=self.value_dim)
 
@@ -112,7 +112,7 @@ class Paged(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class PagedKV(Paged):
-    """Keys and values of every token, or of those that a window still shows."""
+    """Keys and values of every token, or of the tokens in a window."""
 
     kv_heads: int
     head_dim: int
@@ -125,7 +125,7 @@ class PagedKV(Paged):
 
 @dataclass(frozen=True, kw_only=True)
 class LatentKV(Paged):
-    """One vector of every token that all heads share, whose first entries are the value too."""
+    """One vector for each token, which all heads share and whose first entries are also the value."""
 
     dim: int
     value_dim: int
@@ -144,25 +144,26 @@ class LatentKV(Paged):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class RecurrentState:
-    """What recurrent layers keep: N states of each layer, of which entry 0 belongs to padding.
+    """The states of recurrent layers: N for each layer, of which entry 0 belongs to padding.
 
-    The state after a token is in the entry that the sequence's page table names for the token's page: the first token
-    of a page reads the entry of the page before, and a full page's entry stays as the snapshot at its end.
+    The page table of a sequence names an entry for each page. The state after a token is in the entry of the token's
+    page: the first token of a page reads the entry of the page before, and the entry of a full page stays as a
+    snapshot at its end.
     """
 
     recent: jax.Array | None  # f32 [N, tokens, channels], the last inputs of a convolution; None: there is none
-    memory: jax.Array | None  # f32 [N, H, key size, value size]; None: the convolution is all
+    memory: jax.Array | None  # f32 [N, H, key size, value size]; None: only a convolution
     page_size: int = field(metadata={"static": True})  # tokens
 
     @property
     def num_pages(self) -> int:
-        """States of all layers."""
+        """The number of states of all layers."""
         return len(jax.tree.leaves(self)[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recurrent:
-    """A state of fixed size, rewritten by each token: shapes of RecurrentState's arrays without their first axis."""
+    """A state of fixed size, which each token rewrites: shapes of RecurrentState's arrays without the first axis."""
 
     recent: tuple[int, int] | None = None
     memory: tuple[int, int, int] | None = None
@@ -170,7 +171,7 @@ class Recurrent:
     span: ClassVar[Span] = LastState()
 
     def axes(self, state: RecurrentState) -> RecurrentState:
-        """The state with the logical axes of its arrays in place of these.
+        """The state, with logical axes in place of the arrays.
 
         A device's channels are those of its heads, so that the order of all channels depends on the number of devices.
         """
@@ -178,7 +179,7 @@ class Recurrent:
         return replace(state, recent=recent, memory=None if state.memory is None else Axes((None, "heads")))
 
     def page_bytes(self, layout: KVLayout) -> int:
-        """Bytes of one state, whatever the ``layout`` of pages is."""
+        """Bytes of one state; the ``layout`` of pages does not matter."""
         return 4 * sum(prod(shape) for shape in (self.recent, self.memory) if shape is not None)
 
     def make(
@@ -194,9 +195,9 @@ class Recurrent:
         """Zeroed states.
 
         Args:
-            num_pages: states.
-            page_size: tokens after which another entry takes the state.
-            dtype, as_bits, as_words, calibration: of keys and values; states are always f32.
+            num_pages: number of states.
+            page_size: number of tokens after which the state moves to another entry.
+            dtype, as_bits, as_words, calibration: unused; they are about keys and values, and states are always f32.
         """
 
         def entries(shape: tuple[int, ...] | None) -> jax.Array | None:
@@ -206,7 +207,7 @@ class Recurrent:
 
 
 LayerState = KVPages | RecurrentState
-"""What layers keep, on the device."""
+"""The state of a layer on the device."""
 
 StateKind = PagedKV | LatentKV | Recurrent
 
@@ -214,13 +215,13 @@ StateKind = PagedKV | LatentKV | Recurrent
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LayerStack:
-    """What layers of one kind keep, one layer after another along the first axis of each array.
+    """The states of layers of one kind, one layer after another along the first axis of each array.
 
     They share arrays because each array that is donated costs the host several microseconds in every dispatch.
     """
 
     state: LayerState
-    layers: tuple[int, ...] = field(metadata={"static": True})  # their places among ``ModelConfig.states``
+    layers: tuple[int, ...] = field(metadata={"static": True})  # their indices into ``ModelConfig.states``
 
     @property
     def page_size(self) -> int:
@@ -229,34 +230,34 @@ class LayerStack:
 
     @property
     def arrays(self) -> tuple[jax.Array, ...]:
-        """Those that have an entry for each page of each layer, [layers * pages, …]."""
+        """The arrays with an entry for each page of each layer, [layers * pages, …]."""
         return (self.state.data,) if isinstance(self.state, KVPages) else tuple(jax.tree.leaves(self.state))
 
     def with_arrays(self, arrays: Sequence[jax.Array]) -> LayerStack:
-        """With others in place of `arrays`."""
+        """The stack with other arrays in place of `arrays`."""
         if isinstance(self.state, KVPages):
             return replace(self, state=self.state.with_data(arrays[0]))
         return replace(self, state=jax.tree.unflatten(jax.tree.structure(self.state), list(arrays)))
 
     def axes(self, kinds: Sequence[StateKind | None]) -> LayerStack:
-        """The logical axes of the arrays in place of these; ``kinds``: of all layers."""
+        """The stack, with logical axes in place of the arrays; ``kinds``: the state kinds of all layers."""
         state: Any = self.state
         kind = kinds[self.layers[0]]
         assert kind is not None
         return replace(self, state=kind.axes(state))
 
     def first_page(self, index: int) -> jax.Array:
-        """Where the pages of ``layers[index]`` begin, i32 []."""
+        """The index of the first page of ``layers[index]``, i32 []."""
         return jnp.asarray(index * (self.state.num_pages // len(self.layers)), jnp.int32)
 
     def of(self, index: int) -> LayerState:
-        """The state as ``layers[index]`` is given it, with the page numbers of all layers."""
+        """The state that ``layers[index]`` gets; its page numbers count over all layers."""
         if isinstance(self.state, KVPages) and self.state.calibration is not None:
             return replace(self.state, calibration=self.state.calibration[index])
         return self.state
 
     def after(self, state: LayerState) -> LayerStack:
-        """With what a layer has made of what `of` gave it."""
+        """The stack after a layer has updated the state that `of` gave it."""
         if isinstance(state, KVPages) and isinstance(self.state, KVPages):
             state = self.state.with_data(state.data)
         return replace(self, state=state)
@@ -273,15 +274,15 @@ def make_stacks(
     calibration: jax.Array | None = None,
     max_elements: int = MAX_ELEMENTS,
 ) -> tuple[LayerStack, ...]:
-    """Zeroed states of all layers of a model: a stack for each kind, or several where it is too large for one.
+    """Zeroed states of all layers of a model: a stack for each kind, or several if one would be too large.
 
     Args:
-        kinds: as ``ModelConfig.states`` has them.
-        num_pages: of each layer of a span.
-        page_size: tokens.
-        dtype, as_bits, as_words: of keys and values, as in ``llmjax.kernels.attention.make_pages``.
-        calibration: f32 [layers, 2, 2], as there for each layer.
-        max_elements: of an array, but for one that a single layer needs.
+        kinds: the state kinds, ``ModelConfig.states``.
+        num_pages: number of pages of each layer, for each span.
+        page_size: number of tokens in a page.
+        dtype, as_bits, as_words: format of keys and values, see ``llmjax.kernels.attention.make_pages``.
+        calibration: f32 [layers, 2, 2], the same function's argument for each layer.
+        max_elements: the most elements of an array; an array for a single layer may be larger.
     """
     layers: dict[StateKind, list[int]] = {}
     for layer, kind in enumerate(kinds):

@@ -1,1 +1,1 @@
-"""Flax NNX modules, which compute what `llmjax.models.layers` describes. Only what traces a program imports them."""
+"""Flax NNX modules, which compute what `llmjax.models.layers` describes. Only what traces programs imports them."""

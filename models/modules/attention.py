@@ -1,4 +1,4 @@
-"""What computes `Attention`, in one call of a kernel that fuses it or step by step."""
+"""The module of `Attention`: one call of a fused kernel, or step by step."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def _operands(
     return Operands(x, weights, by, context.state, context.batch, rules=attention.rules, **options)
 
 
-# Positional: x, module, before, after, context. Static: residual.
+# Positional arguments: x, module, before, after, context; static argument: residual.
 ATTENTION_HALF = Operation("attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)))
 
 
 class AttentionModule(nnx.Module):
-    """``o(attention(q(n), k(n), v(n)))``, q and k normed where the model does that, and rotated."""
+    """``o(attention(q(n), k(n), v(n)))``, with rotated and maybe normed q and k."""
 
     half: ClassVar[Operation] = ATTENTION_HALF
     divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
@@ -78,11 +78,11 @@ class AttentionModule(nnx.Module):
         return self.o_proj.product(heads, context.batch.used), pages
 
     def heads(self, n: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
-        """What ``o_proj`` is given, [T, H * h], and the pages."""
+        """The input of ``o_proj``, [T, H * h], and the pages."""
         spec, used = self.spec, context.batch.used
         q, gate = self.queries(n, used)
         q, batch = self.clipped(q), context.batch
-        if spec.reads_only:  # what is stored goes where that of padding goes
+        if spec.reads_only:  # zeros are stored, in the dummy page
             q = self.placed(q, self.q_norm, context)
             k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
             batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
@@ -117,11 +117,11 @@ class AttentionModule(nnx.Module):
         return normed_together(out, self.o_norm, spec.divided.heads * spec.head_dim, self.divided), pages
 
     def clipped(self, x: jax.Array) -> jax.Array:
-        """Queries, keys or values with entries that are not too large."""
+        """Queries, keys or values with clipped entries."""
         return x if self.spec.clip is None else jnp.clip(x, -self.spec.clip, self.spec.clip)
 
     def mean_squares(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array | None, jax.Array | None]:
-        """Of the queries and keys [T, H, h] of all devices, f32 [T, 1], where norms go over them; summed up at once."""
+        """Mean squares of queries and keys [T, H, h] over all devices, f32 [T, 1], in one sum; None: not needed."""
         spec, whole = self.spec, self.spec.divided
         if whole is None or spec.qk_norm is None or spec.qk_norm_over != "all heads":
             return None, None
@@ -136,7 +136,7 @@ class AttentionModule(nnx.Module):
         """Queries or keys [T, H, h], normed and rotated.
 
         Args:
-            mean_square: from `mean_squares`.
+            mean_square: a result of `mean_squares`.
         """
         spec = self.spec
         if spec.qk_norm_first:
@@ -146,16 +146,16 @@ class AttentionModule(nnx.Module):
         return x if spec.qk_norm_first else _normed(x, norm, spec)
 
     def queries(self, n: jax.Array, used: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-        """Queries [T, H, h], and what gates the heads, [T, H * h]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        """Queries [T, H, h] and gates of the heads, [T, H * h]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         q = self.q_proj(n, used)
         if not self.spec.gated:
             return q.reshape(len(n), -1, self.spec.head_dim), None
-        # A head's query and gate follow each other, and then come the next one's.
+        # The rows are one head's query and gate, then the next head's.
         q, gate = jnp.split(q.reshape(len(n), -1, 2 * self.spec.head_dim), 2, axis=-1)
         return q, gate.reshape(len(n), -1)
 
     def weights(self, before: NormModule | None, after: NormModule | None) -> AttentionWeights:
-        """As kernels take them."""
+        """The weights in the form that kernels take."""
         return AttentionWeights(
             before=kernel_norm(before),
             q=self.q_proj.projection,
@@ -169,12 +169,12 @@ class AttentionModule(nnx.Module):
 
     @property
     def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
+        """The bias that `partial` leaves out, [D]."""
         return self.o_proj.projection.bias
 
     @property
     def rules(self) -> AttentionRules:
-        """What is static, as kernels take it."""
+        """The static settings in the form that kernels take."""
         spec = self.spec
         interleaved = spec.rope is not None and spec.rope.interleaved
         return AttentionRules(
@@ -187,14 +187,14 @@ class AttentionModule(nnx.Module):
 
 
 class SteppedAttentionModule(AttentionModule):
-    """Attention that the fused kernels do not have: gates, sinks, clipped entries, ALiBi, other norms of q and k,
-    values that are normed or are keys, chunks, norms behind heads, and keys of another layer."""
+    """Attention that the fused kernels do not support: gates, sinks, clipped entries, ALiBi, other norms of q and k,
+    values that are normed or are keys, chunks, norms after the heads, and keys of another layer."""
 
     half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
 
 
 def attention_module(spec: Attention, size: int, *, dtype: jnp.dtype) -> AttentionModule:
-    """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+    """The module for a hidden size of ``size``; ``dtype``: dtype of the matrices."""
     return (AttentionModule if spec.is_fused else SteppedAttentionModule)(spec, size, dtype=dtype)
 
 
@@ -209,7 +209,7 @@ def _norm_of(spec: Attention, heads: int, axis: str) -> NormModule | None:
 
 
 def _normed(x: jax.Array, norm: NormModule | None, spec: Attention, mean_square: jax.Array | None = None) -> jax.Array:
-    """Heads [T, H, h] with their norm, if they have one."""
+    """Applies the norm to heads [T, H, h], if there is one."""
     if norm is None or spec.qk_norm_over != "all heads":
         return x if norm is None else norm(x)
     flat = x.reshape(len(x), -1)

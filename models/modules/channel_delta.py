@@ -1,4 +1,4 @@
-"""What computes `ChannelDelta`."""
+"""The module of `ChannelDelta`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from llmjax.models.modules.residual import mixed
 
 
 class ChannelDeltaModule(nnx.Module):
-    """``o(norm(read) * sigmoid(g_b(g_a(n))))``, where q, k and v go through convolutions first.
+    """``o(norm(read) * sigmoid(g_b(g_a(n))))``, where q, k and v pass through convolutions first.
 
     Formula: Hugging Face's ``KimiLinearDeltaAttention``.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("channel delta half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"
     last_bias: ClassVar[None] = None
@@ -51,7 +51,7 @@ class ChannelDeltaModule(nnx.Module):
         self.o_proj = Linear(spec.inner, size, bias=False, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
+        """[T, D] to [T, D], and the state after the tokens."""
         spec, f32, used = self.spec, jnp.float32, context.batch.used
         state: RecurrentState = context.state
         assert state.memory is not None and state.recent is not None
@@ -77,5 +77,5 @@ class ChannelDeltaModule(nnx.Module):
         return out, RecurrentState(recent, memory, state.page_size)
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__`, which ends in a product without a bias."""
+        """The same as `__call__`, whose last projection has no bias."""
         return self(n, context)

@@ -1,4 +1,4 @@
-"""What computes `ShortConvolution`, and the convolution that recurrent mixers begin with."""
+"""The module of `ShortConvolution`, and the convolution at the start of recurrent mixers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from llmjax.models.modules.residual import mixed
 
 
 class Convolution(nnx.Module):
-    """The weight of a convolution of each channel by itself, f32 [channels, 1, width], the newest token's last, and
-    maybe a bias, f32 [channels]."""
+    """A convolution of each channel by itself: a weight f32 [channels, 1, width], whose last column is for the newest
+    token, and an optional bias f32 [channels]."""
 
     def __init__(self, channels: int, width: int, *, bias: bool = False) -> None:
         f32 = jnp.float32
@@ -30,7 +30,7 @@ class Convolution(nnx.Module):
         self.bias = parameter((channels,), f32, axes=("channels",)) if bias else None
 
     def __call__(self, x: jax.Array, state: RecurrentState, batch: RaggedBatch) -> tuple[jax.Array, jax.Array]:
-        """f32 [T, channels] of the same, and ``state.recent`` with the tokens taken in."""
+        """[T, channels] to f32 [T, channels], and ``state.recent`` after the tokens."""
         assert state.recent is not None
         weight: jax.Array = self.weight.get_value()
         x, recent = causal_convolution(x, weight[:, 0], state.recent, batch, page_size=state.page_size)
@@ -38,12 +38,12 @@ class Convolution(nnx.Module):
 
 
 class ShortConvolutionModule(ReadOut):
-    """``out(c * convolution(b * x))`` of the three parts b, c and x of a product.
+    """``out(c * convolution(b * x))``, where b, c and x are the three parts of a projection.
 
     Formula: Hugging Face's ``Lfm2ShortConv``.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("short convolution half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "channels"
 

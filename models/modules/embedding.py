@@ -1,4 +1,4 @@
-"""Rows of matrices: of tokens, of learned positions and of a text's segments."""
+"""The modules of embeddings: of tokens, of learned positions and of a text's segments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmjax.models.modules.parameter import parameter
 
 
 class Embedding(nnx.Module):
-    """Rows of the vocabulary matrix [V, D], cast to the activations' dtype and scaled.
+    """Embeds tokens by rows of the vocabulary matrix [V, D], cast to the activations' dtype and scaled.
 
     Args:
-        scale: multiplies the rows; rounded to the activations' dtype first, as Gemma was trained.
+        scale: factor of the rows; rounded to the activations' dtype first, as in Gemma's training.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Embedding(nnx.Module):
         weight = self.weight.get_value()
         if parts("vocab") == 1:
             rows = take_rows(weight, tokens)
-        else:  # a token's row is one device's; the others have zeros
+        else:  # a token's row is on one device; the others have zeros
             own = tokens - own_number("vocab") * weight.shape[0]
             is_here = (own >= 0) & (own < weight.shape[0])
             rows = all_sum(jnp.where(is_here[:, None], take_rows(weight, own), 0), "vocab")
@@ -40,7 +40,7 @@ class Embedding(nnx.Module):
 
 
 class TypeEmbedding(nnx.Module):
-    """Rows of the matrix of a text's segments [types, D] (BERT)."""
+    """Embeds the segments of a text by rows of a matrix [types, D] (BERT)."""
 
     def __init__(self, count: int, size: int, *, dtype: jnp.dtype) -> None:
         self.weight = parameter((count, size), dtype, axes=(None, None), plain=True)
@@ -51,7 +51,7 @@ class TypeEmbedding(nnx.Module):
 
 
 class PositionEmbedding(nnx.Module):
-    """Rows of the matrix of positions [offset + count, D]."""
+    """Embeds positions by rows of a matrix [offset + count, D]."""
 
     def __init__(self, spec: LearnedPositions, size: int, *, dtype: jnp.dtype) -> None:
         self.spec = spec

@@ -1,4 +1,4 @@
-"""What computes `GatedDelta`."""
+"""The module of `GatedDelta`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ L2_EPS = 1e-6  # added to the squared length of queries and keys
 
 
 class GatedDeltaModule(nnx.Module):
-    """``out(norm(read) * silu(z))``, where q, k and v go through a convolution first.
+    """``out(norm(read) * silu(z))``, where q, k and v pass through a convolution first.
 
     Formula: Hugging Face's ``Qwen3NextGatedDeltaNet``.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"  # the columns of ``out_proj``
     last_bias: ClassVar[None] = None
@@ -44,7 +44,7 @@ class GatedDeltaModule(nnx.Module):
             self.in_proj_z = Linear(size, values, bias=False, dtype=dtype, axes=by_head)
             self.in_proj_b = Linear(size, spec.value_heads, bias=False, dtype=dtype, axes=by_head)
             self.in_proj_a = Linear(size, spec.value_heads, bias=False, dtype=dtype, axes=by_head)
-        else:  # a key head's query, key, values and gates follow each other, and then come the next one's
+        else:  # the rows are one key head's query, key, values and gates, then the next one's
             self.in_proj_qkvz = Linear(size, spec.channels + values, bias=False, dtype=dtype, axes=by_head)
             self.in_proj_ba = Linear(size, 2 * spec.value_heads, bias=False, dtype=dtype, axes=by_head)
         self.conv1d = Convolution(spec.channels, spec.width)
@@ -54,13 +54,13 @@ class GatedDeltaModule(nnx.Module):
         self.out_proj = Linear(values, size, bias=False, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
+        """[T, D] to [T, D], and the state after the tokens."""
         spec, batch, tokens = self.spec, context.batch, len(n)
         state: RecurrentState = context.state
         assert state.memory is not None
         shared = spec.value_heads // spec.key_heads
         x, z, b, a = self._projected(n, batch.used)
-        heads = x.shape[-1] // (2 * spec.key_dim + shared * spec.value_dim)  # of this device
+        heads = x.shape[-1] // (2 * spec.key_dim + shared * spec.value_dim)  # value heads of this device
         x, recent = self.conv1d(x, state, batch)
         keys = heads * spec.key_dim
         q, k, v = _split(ACTIVATIONS[spec.activation](x), (keys, keys, x.shape[-1] - 2 * keys))
@@ -82,8 +82,8 @@ class GatedDeltaModule(nnx.Module):
         return out, RecurrentState(recent, memory, state.page_size)
 
     def _projected(self, n: jax.Array, used: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """What the convolution is given, f32 [T, channels], gates [T, heads x value size], and of each value head how
-        much is written and what decays, f32 [T, heads] before their functions."""
+        """The convolution's input, f32 [T, channels], gates [T, heads x value size], and for each value head the
+        strength of the write and the decay, f32 [T, heads], before their activations."""
         spec, tokens, f32 = self.spec, len(n), jnp.float32
         if spec.in_turn:
             b, a = self.in_proj_b(n, used).astype(f32), self.in_proj_a(n, used).astype(f32)
@@ -96,16 +96,16 @@ class GatedDeltaModule(nnx.Module):
         return x, z, b, a
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__`, which ends in a product without a bias."""
+        """The same as `__call__`, whose last projection has no bias."""
         return self(n, context)
 
 
 def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
-    """Parts of the last axis."""
+    """Splits the last axis."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
     return jnp.split(x, ends, axis=-1)
 
 
 def of_length_one(x: jax.Array) -> jax.Array:
-    """Vectors of length one."""
+    """Scales vectors to length one."""
     return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + L2_EPS)

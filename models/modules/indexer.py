@@ -1,4 +1,4 @@
-"""What computes `Indexer`."""
+"""The module of `Indexer`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmjax.models.modules.norm import build_norm
 
 
 class IndexerModule(nnx.Module):
-    """Positions of the keys with the largest ``sum over heads of weight * relu(query . key)``.
+    """Finds the keys with the largest ``sum over heads of weight * relu(query . key)``.
 
     Formula: Hugging Face's ``DeepseekV32Indexer``, which leaves out the rotation by a Hadamard matrix and the rounding
     to fp8 of DeepSeek's own kernels.
@@ -30,11 +30,11 @@ class IndexerModule(nnx.Module):
         self.weights_proj = Linear(size, spec.heads, bias=False, dtype=jnp.dtype(jnp.float32), plain=True)
 
     def __call__(self, n: jax.Array, latent: jax.Array, context: Context) -> tuple[jax.Array, KVPages]:
-        """i32 [T, count] of each token, as `best_keys` has them, and the pages with its keys stored.
+        """Positions of the chosen keys, i32 [T, count], see `best_keys`; and the pages with the tokens' keys stored.
 
         Args:
-            n: [T, D], what the mixer is given.
-            latent: [T, q_rank], its latent queries, normed.
+            n: [T, D], the input of the mixer.
+            latent: [T, q_rank], the mixer's normed latent queries.
         """
         spec, used = self.spec, context.batch.used
         q = self._rotated(self.wq_b(latent, used).reshape(len(n), -1, spec.size), context)
@@ -44,7 +44,7 @@ class IndexerModule(nnx.Module):
         return best_keys(q, weights, k, context.state, context.batch, scale=scale, count=spec.count)
 
     def _rotated(self, x: jax.Array, context: Context) -> jax.Array:
-        """[T, H, size] with its first entries rotated."""
+        """Rotates the first entries of [T, H, size]."""
         assert context.rotation is not None
         turned, rest = jnp.split(x, [self.spec.rope.rotary_dim], axis=-1)
         return jnp.concatenate((rotate(turned, context.rotation, interleaved=self.spec.rope.interleaved), rest), -1)

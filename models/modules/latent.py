@@ -1,4 +1,4 @@
-"""What computes `LatentAttention`."""
+"""The module of `LatentAttention`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from llmjax.models.modules.residual import mixed
 
 
 class LatentAttentionModule(nnx.Module):
-    """``o(attention(q, [latent, rotated key], latent))`` with the keys' and values' projections absorbed.
+    """``o(attention(q, [latent, rotated key], latent))`` with absorbed projections of keys and values.
 
-    A key is ``W_k latent``, so ``q · key`` is ``(W_kᵀ q) · latent``: queries are projected into the latent space, heads
-    attend there as queries of one key, and what they find is projected to values.
+    A key is ``W_k latent``, so ``q · key`` is ``(W_kᵀ q) · latent``: queries are projected into the latent space, all
+    heads attend to one key there, and their output is projected to values.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("latent attention half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
 
@@ -44,7 +44,7 @@ class LatentAttentionModule(nnx.Module):
         self.kv_a_proj_with_mqa = Linear(size, spec.kv_rank + spec.rope_dim, bias=spec.bias, dtype=dtype)
         self.kv_a_layernorm = build_norm(spec.norm, spec.kv_rank)
         kv_size = spec.heads * (spec.nope_dim + spec.value_dim)
-        # Its halves are absorbed, so that it is not a matrix to multiply with.
+        # Its two halves are absorbed, so it is not used as one matrix.
         self.kv_b_proj = Linear(spec.kv_rank, kv_size, bias=False, dtype=dtype, axes=("heads", None), plain=True)
         values = spec.heads * spec.value_dim
         self.o_proj = Linear(values, size, bias=spec.bias, dtype=dtype, axes=("hidden", "heads"))
@@ -67,7 +67,7 @@ class LatentAttentionModule(nnx.Module):
     def values(
         self, n: jax.Array, context: Context, attend: Callable[..., tuple[jax.Array, KVPages]] = attend
     ) -> tuple[jax.Array, KVPages]:
-        """What ``o_proj`` is given, [T, H * value_dim], and the pages."""
+        """The input of ``o_proj``, [T, H * value_dim], and the pages."""
         spec, used = self.spec, context.batch.used
         of_keys, of_values = self._up_projections()
         queries = self._queries(n, used).reshape(len(n), -1, spec.nope_dim + spec.rope_dim)
@@ -95,23 +95,23 @@ class LatentAttentionModule(nnx.Module):
         return self.q_b_proj(self.latent_queries(n, used), used)
 
     def latent_queries(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """[T, D] to [T, q_rank], normed; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        """[T, D] to normed latent queries [T, q_rank]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         latent: jax.Array = self.q_a_layernorm(self.q_a_proj(n, used))
         return latent
 
     def _up_projections(self) -> tuple[jax.Array, jax.Array]:
-        """[H, nope_dim, kv_rank] to keys and [H, value_dim, kv_rank] to values."""
+        """The projections from latent vectors to keys, [H, nope_dim, kv_rank], and values, [H, value_dim, kv_rank]."""
         weight = self.kv_b_proj.weight.get_value()
         by_head = weight.reshape(-1, self.spec.nope_dim + self.spec.value_dim, self.spec.kv_rank)
         return by_head[:, : self.spec.nope_dim], by_head[:, self.spec.nope_dim :]
 
     @property
     def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
+        """The bias that `partial` leaves out, [D]."""
         return self.o_proj.projection.bias
 
 
 def _by_head(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A product for each head with f32 accumulation, in x's dtype: XLA has no batched product of bf16 on a CPU."""
+    """A product for each head, accumulated in f32, returned in x's dtype: XLA has no batched bf16 product on a CPU."""
     out = jnp.einsum(letters, x, weight.astype(x.dtype), precision="highest", preferred_element_type=jnp.float32)
     return out.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""What computes `LayerSpec`, and which module each of its parts has."""
+"""The module of `LayerSpec`, and the table of the modules of its parts."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ from llmjax.models.modules.residual import add_both, add_fed_forward, add_mixed,
 
 
 class DecoderLayer(nnx.Module):
-    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; see `Residual` for where norms stand.
+    """``x + mixer(norm(x))``, then ``x + feed_forward(norm(x))``; see `Residual` for other places of norms.
 
-    Attributes are called what checkpoints call them: the mixer by ``spec.mixer.name``, norms by ``spec.residual``.
+    Attributes have their names in checkpoints: the mixer is called ``spec.mixer.name``, norms as in ``spec.residual``.
     """
 
     def __init__(self, spec: LayerSpec, size: int, *, dtype: jnp.dtype) -> None:
@@ -66,8 +66,12 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self, x: jax.Array, context: Context, beside: Context | None = None
     ) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array | None]:
-        """[T, D], or [T, streams, D], to the same, and what the mixer keeps; then what the mixer or indexer beside it
-        keeps, for which the second context is; and the keys that an indexer has chosen, for the layers behind."""
+        """Maps [T, D] or [T, streams, D] to the same shape.
+
+        Returns:
+            The residual stream, the state of the mixer, the state of the second mixer or indexer (the second context is
+            for it), and the keys that an indexer has chosen, for the next layers.
+        """
         if self.spec.indexer is not None or self.spec.chosen_before:
             x, states, chosen = self.mix_chosen(x, context, beside)
             return self.feed_forward(x, context), states, chosen
@@ -78,7 +82,7 @@ class DecoderLayer(nnx.Module):
         return x, (state,), None
 
     def mix_and_feed(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
-        """A layer of one mixer."""
+        """A layer with one mixer."""
         names = self.spec.residual
         if isinstance(names, Parallel):
             before_mixer, before = self.norm(names.before_mixer), self.norm(names.before_feed_forward)
@@ -91,7 +95,7 @@ class DecoderLayer(nnx.Module):
         return (x if self.layer_scalar is None else x * self.layer_scalar.get_value().astype(x.dtype)), state
 
     def update_streams(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
-        """A layer of several residual streams [T, streams, D], of which it computes one."""
+        """A layer with several residual streams [T, streams, D], of which it computes one."""
         altup, vector = self.altup, context.vector
         assert altup is not None and self.per_layer is not None and vector is not None
         predicted = altup.predicted(x)
@@ -105,7 +109,7 @@ class DecoderLayer(nnx.Module):
         return corrected.at[:, 1:].add(more[:, None]), state
 
     def mix(self, x: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
-        """The first half."""
+        """The sublayer that mixes tokens."""
         names = self.spec.residual
         before, after = self.norm(names.before_mixer), self.norm(names.after_mixer)
         if isinstance(names, PostNorm):
@@ -118,7 +122,7 @@ class DecoderLayer(nnx.Module):
         return add_mixed(x, self.mixer, before, after, context, scale=names.scale)
 
     def mix_both(self, x: jax.Array, context: Context, beside: Context) -> tuple[jax.Array, LayerState, LayerState]:
-        """The first half, of a layer with two mixers."""
+        """The sublayer that mixes tokens, with two mixers."""
         names, spec = self.spec.residual, self.spec
         assert isinstance(names, TwoMixers) and spec.beside is not None
         other = getattr(self, spec.beside.name)
@@ -134,7 +138,7 @@ class DecoderLayer(nnx.Module):
     def mix_chosen(
         self, x: jax.Array, context: Context, beside: Context | None
     ) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array]:
-        """The first half, whose mixer looks at the keys that its indexer chooses, or one before it has chosen."""
+        """The sublayer that mixes tokens, reading the keys that its indexer or an earlier one has chosen."""
         n, mixer = normed(x, self.norm(self.spec.residual.before_mixer)), self.mixer
         chosen, kept = context.chosen, ()
         if beside is not None:
@@ -144,7 +148,7 @@ class DecoderLayer(nnx.Module):
         return added(x, all_sum(found, mixer.divided), mixer.last_bias, None), (state, *kept), chosen
 
     def feed_forward(self, x: jax.Array, context: Context) -> jax.Array:
-        """The second half, if there is one."""
+        """The feed-forward sublayer, if there is one."""
         names = self.spec.residual
         if self.spec.feed_forward is None:
             return x
@@ -159,12 +163,12 @@ class DecoderLayer(nnx.Module):
 
     @property
     def mixer(self) -> Any:
-        """What mixes tokens."""
+        """The module that mixes tokens."""
         return getattr(self, self.spec.mixer.name)
 
     @property
     def part(self) -> Any:
-        """What each token goes through by itself."""
+        """The feed-forward module."""
         assert self.spec.feed_forward is not None
         return getattr(self, self.spec.feed_forward.name)
 
@@ -195,7 +199,7 @@ def build_part(spec: Mixer | Indexer | FeedForward, size: int, *, dtype: jnp.dty
     """The module of a part of a layer.
 
     Args:
-        size: entries of the residual stream, for each token.
-        dtype: of the matrices.
+        size: hidden size.
+        dtype: dtype of the matrices.
     """
     return MODULES[type(spec)](spec, size, dtype=dtype)

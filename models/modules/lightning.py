@@ -1,4 +1,4 @@
-"""What computes `LightningAttention`."""
+"""The module of `LightningAttention`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LightningAttentionModule(nnx.Module):
     Formula: Hugging Face's ``MiniMaxLightningAttention``.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("lightning attention half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"
     last_bias: ClassVar[None] = None
@@ -34,14 +34,14 @@ class LightningAttentionModule(nnx.Module):
     def __init__(self, spec: LightningAttention, size: int, *, dtype: jnp.dtype) -> None:
         self.spec, inner = spec, spec.heads * spec.head_dim
         by_head = ("heads", "hidden")
-        # A head's query, key and value, then the next one's.
+        # The rows are one head's query, key and value, then the next head's.
         self.qkv_proj = Linear(size, 3 * inner, bias=False, dtype=dtype, axes=by_head)
         self.output_gate = Linear(size, inner, bias=False, dtype=dtype, axes=by_head)
         self.norm = build_norm(spec.norm, inner, axes=("heads",))
         self.out_proj = Linear(inner, size, bias=False, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
+        """[T, D] to [T, D], and the state after the tokens."""
         spec, tokens, f32, used = self.spec, len(n), jnp.float32, context.batch.used
         state: RecurrentState = context.state
         assert state.memory is not None
@@ -56,5 +56,5 @@ class LightningAttentionModule(nnx.Module):
         return self.out_proj(read, used), RecurrentState(None, memory, state.page_size)
 
     def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """`__call__`, which ends in a product without a bias."""
+        """The same as `__call__`, whose last projection has no bias."""
         return self(n, context)

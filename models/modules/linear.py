@@ -15,8 +15,8 @@ class Linear(nnx.Module):
     """``x @ weight.T + bias``; the weight is [out, in] as in Hugging Face checkpoints.
 
     Args:
-        axes: logical names of the weight's axes, as in ``llmjax.kernels.sharding.ShardingRules``.
-        dtype: of the weight; the bias is f32.
+        axes: logical names of the weight's axes, see ``llmjax.kernels.sharding.ShardingRules``.
+        dtype: dtype of the weight; the bias is f32.
         plain: see ``parameter``.
     """
 
@@ -34,7 +34,7 @@ class Linear(nnx.Module):
         self.bias = parameter((size_out,), jnp.float32, axes=axes[:1]) if bias else None
 
     def __call__(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """[T, in] to [T, out]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        """[T, in] to [T, out]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value(), used)
 
     def product(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
@@ -43,5 +43,5 @@ class Linear(nnx.Module):
 
     @property
     def projection(self) -> Projection:
-        """As kernels take it."""
+        """The weight and bias in the form that kernels take."""
         return Projection(self.weight.get_value(), None if self.bias is None else self.bias.get_value())

@@ -1,4 +1,4 @@
-"""What computes `Mamba`."""
+"""The module of `Mamba`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from llmjax.models.modules.residual import mixed, normed
 
 
 class MambaModule(ReadOut):
-    """``out((read + D x) * silu(gate))``, where x goes through a convolution first, and steps, B and C are made of it.
+    """``out((read + D x) * silu(gate))``, where x is convolved first, and time steps, B and C are projected from it.
 
     Formula: Hugging Face's ``MambaMixer``; ``JambaMambaMixer`` and ``FalconMambaMixer`` have norms inside.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("Mamba half", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "channels"
 
@@ -47,14 +47,14 @@ class MambaModule(ReadOut):
         self.out_proj = Linear(spec.inner, size, bias=spec.bias, dtype=dtype, axes=("hidden", "channels"))
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """What ``out_proj`` is given, [T, inner]."""
+        """The input of ``out_proj``, [T, inner], and the state after the tokens."""
         spec, f32, used = self.spec, jnp.float32, context.batch.used
         state: RecurrentState = context.state
         assert state.memory is not None
         x, gate = jnp.split(self.in_proj(n, used).astype(f32), 2, axis=-1)
         x, recent = self.conv1d(x, state, context.batch)
         x = ACTIVATIONS[spec.activation](x)
-        made = all_sum(self.x_proj(x.astype(n.dtype), used), self.divided)  # of all channels
+        made = all_sum(self.x_proj(x.astype(n.dtype), used), self.divided)  # sums over all channels
         steps, b, c = jnp.split(made, (spec.rank, spec.rank + spec.state_dim), axis=-1)
         steps, b, c = normed(steps, self.dt_layernorm), normed(b, self.b_layernorm), normed(c, self.c_layernorm)
         read, memory = selective_scan(

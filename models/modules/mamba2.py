@@ -1,4 +1,4 @@
-"""What computes `Mamba2`."""
+"""The module of `Mamba2`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from llmjax.models.modules.residual import mixed
 
 
 class Mamba2Module(nnx.Module):
-    """``out(norm(read * silu(gate)))``, where x, B and C go through a convolution first.
+    """``out(norm(read * silu(gate)))``, where x, B and C pass through a convolution first.
 
-    With a step d, a head's state S becomes ``exp(-d exp(A_log)) S + d B xᵀ``, and ``Cᵀ S + D x`` is read. Formula:
-    Hugging Face's ``Mamba2Mixer``; ``FalconH1Mixer`` has scales beside.
+    With a time step d, a head's state S becomes ``exp(-d exp(A_log)) S + d B xᵀ``, and ``Cᵀ S + D x`` is read. Formula:
+    Hugging Face's ``Mamba2Mixer``; ``FalconH1Mixer`` also has scaling factors.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("Mamba 2 half", (Implementation("in steps", mixed),))
-    divided: ClassVar[str] = "channels"  # of its heads; sums of attention beside it are those along "heads"
+    divided: ClassVar[str] = "channels"  # channels of its heads; attention beside it is divided along "heads"
 
     def __init__(self, spec: Mamba2, size: int, *, dtype: jnp.dtype) -> None:
         self.spec, f32 = spec, jnp.float32
@@ -45,7 +45,7 @@ class Mamba2Module(nnx.Module):
         self.out_proj = Linear(spec.inner, size, bias=spec.out_bias, dtype=dtype, axes=("hidden", "heads"))
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
+        """[T, D] to [T, D], and the state after the tokens."""
         read, state = self._read(n, context)
         return _scaled(self.out_proj(read, context.batch.used), self.spec.out_scale), state
 
@@ -56,12 +56,12 @@ class Mamba2Module(nnx.Module):
 
     @property
     def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
+        """The bias that `partial` leaves out, [D]."""
         bias = self.out_proj.projection.bias
         return None if bias is None else _scaled(bias, self.spec.out_scale)
 
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """What ``out_proj`` is given, [T, inner]."""
+        """The input of ``out_proj``, [T, inner], and the state after the tokens."""
         spec, tokens = self.spec, len(n)
         state: RecurrentState = context.state
         assert state.memory is not None
@@ -85,7 +85,7 @@ class Mamba2Module(nnx.Module):
         return self._gated(read, gate).astype(n.dtype), RecurrentState(recent, memory, state.page_size)
 
     def _parts(self, projected: jax.Array) -> list[jax.Array]:
-        """Gate, x, B, C and steps, each with its scale."""
+        """Gate, x, B, C and time steps, each with its scale."""
         parts = _split(projected, self.spec.parts)
         return [_scaled(part, scale) for part, scale in zip(parts, self.spec.part_scales, strict=True)]
 
@@ -97,7 +97,7 @@ class Mamba2Module(nnx.Module):
         return self._normed(read * jax.nn.silu(gate))
 
     def _normed(self, x: jax.Array) -> jax.Array:
-        """[T, inner], each group by itself, with what other devices have of it."""
+        """The norm of [T, inner] over each group, also over the parts that other devices have."""
         assert isinstance(self.norm, RMSNorm)
         norm = self.norm.norm
         weight = norm.weight.reshape(self.spec.groups, -1)
@@ -105,7 +105,7 @@ class Mamba2Module(nnx.Module):
         return rms_norm(parts, Norm(weight, norm.eps), mean_square=self._mean_squares(parts)).reshape(x.shape)
 
     def _mean_squares(self, parts: jax.Array) -> jax.Array | None:
-        """Of whole groups, f32 [T, groups, 1], of which a device has parts [T, groups, .]; None: it has all of each."""
+        """Mean squares of whole groups, f32 [T, groups, 1], from parts [T, groups, .]; None: they are whole here."""
         whole = self.spec.divided
         if whole is None:
             return None
@@ -116,7 +116,7 @@ class Mamba2Module(nnx.Module):
 
 
 def _split(x: jax.Array, sizes: tuple[int, ...]) -> list[jax.Array]:
-    """Parts of the last axis."""
+    """Splits the last axis."""
     return jnp.split(x, [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)], axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""What computes `GatedMLP` and `MLP`."""
+"""The modules of `GatedMLP` and `MLP`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class InnerModule(nnx.Module):
     gate_proj: Linear | None = None
 
     def inner(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        """The input of ``down_proj``, [T, inner]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         raise NotImplementedError
 
     def __call__(self, n: jax.Array, context: Context | None = None) -> jax.Array:
@@ -46,11 +46,11 @@ class InnerModule(nnx.Module):
 
     @property
     def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
+        """The bias that `partial` leaves out, [D]."""
         return self.down_proj.projection.bias
 
     def weights(self, before: NormModule | None, after: NormModule | None) -> MLPWeights:
-        """As kernels take them."""
+        """The weights in the form that kernels take."""
         return MLPWeights(
             before=kernel_norm(before),
             gate=None if self.gate_proj is None else self.gate_proj.projection,
@@ -72,7 +72,7 @@ def _operands(
     return Operands(x, mlp.weights(before, after), batch, activation=mlp.spec.activation, **options)
 
 
-# Positional: x, module, before, after, context. Static: residual.
+# Positional arguments: x, module, before, after, context; static argument: residual.
 MLP_HALF = Operation("MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
 STEPPED_HALF = Operation("MLP", (Implementation("in steps", fed_forward),))
 
@@ -93,7 +93,7 @@ class GatedMLPModule(InnerModule):
         self.down_norm = None if spec.down_norm is None else build_norm(spec.down_norm, spec.inner, axes=("inner",))
 
     def inner(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        """The input of ``down_proj``, [T, inner]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         gate = self.gate_proj(n, used).astype(jnp.float32)
         gate = gate if self.spec.gate_scale == 1 else gate * self.spec.gate_scale
         if self.spec.cutoff is not None:
@@ -107,13 +107,13 @@ class GatedMLPModule(InnerModule):
 
 
 class SteppedGatedMLPModule(GatedMLPModule):
-    """A gated MLP that the fused kernels do not have: a scale of what the activation is given, a cutoff, or a norm."""
+    """A gated MLP that the fused kernels do not support: with a scaled gate, a cutoff, or a norm."""
 
     half: ClassVar[Operation] = STEPPED_HALF
 
 
 def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
-    """The module of a residual stream of ``size`` entries a token; ``dtype``: of the matrices."""
+    """The module for a hidden size of ``size``; ``dtype``: dtype of the matrices."""
     plain = spec.gate_scale == 1 and spec.cutoff is None and spec.down_norm is None
     return (GatedMLPModule if plain else SteppedGatedMLPModule)(spec, size, dtype=dtype)
 
@@ -131,13 +131,13 @@ class MLPModule(InnerModule):
         self.act_fn = XIELUModule() if spec.activation == XIELU else None
 
     def inner(self, n: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """What ``down_proj`` is given, [T, inner]; ``used`` as in ``llmjax.kernels.linear.linear``."""
+        """The input of ``down_proj``, [T, inner]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         function = ACTIVATIONS[self.spec.activation] if self.act_fn is None else self.act_fn
         return function(self.up_proj(n, used).astype(jnp.float32)).astype(n.dtype)
 
 
 class XIELUModule(nnx.Module):
-    """``a x² + b x`` above 0, ``c (exp(min(x, eps)) - 1 - x) + b x`` below, with a and c made of what is learned.
+    """``a x² + b x`` above 0, ``c (exp(min(x, eps)) - 1 - x) + b x`` below, where a and c come from learned parameters.
 
     Formula: Hugging Face's ``XIELUActivation``.
     """
@@ -149,7 +149,7 @@ class XIELUModule(nnx.Module):
         self.eps = parameter((), jnp.float32, axes=())
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """f32 of any shape to the same."""
+        """Applies the activation to f32 of any shape."""
         beta = self.beta.get_value()
         above = jax.nn.softplus(self.alpha_p.get_value())
         below = beta + jax.nn.softplus(self.alpha_n.get_value())

@@ -1,4 +1,4 @@
-"""What computes `Experts`."""
+"""The module of `Experts`."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ SCORES = MappingProxyType({"softmax": jax.nn.softmax, "sigmoid": jax.nn.sigmoid}
 class ExpertsModule(nnx.Module):
     """``sum of share * expert(n) + sigmoid(shared_expert_gate(n)) * shared_expert(n)``.
 
-    Routers are in f32: a rounded score may choose another expert. Formulas: Hugging Face's ``Qwen2MoeSparseMoeBlock``,
-    of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared expert; ``DeepseekV2Moe``,
-    whose shared expert has no gate; ``DeepseekV3MoE``, with sigmoids and corrections; ``NemotronHMoE``, whose experts
-    have no gates and may work on a latent vector; ``Gemma4TextDecoderLayer``, with norms inside, whose MLP is the
-    shared expert.
+    Routers are in f32, since a rounded score may choose another expert. Formulas: Hugging Face's
+    ``Qwen2MoeSparseMoeBlock``, of which ``Qwen3MoeSparseMoeBlock`` and ``MixtralSparseMoeBlock`` leave out the shared
+    expert; ``DeepseekV2Moe``, whose shared expert has no gate; ``DeepseekV3MoE``, with sigmoids and corrections;
+    ``NemotronHMoE``, whose experts have no gates and may work on a latent vector; ``Gemma4TextDecoderLayer``, with
+    norms inside, whose MLP is the shared expert.
     """
 
-    # Positional: x, module, before, after, context. Static: residual.
+    # Positional arguments: x, module, before, after, context; static argument: residual.
     half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
     divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``, or whole experts
 
@@ -69,12 +69,12 @@ class ExpertsModule(nnx.Module):
 
     @property
     def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
+        """The bias that `partial` leaves out, [D]."""
         bias = self.experts.bias
         return None if bias is None else bias.get_value()
 
     def partial(self, n: jax.Array, context: Context) -> jax.Array:
-        """`__call__` without the bias of all, which is linear in the last products."""
+        """`__call__` without the bias of the sum; the result is linear in the last projections."""
         given, chosen, shares = self.dispatched(n, context)
         chosen, shares = self._own(chosen, shares)
         activation = self.spec.activation if self.spec.gated else AS_GATE[self.spec.activation]
@@ -93,22 +93,22 @@ class ExpertsModule(nnx.Module):
         return out
 
     def dispatched(self, n: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """What experts are given, [N, in]; the experts of each row, i32 [N, k], and their shares, f32 [N, k]."""
+        """The input of the experts, [N, in], the experts of each row, i32 [N, k], and their shares, f32 [N, k]."""
         chosen, shares = self.route(n)
-        # Tokens of padding all choose alike: they would make one group of choices as large as all others.
+        # Padding tokens all choose the same experts, which would make one group as large as all others together.
         real = jnp.arange(len(n)) < context.batch.used
         shares = jnp.where(real[:, None], shares, 0)
         given = normed(n, self.before_experts)
         if self.spec.latent is not None:
             given = self.fc1_latent_proj(given, context.batch.used)
-        if self.spec.scaled_inputs:  # each of a token's experts is given another multiple of it
+        if self.spec.scaled_inputs:  # each expert gets the token times its own share
             given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
             chosen = chosen.reshape(-1, 1)
             shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
         return given, chosen, shares
 
     def _own(self, chosen: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The choices by their places in this device's stacks; those of other devices' experts have no share."""
+        """The chosen experts by their index in this device's stacks; experts of other devices get no share."""
         if self.spec.held is None:
             return chosen, shares
         first, last = own_range("experts", self.spec.count)
@@ -152,17 +152,17 @@ class Router(Linear):
             self.per_expert_scale = parameter((spec.count,), jnp.float32, axes=(None,))
 
     def corrected(self, scores: jax.Array) -> jax.Array:
-        """Scores as they are compared."""
+        """Scores with the correction, for the choice of experts."""
         return scores if self.e_score_correction_bias is None else scores + self.e_score_correction_bias.get_value()
 
     def given(self, n: jax.Array) -> jax.Array:
-        """What is multiplied with the weights, of what the layer's part is given, [T, D]."""
+        """The router's input from the sublayer's input, both [T, D]."""
         if self.norm is None:
             return n
         return rms_norm(n.astype(jnp.float32), Norm(self.scale.get_value(), self.norm.eps)) * n.shape[1] ** -0.5
 
     def scaled(self, shares: jax.Array, chosen: jax.Array) -> jax.Array:
-        """Shares of chosen experts, both [T, K], with the experts' factors."""
+        """Shares of the chosen experts, both [T, K], times the experts' factors."""
         return shares if self.norm is None else shares * self.per_expert_scale.get_value()[chosen]
 
 
@@ -179,15 +179,15 @@ class Stacks(nnx.Module):
 
     @property
     def weights(self) -> ExpertWeights:
-        """As kernels take them: what has no gate is its own, see AS_GATE."""
+        """The weights in the form that kernels take: an MLP without a gate is its own gate, see AS_GATE."""
         down, up = self.down_proj.projection, self.up_proj.projection
-        if self.held is None and parts("inner") > 1 and down.bias is not None:  # one device brings it to the sum
+        if self.held is None and parts("inner") > 1 and down.bias is not None:  # only one device adds it to the sum
             down = Projection(down.weight, jnp.where(own_number("inner") == 0, down.bias, 0))
         return ExpertWeights(up if self.gate_proj is None else self.gate_proj.projection, up, down)
 
 
 class Stack(nnx.Module):
-    """A weight [E, out, in], and maybe a bias [E, out]; ``axes``: names of the last two."""
+    """A weight [E, out, in] with an optional bias [E, out]; ``axes``: logical names of the last two axes."""
 
     def __init__(self, spec: Experts, size_in: int, size_out: int, *, dtype: jnp.dtype, axes: tuple[str, str]) -> None:
         count, of_bias = spec.stacked, ("experts", axes[0])
@@ -196,19 +196,18 @@ class Stack(nnx.Module):
 
     @property
     def projection(self) -> Projection:
-        """As kernels take it."""
+        """The weight and bias in the form that kernels take."""
         return Projection(self.weight.get_value(), None if self.bias is None else self.bias.get_value())
 
 
 def sparse_mixer(logits: jax.Array, margin: float) -> tuple[jax.Array, jax.Array]:
-    """Two experts, each the best of those that are left, with its share among the ones that come near it.
+    """Chooses two experts, each the best of those left, with its share among the experts that score close to it.
 
     Formula: SparseMixer-v2 (Liu et al. 2024, arXiv:2409.12136) as Hugging Face's ``sparsemixer`` has it, without noise.
 
     Args:
         logits: f32 [T, E].
-        margin: how much less than the best one an expert's logit may be, as a part of the larger of the two, for it to
-            have a share.
+        margin: how far an expert's logit may be below the best one, as a part of the larger of the two, to get a share.
 
     Returns:
         i32 [T, 2], and shares f32 [T, 2], which do not add up to one.

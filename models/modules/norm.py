@@ -1,4 +1,4 @@
-"""What computes norms."""
+"""The modules of norms."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RMSNorm(nnx.Module):
 
     @property
     def norm(self) -> Norm:
-        """As kernels take it."""
+        """The norm in the form that kernels take."""
         weight = jnp.ones(self.size, jnp.float32) if self.weight is None else self.weight.get_value()
         return Norm(weight, self.spec.eps, self.spec.plus_one)
 
@@ -48,33 +48,33 @@ NormModule = RMSNorm | LayerNorm
 
 
 def build_norm(spec: NormSpec, *shape: int, axes: tuple[str | None, ...] = ()) -> NormModule:
-    """The norm over a last axis of so many entries; axes before it have weights of their own.
+    """The norm over the last axis of ``shape``; each index of the axes before it has weights of its own.
 
     Args:
-        axes: logical names of the weight's axes; none: not divided.
+        axes: logical names of the weight's axes; empty: not divided.
     """
     return RMSNorm(spec, shape, axes) if isinstance(spec, RMS) else LayerNorm(spec, shape, axes)
 
 
 def normed_together(x: jax.Array, norm: RMSNorm, size: int, name: str) -> jax.Array:
-    """A norm over what all devices have of a vector.
+    """A norm over a vector that is divided over devices.
 
     Args:
-        x: [T, .], this device's entries, with zeros where it has less than others.
+        x: [T, .], this device's entries, padded with zeros if it has fewer than others.
         size: entries of the whole vector.
-        name: logical axis along which devices divide it.
+        name: logical axis along which devices divide the vector.
     """
     squares = all_sum(jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True), name)
     return rms_norm(x, norm.norm, mean_square=squares / size)
 
 
 def is_fused(norm: NormModule | None) -> bool:
-    """Whether kernels that fuse more than one step have this norm; None: no norm."""
+    """Whether kernels that fuse several steps support this norm; None: no norm."""
     return norm is None or isinstance(norm, RMSNorm)
 
 
 def kernel_norm(norm: NormModule | None) -> Norm | None:
-    """A norm that `is_fused`, as kernels take it."""
+    """A norm for which `is_fused` holds, in the form that kernels take."""
     if norm is None:
         return None
     assert isinstance(norm, RMSNorm)
@@ -82,5 +82,5 @@ def kernel_norm(norm: NormModule | None) -> Norm | None:
 
 
 def _vector(shape: tuple[int, ...], axes: tuple[str | None, ...]) -> nnx.Param:
-    # A few kilobytes: f32 keeps them exact whatever the matrices' dtype is.
+    # They are small, so f32 costs nothing and keeps them exact for every dtype of the matrices.
     return parameter(shape, jnp.float32, axes=axes or (None,) * len(shape), plain=len(shape) > 1)

@@ -1,4 +1,4 @@
-"""Parameters with the logical names of their axes."""
+"""Parameters that know the logical names of their axes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from flax import nnx
 
 
 def parameter(shape: Sequence[int], dtype: Any, *, axes: Sequence[str | None], plain: bool = False) -> nnx.Param:
-    """A parameter that is only declared.
+    """Declares a parameter, without a value.
 
     Args:
-        axes: one for each dimension, a field of ``llmjax.kernels.sharding.ShardingRules``; None: never divided.
-        plain: the module does more than multiply with it, so that it is to be an array, dequantized when it is loaded.
+        axes: a field of ``llmjax.kernels.sharding.ShardingRules`` for each dimension; None: never divided.
+        plain: the parameter must be an array, dequantized when it is loaded, because the module does more than multiply
+            with it.
     """
     assert len(axes) == len(shape)
     declared = jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(dtype))
@@ -28,11 +29,11 @@ def named(value: Any, axes: Sequence[str | None]) -> nnx.Param:
 
 
 def axes_of(parameter: nnx.Variable) -> tuple[str | None, ...]:
-    """The names that a parameter was declared with."""
+    """The names of axes that a parameter was declared with."""
     names: tuple[str | None, ...] = parameter.get_metadata()["axes"]
     return names
 
 
 def is_plain(parameter: nnx.Variable) -> bool:
-    """Whether it was declared as ``plain``."""
+    """Whether a parameter was declared as ``plain``."""
     return bool(parameter.get_metadata().get("plain"))

@@ -1,4 +1,4 @@
-"""What computes `PerLayer`."""
+"""The modules of `PerLayer`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from llmjax.models.modules.norm import build_norm
 class PerLayerModule(nnx.Module):
     """``(norm(projection(x) / sqrt(D)) + sqrt(P) embedding(token)) / sqrt(2)``, for each layer.
 
-    Formula: Hugging Face's ``Gemma4TextModel.project_per_layer_inputs``; tokens without an embedding have that of
-    token 0, as in its ``Gemma3nModel``.
+    Formula: Hugging Face's ``Gemma4TextModel.project_per_layer_inputs``; tokens without an embedding use that of token
+    0, as in its ``Gemma3nModel``.
     """
 
     def __init__(
@@ -51,6 +51,6 @@ class PerLayerGate(nnx.Module):
         return x + self.added(x, vector)
 
     def added(self, x: jax.Array, vector: jax.Array) -> jax.Array:
-        """What `__call__` adds to x."""
+        """The part that `__call__` adds to x."""
         gate = ACTIVATIONS[self.spec.activation](self.gate(x).astype(jnp.float32)).astype(x.dtype)
         return self.norm(self.projection(gate * vector))

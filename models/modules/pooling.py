@@ -1,4 +1,4 @@
-"""What computes the matrices of a `Pooler`."""
+"""The modules of a `Pooler`'s matrices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DenseModule(nnx.Module):
 
     def __init__(self, spec: Dense, size: int) -> None:
         self.spec = spec
-        # Small, and what a score or a vector's direction stands and falls with.
+        # It is small, and its precision matters most for scores and vectors.
         self.dense = Linear(size, spec.size, bias=spec.bias, dtype=jnp.dtype(jnp.float32), plain=True)
         self.norm = None if spec.norm is None else build_norm(spec.norm, spec.size)
 

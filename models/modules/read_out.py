@@ -1,4 +1,4 @@
-"""What recurrent mixers have in common that end in a product, ``out_proj``."""
+"""The base class of recurrent mixers that end in ``out_proj``."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmjax.models.modules.linear import Linear
 
 
 class ReadOut(nnx.Module):
-    """``out_proj`` of what a mixer reads from its state."""
+    """Applies ``out_proj`` to what a mixer reads from its state."""
 
     out_proj: Linear
 
     @abstractmethod
     def _read(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """What ``out_proj`` is given, and the state with the tokens taken in."""
+        """The input of ``out_proj``, and the state after the tokens."""
 
     def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, RecurrentState]:
-        """[T, D] to [T, D], and the state with the tokens taken in."""
+        """[T, D] to [T, D], and the state after the tokens."""
         read, state = self._read(n, context)
         return self.out_proj(read, context.batch.used), state
 
@@ -33,5 +33,5 @@ class ReadOut(nnx.Module):
 
     @property
     def last_bias(self) -> jax.Array | None:
-        """What `partial` leaves out, [D]."""
+        """The bias that `partial` leaves out, [D]."""
         return self.out_proj.projection.bias

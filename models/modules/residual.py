@@ -1,10 +1,10 @@
-"""The residual stream: ``x + after(part(before(x)))`` for each half of a layer.
+"""The residual stream: ``x + after(part(before(x)))`` for each sublayer.
 
 A part either mixes tokens, ``part(n, context) -> (out, state)``, or takes each token by itself, ``part(n, context) ->
-out``. What stands here is the portable way. Parts with kernels that fuse all of it list them in their ``half``.
+out``. This is the portable implementation. Parts with kernels that fuse the whole sublayer list them in ``half``.
 
-Where ``part.divided`` is divided over devices, each of them has a part of the last product's columns: a half is then
-the product (``part.partial``), the sum over devices, and `added`.
+Where ``part.divided`` is divided over devices, each device has a part of the columns of the last projection: a sublayer
+is then the projection (``part.partial``), the sum over devices, and `added`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def mixed(
     *,
     residual: bool = True,
 ) -> tuple[jax.Array, LayerState]:
-    """``x + after(mixer(before(x)))``, and what the mixer keeps.
+    """``x + after(mixer(before(x)))``, and the state of the mixer.
 
     Args:
         x: [T, D].
         mixer: a module, ``(n, context) -> (out [T, D], state)``.
-        before, after: None: no norm.
-        residual: False: only the mixer's last product, without its bias, ``after`` and x: what `added` is given.
+        before, after: norms; None: no norm.
+        residual: False: only the mixer's last projection, without its bias, ``after`` and x, for `added`.
     """
     n = normed(x, before)
     if not residual:
@@ -70,10 +70,10 @@ def add_mixed(
     *,
     scale: float = 1.0,
 ) -> tuple[jax.Array, LayerState]:
-    """`mixed` by whatever fuses it; its product and what is left, where nothing does or it is a sum over devices.
+    """`mixed` by a kernel that fuses it; else, or with a sum over devices, the projection and then `added`.
 
     Args:
-        scale: of what is added to x.
+        scale: factor of what is added to x.
     """
     if parts(mixer.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
         whole: tuple[jax.Array, LayerState] = mixer.half(x, mixer, before, after, context)
@@ -92,7 +92,7 @@ def add_fed_forward(
     *,
     scale: float = 1.0,
 ) -> jax.Array:
-    """`fed_forward` by whatever fuses it; as `add_mixed`."""
+    """`fed_forward` by a kernel that fuses it; see `add_mixed`."""
     if parts(part.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
         whole: jax.Array = part.half(x, part, before, after, context)
         return whole
@@ -111,11 +111,11 @@ def add_both(
     *,
     scale: float = 1.0,
 ) -> tuple[jax.Array, LayerState]:
-    """``x + mixer(before_mixer(x)) + part(before(x))``, and what the mixer keeps.
+    """``x + mixer(before_mixer(x)) + part(before(x))``, and the state of the mixer.
 
     Args:
-        before: None: that of the mixer.
-        scale: of both products.
+        before: norm of the part's input; None: the mixer's norm.
+        scale: factor of both outputs.
     """
     n = normed(x, before_mixer)
     m = n if before is None else before(x)
@@ -128,12 +128,11 @@ def add_both(
 def added(
     x: jax.Array, product: jax.Array, bias: jax.Array | None, after: NormModule | None, *, scale: float = 1.0
 ) -> jax.Array:
-    """``x + scale * after(product + bias)``: what is left of a half when its last product has been summed over
-    devices."""
+    """``x + scale * after(product + bias)``: what follows in a sublayer after its product is summed over devices."""
     out = normed(product if bias is None else product + bias.astype(product.dtype), after)
     return x + (out if scale == 1 else scale * out)
 
 
 def normed(x: jax.Array, norm: NormModule | None) -> jax.Array:
-    """``norm(x)``, or x."""
+    """``norm(x)``, or x if there is no norm."""
     return x if norm is None else norm(x)

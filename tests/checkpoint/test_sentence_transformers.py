@@ -126,7 +126,7 @@ ONE_MODE = {"pooling_mode_mean_tokens": False}
     [
         (["Transformer", "Dense", "Normalize"], "", {}, "module 'Dense' before 'Pooling' is not supported"),
         (["Transformer", "Dense", "Pooling"], "", {}, "module 'Dense' before 'Pooling' is not supported"),
-        (["Transformer", "Pooling", "Normalize", "Dense"], "", {}, "module 'Dense' behind 'Normalize' is not"),
+        (["Transformer", "Pooling", "Normalize", "Dense"], "", {}, "module 'Dense' after 'Normalize' is not"),
         ([*WHOLE, "LayerNorm"], "", {}, "module 'LayerNorm' is not supported"),
         (WHOLE, MATRIX, {"module_input_name": "token_embeddings"}, "module_input_name = 'token_embeddings' is not"),
         (WHOLE, MATRIX, {"activation_function": "torch.nn.modules.activation.Mish"}, "activation_function 'Mish' is"),

@@ -131,7 +131,7 @@ class Stepper:
                 table = request.tables[group]
                 kv_index[group][first : first + count] = table[place // PAGE] * PAGE + place % PAGE
                 tables[group][row] = table
-                if isinstance(span, LastTokens):  # pages wholly behind the window of this step's first token are gone
+                if isinstance(span, LastTokens):  # pages before the window of this step's first token are gone
                     tables[group][row, : max(0, request.done - span.window + 1) // PAGE] = 0
             request.done += count
         batches = tuple(

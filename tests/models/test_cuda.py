@@ -108,7 +108,7 @@ LOWERED = {widened(name)["architectures"][0]: name for name in TINY} | published
 
 
 def lowered(config: ModelConfig, *, tokens: int) -> str:
-    """A decode step, or one of so many tokens, as text."""
+    """The lowered text of a step of ``tokens`` tokens; 0: a decode step."""
     graph, shapes = abstract_model(config, dtype=BF16, activation_dtype=BF16)
     groups, pages = len(config.spans), dict.fromkeys(config.spans, 64)
     make = partial(make_stacks, config.states, num_pages=pages, page_size=16, dtype=BF16)
@@ -135,7 +135,7 @@ def test_steps_are_lowered(name: str) -> None:
     for tokens in (64,) if config.pooler is not None else (0, 64):
         text = lowered(config, tokens=tokens)
         assert "callback" not in text
-        # Attention is a kernel, unless scores fall off with distance or tokens see those behind them.
+        # Attention is a kernel, unless it has ALiBi or tokens see later ones.
         mixers = [layer.mixer for layer in config.layers]
         if any(isinstance(mixer, Attention) and mixer.slopes is None and mixer.causal for mixer in mixers):
             assert "xla.gpu.triton" in text or "mosaic_gpu" in text

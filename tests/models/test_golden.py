@@ -142,12 +142,12 @@ COVERED = [
     *("gpt-bigcode-heads", "opt-no-bias", "falcon-40b", "cohere", "bamba", "lfm2-moe"),
     *("nemotron-h", "falcon-h1", "minimax-m2", "glm4-moe", "gemma2", "llama4", "gpt-oss"),  # many parts, all in others
 ]
-# Of MORE and VARIANTS, those that keep of the tokens behind them, or look at, what no other does.
+# Models of MORE and VARIANTS with a kind of state or of attention that no other has.
 OF_THEIR_OWN = [
     *("bloom", "gpt2", "gpt-oss", "llama4", "deepseek-v3", "lfm2", "mamba", "mamba2", "falcon-h1", "gemma3n"),
     *("minimax", "deepseek-v32-sparse", "kimi-linear"),
 ]
-SECOND_JAX = ["llama", "gemma3", "qwen3-next"]  # of each kind of layer state one
+SECOND_JAX = ["llama", "gemma3", "qwen3-next"]  # one for each kind of layer state
 IN_EVERY_RUN = [name for name in MORE if name not in COVERED]
 ROPES = [
     ("llama", "rope-linear"),
@@ -159,7 +159,7 @@ ROPES = [
     ("llama", "rope-longrope-short"),
     ("qwen3", "rope-v5"),
 ]
-# Prompts of so many tokens, continued to 40; the scalings change at 24.
+# Cases with the length of the prompt, which is continued to 40 tokens; the scalings change at 24.
 GROWING = [("rope-longrope-grown", 17), ("rope-dynamic-grown", 17), ("rope-dynamic-further", 30)]
 BUCKET, ROWS = 48, 4  # one step shape, so that a model compiles once
 TOLERANCE = 2e-4
@@ -254,7 +254,7 @@ def test_mixed_steps_and_greedy_continuations_of_more_families(golden: Any, step
 
 
 def check_greedy_continuation(checkpoint: Any, engine: Any) -> None:
-    """Each of Hugging Face's 64 tokens is the likeliest behind those before it, so one by one they come the same."""
+    """Checks that each of Hugging Face's 64 tokens is the likeliest after the ones before it, as in greedy decoding."""
     tokens = checkpoint.greedy
     request = engine.add(tokens[:-1], prompt_len=1)
     parts = [engine.step([(request, count)], bucket=BUCKET, rows=ROWS)[0] for count in (*[1] * 16, 16, 16, 16)]

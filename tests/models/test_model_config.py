@@ -962,7 +962,7 @@ def test_layers_of_glm_5_2_share_indexers(keys: dict[str, Any], letters: str) ->
 
 
 def test_gemma4_of_images() -> None:
-    """Whose texts see what is before them alone."""
+    """Only image tokens see later ones; text stays causal, so the key changes nothing."""
     plain = {"model_type": "gemma4_text"}
     assert model_config({**plain, "use_bidirectional_attention": "vision"}) == model_config(plain)
     with pytest.raises(UnsupportedModel, match="use_bidirectional_attention"):
@@ -1157,7 +1157,7 @@ def test_text_models_whose_positions_have_axes() -> None:
 
 
 def test_kimi_linear() -> None:
-    """As published: layers count from 1."""
+    """The published config counts layers from 1."""
     own = {
         "full_attn_layers": [2, 4],
         "kda_layers": [1, 3],

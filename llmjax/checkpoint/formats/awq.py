@@ -7,7 +7,7 @@ Source: AutoAWQ's awq/modules/linear/gemm.py and awq/utils/packing_utils.py.
 candle-vLLM's convert_awq_marlin.py reorders the zero points for a kernel and changes nothing else, not even the
 settings: those of 64 outputs, as 8 x 8, are transposed. That shows in the data: a group's codes lie around its zero
 point.
-Written are 4 bits with zero points, version GEMM.
+The writer stores 4 bits with zero points, version GEMM.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from llmjax.kernels.row_format import Codes
 
 PACKED, SCALE = ".weight", ".weight_scale"
 IN_A_BYTE = 4
-LEAST = np.float32(1e-5)  # of the mean size
+LEAST = np.float32(1e-5)  # lower limit of the mean magnitude
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +31,8 @@ class PackedPlanes:
 
     Attributes:
         packed: uint8 [out / 4, in].
-        scale: of all codes.
-        outputs: rows.
+        scale: scale of all codes.
+        outputs: number of rows.
     """
 
     packed: np.ndarray
@@ -69,7 +69,7 @@ class RoundedPlanes:
 
     @cached_property
     def scale(self) -> np.float32:
-        """The mean of all sizes."""
+        """The mean of all magnitudes."""
         total = sum(float(np.abs(row.astype(np.float32)).sum(dtype=np.float64)) for row in self.weight)
         return max(np.float32(total / self.weight.size), LEAST)
 
@@ -88,8 +88,8 @@ class BitNet:
     """The settings that say how to read the tensors.
 
     Attributes:
-        multiplied: codes are, by the scale; else they are divided by it.
-        online: weights are plain numbers.
+        multiplied: whether codes are multiplied by the scale; else they are divided by it.
+        online: whether weights are plain numbers.
     """
 
     multiplied: bool

@@ -10,8 +10,8 @@ Source: the compressed-tensors package, compressors/ and quantization/quant_args
 Configurations map module names to schemes by patterns. They are not evaluated: a layer's tensors say what they hold,
 and one of the declared schemes must agree.
 
-Written are weight-only integers as pack-quantized, integers for rounded activations as int-quantized, float8 as
-float-quantized: what vLLM and transformers read.
+The writer stores weight-only integers as pack-quantized, integers for rounded activations as int-quantized, and float8
+as float-quantized, all of which vLLM and transformers read.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class DeclaredScheme:
 
     Attributes:
         form: one of FORMATS but mixed-precision.
-        bits: of a code.
+        bits: bits of a code.
         is_float: type float rather than int.
         symmetric: no zero points.
         strategy: one of STRATEGIES.

@@ -98,7 +98,7 @@ class NibblePlanes:
 
 @dataclass(frozen=True)
 class Repacked:
-    """What transform_safetensors.py has written.
+    """The reader of files that transform_safetensors.py has written.
 
     Attributes:
         bits: 4 or 8.

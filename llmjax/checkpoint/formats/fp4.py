@@ -42,7 +42,7 @@ class _PackedCodes:
         return self.packed.shape[0], self.packed.shape[1] * 2
 
     def codes(self, start: int, stop: int) -> np.ndarray:
-        """Of some rows, uint8 [stop - start, in]."""
+        """The codes of some rows, uint8 [stop - start, in]."""
         return unpack_bits(self.packed[start:stop], 4, self.shape[1])
 
 
@@ -78,7 +78,7 @@ def open_exponents(module: Module, part: str, *, dims: int | None = None) -> np.
 
 @dataclass(frozen=True)
 class MXFP4:
-    """Nothing about this format is a setting."""
+    """The reader of MXFP4, which has no settings."""
 
     name = "MXFP4"
     parts = ("_blocks", "_scales")

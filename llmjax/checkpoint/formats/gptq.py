@@ -1,4 +1,4 @@
-"""GPTQ checkpoints, as AutoGPTQ and GPTQModel write them, and repacked for the Marlin kernel.
+"""GPTQ checkpoints of AutoGPTQ and GPTQModel, also repacked for the Marlin kernel.
 
 A layer is ``.qweight`` int32 [in * bits / 32, out], packed along in; ``.scales`` [groups, out]; ``.qzeros`` int32
 [groups, out * bits / 32], packed along out; and ``.g_idx`` int32 [in], the group of each input (in no order if it was
@@ -181,7 +181,7 @@ class GPTQ:
         return g_idx.astype(np.intp)
 
     def _check_middle(self, module: Module, planes: GPTQPlanes) -> None:
-        """What tells a file of one version that says it is of the other: zero points are off by one."""
+        """Refuses a file that names the wrong version of the format: its zero points are off by one."""
         middle = 2 ** (self.bits - 1)
         zeros = planes.zeros(0, planes.shape[0])
         if (zeros != middle).any():

@@ -1,4 +1,4 @@
-"""How the rows of a stored matrix fit the records of a `QTensor`: which columns share a scale, and what the codes are.
+"""The layout of a stored matrix's rows, and how they fit the records of a `QTensor`.
 
 A record holds groups of one size, a multiple of 16, in order. Files have more freedom: columns may belong to groups in
 any order, and groups may have any size. So a layout is a tuple of pieces that each fit a record: usually one, whose
@@ -40,9 +40,9 @@ class Piece:
     """Columns of a matrix whose rows fit records.
 
     Attributes:
-        format: of a record.
+        format: format of a record.
         columns: intp [in of the format], group after group; None: all columns, in order.
-        groups: that they belong to.
+        groups: groups that the columns belong to.
     """
 
     format: RowFormat
@@ -73,20 +73,20 @@ class Piece:
 
     @cached_property
     def _places(self) -> np.ndarray:
-        """intp [in]: which of `columns` each logical column is."""
+        """The index in `columns` of each logical column, intp [in]."""
         assert self.columns is not None
         return np.argsort(self.columns)
 
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What is known of the rows of a matrix before they are read.
+    """The description of a matrix's rows before they are read.
 
     Attributes:
-        size_in: columns.
-        codes: what the codes are.
+        size_in: number of columns.
+        codes: kind of the codes.
         group_size: consecutive columns that share a scale; the last group may be shorter.
-        scale, zero: as in `RowFormat`.
+        scale, zero: see `RowFormat`.
         group_of: intp [in], the group of each column, in no order; None: groups follow each other.
         super_scale: number type of a scale above those of each row; empty: none.
     """
@@ -111,7 +111,7 @@ class Layout:
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
-        """Together all columns; a single one if there is no `problem`."""
+        """Pieces that together have all columns; a single one if there is no `problem`."""
         order = None if self.group_of is None else np.argsort(self.group_of, kind="stable")
         if not self.problem:
             return (Piece(self._format(self.size_in, int(self._sizes[0])), order, slice(len(self._sizes))),)
@@ -125,7 +125,7 @@ class Layout:
 
     @property
     def _sizes(self) -> np.ndarray:
-        """Columns of each group."""
+        """The number of columns of each group."""
         if self.group_of is not None:
             return np.bincount(self.group_of)
         full, rest = divmod(self.size_in, self.group_size)
@@ -147,17 +147,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Unsigned:
-    """Unsigned codes and zero points of 1 to 8 bits, and how records keep them: 7 and 8 bits as two's complement.
+    """Unsigned codes and zero points of 1 to 8 bits; records store 7 and 8 bits as two's complement.
 
     Attributes:
-        bits: of a code in the file.
+        bits: bits of a code in the file.
     """
 
     bits: int
 
     @property
     def offset(self) -> int:
-        """What records subtract from codes and zero points."""
+        """The number that records subtract from codes and zero points."""
         return 0 if self.bits < 7 else self.middle
 
     @property
@@ -174,10 +174,10 @@ class Unsigned:
         return "i8" if self.offset else "u8"
 
     def keep(self, values: np.ndarray) -> np.ndarray:
-        """Codes or zero points, uint8 of any shape, as records keep them."""
+        """Converts codes or zero points, uint8 of any shape, to the form in records."""
         return (values - np.uint8(self.offset)).view(np.int8) if self.offset else values
 
 
 def scale_type(dtype: np.dtype) -> str:
-    """The number type that scales of a stored type are kept in."""
+    """The number type in which records keep scales of a stored type."""
     return next((name for name, kept in FLOATS.items() if kept == dtype), "f32")

@@ -1,7 +1,7 @@
-"""What every quantized format of safetensors files has in common: settings, and weights made of several tensors.
+"""The common part of all quantized safetensors formats: settings, and weights that consist of several tensors.
 
-A format's planes (the stored arrays of one linear layer) give rows of codes, scales and zero points, and say in a
-`Layout` how these become `QuantizedRows`. What weights those stand for is said once, in `QuantizedRows.dequantize`.
+A format's planes (the stored arrays of one linear layer) return rows of codes, scales and zero points, and describe in
+a `Layout` how these become `QuantizedRows`. `QuantizedRows.dequantize` defines the weights that they stand for.
 A `LayerReader` finds the planes of a layer, a `LayerWriter` makes them.
 """
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 SavedScheme = IntegerScheme | Float8Scheme
 I32 = np.dtype("<i4")
 
-MAX_SIZE = (1 << 31) - 1  # of rows, columns and groups
+MAX_SIZE = (1 << 31) - 1  # limit for rows, columns and groups
 TILE = 1 << 17  # weights dequantized at a time: they and their temporaries stay in the cache
 SCALE_TYPES = ("F64", "F32", "F16", "BF16", "F8_E8M0")
 
@@ -51,7 +51,7 @@ class QuantSettings:
         raise CheckpointError(f"{self.where}: {key} {problem}")
 
     def value(self, key: str) -> Any:
-        """What a key holds, or None."""
+        """The value of a key, or None."""
         return self.values.get(key)
 
     def _typed(self, key: str, kind: type[T], what: str, default: T | None) -> T:
@@ -94,7 +94,7 @@ class QuantSettings:
         return value
 
     def sizes(self, key: str) -> tuple[int, int]:
-        """Rows and columns."""
+        """A value with numbers of rows and columns."""
         value = self.values.get(key)
         if (
             not isinstance(value, list)
@@ -119,15 +119,15 @@ class Planes(Protocol):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in)."""
+        """The shape, (out, in)."""
 
     @property
     def layout(self) -> Layout:
-        """What rows hold."""
+        """The layout of the rows."""
 
     @property
     def row_step(self) -> int:
-        """`rows` may be asked only for rows that start at a multiple of this."""
+        """`rows` accepts only a start that is a multiple of this."""
 
     def rows(self, start: int, stop: int) -> StoredRows:
         """Output rows `start` to `stop`, unpacked; may be called from several threads."""
@@ -135,7 +135,7 @@ class Planes(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class PartOfPlanes:
-    """Rows `start` to `stop` of planes (`Planes` too)."""
+    """Rows `start` to `stop` of planes, as `Planes`."""
 
     whole: Planes
     start: int
@@ -190,10 +190,10 @@ class QuantizedTensor:
 
     Attributes:
         name: Hugging Face name, ending in ``.weight``.
-        type_name: such as ``GPTQ-4``.
-        planes: what is stored.
+        type_name: name of the type, such as ``GPTQ-4``.
+        planes: the stored arrays.
         nbytes: stored bytes, everything included.
-        experts: if not 0, rows are those of so many matrices: the shape is [experts, out, in].
+        experts: if not 0, the rows belong to this number of matrices: the shape is [experts, out, in].
     """
 
     name: str
@@ -215,7 +215,7 @@ class QuantizedTensor:
         return replace(self, name=name, planes=part, nbytes=nbytes, experts=0)
 
     def row_source(self) -> RowSource | None:
-        """The matrix as it stays quantized; None, with a warning, if it has to be dequantized."""
+        """The matrix in quantized form; None, with a warning, if it has to be dequantized."""
         problem = "a stack that is not taken apart" if self.experts else self.planes.layout.problem
         if problem:
             logger.warning("tensor %r of type %s is dequantized: %s", self.name, self.type_name, problem)
@@ -253,8 +253,8 @@ class Module:
     """The stored tensors of one layer.
 
     Attributes:
-        name: of the module, for example ``model.layers.0.mlp.up_proj``.
-        parts: by what follows the name, for example ``.qweight``.
+        name: name of the module, for example ``model.layers.0.mlp.up_proj``.
+        parts: tensors by the ending of their names, for example ``.qweight``.
         path: a file or folder, for messages.
     """
 
@@ -280,7 +280,7 @@ class Module:
         return tensor.stored
 
     def scales(self, part: str, *, dims: int | None = None) -> np.ndarray:
-        """As `array`, for floating-point scales, which must all be finite in float32 too."""
+        """`array` for floating-point scales, which must all be finite, also in float32."""
         array = self.array(part, *SCALE_TYPES, dims=dims)
         if array.dtype not in FLOATS.values():
             with np.errstate(over="ignore"):
@@ -296,7 +296,7 @@ class Module:
     def quantized(
         self, type_name: str, planes: Planes, *, ending: str = ".weight", experts: int = 0
     ) -> QuantizedTensor:
-        """The weight that the parts are; `ending` follows the module's name in its name."""
+        """The weight that the parts form; its name is the module's name and `ending`."""
         nbytes = sum(tensor.nbytes for tensor in self.parts.values())
         return QuantizedTensor(self.name + ending, type_name, planes, nbytes, experts)
 
@@ -311,15 +311,15 @@ class LayerReader(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages: ``GPTQ``."""
+        """The name in messages, such as ``GPTQ``."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What follows a module's name in the names of its tensors; of the longest that fits, the tensor is a part."""
+        """The endings of tensors' names after the module's name; the longest one that matches counts."""
 
     @property
     def plain_part(self) -> str:
-        """What follows it in the name of the weight when nothing is quantized: ``.weight``."""
+        """The ending of a plain weight's name after the module's name: ``.weight``."""
 
     def is_quantized(self, module: Module) -> bool:
         """Whether a module is stored in this format; else its weight is plain."""
@@ -338,8 +338,8 @@ def quantized_tensors(
     """Tensors under the names that they would have unquantized.
 
     Args:
-        stored: what is in the files.
-        how: the format of quantized layers; other tensors stay what they are.
+        stored: the tensors in the files.
+        how: the format of quantized layers; other tensors stay as they are.
         path: the checkpoint, for messages.
 
     Raises:
@@ -379,8 +379,8 @@ class Part:
     """One of the tensors that a layer is stored in.
 
     Attributes:
-        shape, dtype: of the tensor.
-        make: its values, from all rows of the layer.
+        shape, dtype: shape and dtype of the tensor.
+        make: makes the values from all rows of the layer.
     """
 
     shape: tuple[int, ...]
@@ -397,27 +397,27 @@ class LayerWriter(Protocol):
 
     @property
     def name(self) -> str:
-        """Its ``quant_method``."""
+        """The ``quant_method`` of the format."""
 
     def kept(self, scheme: SavedScheme, dtype: np.dtype) -> SavedScheme:
-        """The scheme with scales of the type that the format has.
+        """The scheme with scales of the format's type.
 
         Args:
-            dtype: float32, float16 or bfloat16, in which engines run the model.
+            dtype: type in which engines run the model: float32, float16 or bfloat16.
 
         Raises:
             ConfigError: the format cannot hold the scheme.
         """
 
     def parts(self, scheme: SavedScheme, shape: tuple[int, int]) -> Mapping[str, Part]:
-        """The tensors of a layer, by what follows the module's name.
+        """The tensors of a layer, by the ending after the module's name.
 
         Args:
-            scheme: as `kept` gave it.
-            shape: (out, in).
+            scheme: a result of `kept`.
+            shape: shape of the layer, (out, in).
 
         Raises:
-            ConfigError: the shape does not suit the scheme; does not name the layer.
+            ConfigError: the shape does not suit the scheme; the message does not name the layer.
         """
 
     def settings(
@@ -428,10 +428,10 @@ class LayerWriter(Protocol):
         Args:
             layers: schemes of the quantized modules by name.
             ignored: names of the linear modules that are not quantized.
-            never: those of them that readers expect to be plain: the head, norms, convolutions, routers of experts.
+            never: those of them that readers always expect to be plain: head, norms, convolutions, routers of experts.
 
         Raises:
-            ConfigError: the format cannot say so.
+            ConfigError: the format cannot express this.
         """
 
 
@@ -444,7 +444,7 @@ def check_groups(scheme: IntegerScheme, inputs: int) -> None:
     """Refuses groups that do not fill rows.
 
     Raises:
-        ConfigError: names sizes that do.
+        ConfigError: the group size does not fit; the message names sizes that do.
     """
     if scheme.group_size and inputs % scheme.group_size:
         fitting = [str(size) for size in (256, 128, 96, 64, 48, 32, 16) if inputs % size == 0]

@@ -58,20 +58,20 @@ READERS: Mapping[str, Callable[[QuantSettings], LayerReader]] = MappingProxyType
         "w8a8": W8A8.from_settings,
     }
 )
-"""By ``quant_method``: what reads a checkpoint, made from its settings."""
+"""Readers of checkpoints by ``quant_method``; each is made from the settings."""
 
 WRITERS: Mapping[str, LayerWriter] = MappingProxyType(
     {writer.name: writer for writer in (CompressedTensorsWriter(), GPTQWriter(), AWQWriter())}
 )
-"""By ``quant_method``, which is also the name that users type."""
+"""Writers by ``quant_method``, which is also the name that users type."""
 
 DENSE = "dense"  # compressed-tensors' format of weights that are not quantized, only caches or activations
 
 REPACKABLE = frozenset({"gptq", "awq", "w8a16"})
-"""What the settings of checkpoints say that Enflame's script has repacked."""
+"""The values of ``quant_method`` in checkpoints that Enflame's script may have repacked."""
 
 KERNELS = frozenset({"gptq_marlin", "awq_marlin", "gptq_marlin_24"})
-"""Names of vLLM's kernels, which keep weights in layouts that no checkpoint is published in."""
+"""Names of vLLM's kernels, which keep weights in layouts that no published checkpoint has."""
 
 METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxyType(
     {
@@ -81,7 +81,7 @@ METHOD_BY_KEYS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = MappingProxy
         "modelopt": modelopt.looks_like,
     }
 )
-"""How settings of tools that write no ``quant_method`` are told apart."""
+"""Checks that recognize the settings of tools that write no ``quant_method``."""
 
 TELLING = (
     ".qweight",
@@ -93,7 +93,7 @@ TELLING = (
     ".dequant_scale",
     ".out_scales",
 )
-"""Ends of names that only quantized checkpoints have."""
+"""Endings of names that only quantized checkpoints have."""
 
 
 def plain_tensors(
@@ -148,7 +148,7 @@ def stored_method(config: Mapping[str, Any], folder: Path) -> str:
 
 
 def quantization_settings(config: Mapping[str, Any], folder: Path) -> QuantSettings | None:
-    """How a folder says that its weights are quantized; None: it does not.
+    """The settings that say how a folder's weights are quantized; None: there are none.
 
     Args:
         config: content of config.json.

@@ -36,7 +36,7 @@ CODES: Mapping[np.dtype, Codes] = MappingProxyType(
         DTYPES["F8_E5M2"]: Codes(8, "e5m2"),
     }
 )
-"""By the weight's dtype."""
+"""Kinds of codes by the weight's dtype."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ class FP8:
 
 SMOOTH_SCALE, SMOOTH_INPUT_SCALE = ".dequant_scale", ".quant_scale"
 PLACES = (("qkv", "qkv_proj"), ("out", "o_proj"), ("fc1", "gate_up_proj"), ("fc2", "down_proj"))
-"""Settings, each with the synonym that newer files use."""
+"""Keys of settings, each with the synonym in newer files."""
 
 AFTER_NO_NORM = {"o_proj": 1, "out_proj": 1, "down_proj": 3, "fc2": 3}
 """Layers whose fixed input scale no norm can carry, and the place in PLACES of the setting that they obey."""

@@ -1,4 +1,4 @@
-"""What can be said of one ``general.architecture`` of GGUF files, and what several of them say in the same way."""
+"""The description of one ``general.architecture`` of GGUF files, and readers that several architectures share."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ LAYER_NORM = "attention.layer_norm_epsilon"
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """How one ``general.architecture`` maps to Hugging Face.
+    """The mapping of one ``general.architecture`` to Hugging Face.
 
     Attributes:
         hf_class: name for config.json's ``architectures``.
         model_type: config.json's ``model_type``.
         layer_tensors: stem of ``blk.N.<stem>`` to the module below ``model.layers.N``.
-        permuted_qk: query and key rows are stored for interleaved rotary embedding.
-        norm_offset: what the converter added to weights ending in ``norm.weight``.
+        permuted_qk: whether query and key rows are stored for interleaved rotary embedding.
+        norm_offset: the number that the converter added to weights ending in ``norm.weight``.
         bias_keys: whether config.json says which projections have biases (else the class knows).
         variants: by a stem that only some files have: modules that differ in these.
-        fused_gate: ``ffn_up`` holds the gate too, before what it is multiplied with.
+        fused_gate: whether ``ffn_up`` holds the gate too, in its first rows.
         eps: key of the norms' eps in the file, and in config.json.
         activation: config key and value of the MLP's activation.
         attends: whether any layer has attention, and there are keys about it.
-        latent: attention is latent, whose heads have other sizes.
-        mixed: layers are of several kinds: arrays have 0 for those that a key does not concern.
-        family_names: ``layer_tensors`` are called what the family's own checkpoints call them, not what the model does.
-        changes: by stem: what the converter does to a tensor, beside what is said here. Takes config.json too.
-        parts: by stem: the modules that a tensor is taken apart into. Takes config.json too.
+        latent: whether attention is latent, with other sizes of heads.
+        mixed: whether layers are of several kinds: arrays then have 0 for layers that a key does not concern.
+        family_names: whether ``layer_tensors`` have the names in the family's checkpoints, not the model's names.
+        changes: by stem: other changes that the converter makes to a tensor. Takes config.json too.
+        parts: by stem: the modules that a tensor is split into. Takes config.json too.
         stacks: by the stem of a tensor outside of layers: the module that its matrices are numbered below.
-        scales: by stem: what ``<stem>.scale``, which scales no weights, is below ``model.layers.N``.
-        numbers: keys with a number for each layer: what it is below ``model.layers.N``, and its shape.
-        specialize: keys of this family only, taking what is known of the config so far, and the file.
+        scales: by stem: name below ``model.layers.N`` of ``<stem>.scale`` tensors that do not scale weights.
+        numbers: keys with a number for each layer, each with its name below ``model.layers.N`` and its shape.
+        specialize: makes the keys of this family, from the keys so far and the file.
     """
 
     hf_class: str
@@ -64,7 +64,7 @@ class Architecture:
     specialize: Callable[[ArchitectureKeys, dict[str, Any], GGUFFile], dict[str, Any]] = lambda keys, config, gguf: {}
 
     def modules(self, gguf: GGUFFile) -> Mapping[str, str]:
-        """Those of a layer by stem, as a file has them."""
+        """The modules of a layer by stem, in one file."""
         found = dict(self.layer_tensors)
         for stem, differences in self.variants.items():
             if in_first_layer(gguf, f"{stem}.weight"):
@@ -83,7 +83,7 @@ def window_of(keys: ArchitectureKeys) -> int | None:
 
 
 def layer_kinds(keys: ArchitectureKeys, layers: int, period: int) -> list[str]:
-    """Kinds of layers: as the file has them one by one, or with a full one in each ``period``."""
+    """Kinds of layers: listed in the file, or with a full one in each ``period``."""
     given = keys.value("attention.sliding_window_pattern", period)
     if isinstance(given, np.ndarray):
         if given.shape != (layers,):

@@ -1,4 +1,4 @@
-"""What each ``general.architecture`` of GGUF files is among Hugging Face's models: all tables together."""
+"""The table of every ``general.architecture`` of GGUF files that is supported, with Hugging Face's model for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a converter does to tensors beside giving them other names, and how it is undone."""
+"""Undoes what a converter does to tensors beside renaming them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """How the original tensor comes out of the stored one; what follows each other is done in this order.
+    """How the original tensor is made from the stored one, in the order of the attributes.
 
     Attributes:
-        values: of the original, element by element, in f32. Raises ValueError.
+        values: makes the original's values, element by element, in f32. Raises ValueError.
         rows: int [n]; row i (of a vector: element i) is stored row ``rows[i]``. None: all in order.
         columns: int [n]; column i is stored column ``columns[i]``. None: all in order.
-        shape: of the original, where the file has another; None: it has the same.
+        shape: shape of the original if the file has another; None: it is the same.
     """
 
     values: Callable[[np.ndarray], np.ndarray] | None = None
@@ -29,7 +29,7 @@ UNCHANGED = Change()
 
 
 def halves_apart(rows: int, heads: int) -> np.ndarray:
-    """Where the rows of heads are whose halves take turns: row (head, half, i) is stored row (head, i, half).
+    """The stored rows of heads with interleaved halves: row (head, half, i) is stored row (head, i, half).
 
     Raises:
         ValueError: heads cannot have halves of ``rows``.
@@ -40,12 +40,12 @@ def halves_apart(rows: int, heads: int) -> np.ndarray:
 
 
 def minus(offset: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Takes away what the converter added."""
+    """Subtracts the number that the converter added."""
     return lambda values: values - np.float32(offset)
 
 
 def log_of_minus(values: np.ndarray) -> np.ndarray:
-    """``A_log`` of the ``-exp(A_log)`` that files have.
+    """Computes ``A_log`` from the ``-exp(A_log)`` in files.
 
     Raises:
         ValueError: a number is not below zero.

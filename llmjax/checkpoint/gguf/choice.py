@@ -1,4 +1,4 @@
-"""Which .gguf file of a folder or repository a user means; a split one counts as one file."""
+"""Finds the .gguf file of a folder or repository that a user means; a split one counts as one file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of embeddings in GGUF files: what config.json says about encoders, and how hidden states become vectors.
+"""Embedding models in GGUF files: config.json's keys for encoders, and how hidden states become vectors.
 
 Source: llama.cpp's converters of BERT, RoBERTa, nomic-bert, ModernBERT and Qwen3-Reranker, and what it makes of
 rerankers' hidden states (``build_pooling``).
@@ -33,7 +33,7 @@ BERT_LAYER = MappingProxyType(
         "layer_output_norm": "post_attention_layernorm",
     }
 )
-"""Norms stand behind the residual sums."""
+"""Norms come after the residual sums."""
 
 
 def bert(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def qwen3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
 
 
 def sentence_modules(gguf: GGUFFile) -> SentenceModules | None:
-    """How a file says that hidden states become vectors; None: it does not.
+    """The modules by which a file turns hidden states into vectors; None: it names none.
 
     Raises:
         CheckpointError: a kind of pooling that is not supported.
@@ -110,7 +110,7 @@ def _labels(keys: ArchitectureKeys, gguf: GGUFFile, architecture: str) -> dict[s
     """Keys of an encoder that gives texts labels; empty where it makes embeddings.
 
     Args:
-        architecture: of the former.
+        architecture: architecture of an encoder with labels.
 
     Raises:
         CheckpointError: the model is not an encoder, or a matrix of its head is missing. Converters leave out that of

@@ -1,4 +1,4 @@
-"""Mixture-of-experts layers of GGUF files: what config.json says about them, both ways."""
+"""Mixture-of-experts layers of GGUF files: converts keys of config.json in both directions."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NORMALIZED = MappingProxyType(
         "Qwen3_5MoeForCausalLM": True,
     }
 )
-"""Whether llama.cpp makes the shares of a token's experts add up to one; no key has to say so."""
+"""Whether llama.cpp normalizes the shares of a token's experts, which files need not say."""
 
 
 def qwen_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Keys of config.json, in Qwen's words.
+    """Keys of config.json, under Qwen's names.
 
     Args:
-        config: what is known of config.json.
+        config: the keys of config.json so far.
 
     Raises:
         CheckpointError: a key is missing or asks for another router.
@@ -51,7 +51,7 @@ def qwen_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile)
 
 
 def mixtral_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Keys of config.json, in Mixtral's words; empty where there are no experts.
+    """Keys of config.json, under Mixtral's names; empty if there are no experts.
 
     Raises:
         CheckpointError: a key is missing or asks for another router, or a layer has no experts.
@@ -74,11 +74,11 @@ def mixtral_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFi
 def deepseek_experts(
     keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile, *, gating: int, normalize: bool
 ) -> dict[str, Any]:
-    """Keys of config.json, in DeepSeek's words.
+    """Keys of config.json, under DeepSeek's names.
 
     Args:
-        gating: what ``expert_gating_func`` has to be, if the file has it: 1 is softmax, 2 sigmoid.
-        normalize: whether shares add up to one where the file does not say.
+        gating: required value of ``expert_gating_func``, if the file has it: 1 is softmax, 2 sigmoid.
+        normalize: whether shares add up to one if the file does not say.
 
     Raises:
         CheckpointError: a key is missing or asks for another router.
@@ -116,13 +116,13 @@ def same_experts(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile,
 
 
 def expert_metadata(model: ModelConfig, path: Path) -> dict[str, Any]:
-    """The keys below the architecture that say the same.
+    """The keys below the architecture for a model's experts.
 
     Args:
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: no key can say it.
+        CheckpointError: keys cannot express the experts.
     """
     sparse = [layer.feed_forward for layer in model.layers if isinstance(layer.feed_forward, Experts)]
     if not sparse:

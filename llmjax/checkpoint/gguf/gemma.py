@@ -1,4 +1,4 @@
-"""Gemma 3n and 4 in GGUF files: what config.json says about them.
+"""Gemma 3n and 4 in GGUF files: their keys of config.json.
 
 Source: llama.cpp's converters ``Gemma3NModel`` and ``Gemma4Model``.
 """
@@ -31,7 +31,7 @@ from llmjax.checkpoint.gguf.rope import DIVISORS
 from llmjax.errors import CheckpointError
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-UNTURNED = 1e30  # what divides frequencies of entries that are not rotated
+UNTURNED = 1e30  # divisor of the frequencies of entries that are not rotated
 EMBEDDINGS = "per_layer_token_embd.weight"
 LOW_RANK = "laurel_l.weight"
 _LAYER = LLAMA_LAYER | HEAD_NORMS | GEMMA_NORMS | PER_LAYER_TENSORS
@@ -43,11 +43,11 @@ _EXPERTS = {
     "pre_ffw_norm_2": "mlp.before_experts",
     "post_ffw_norm_2": "mlp.after_experts",
 }
-"""Of layers with experts, whose MLP is a shared expert."""
+"""Tensors of layers with experts, whose MLP is a shared expert."""
 
 
 def gemma3n(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Gemma 3n; two keys of its config.json have the values that all published models have."""
+    """Keys of Gemma 3n; two of them have the values that all published models have."""
     layers, low_rank = config["num_hidden_layers"], gguf.tensors.get(f"blk.0.{LOW_RANK}")
     if low_rank is None:
         raise CheckpointError(f"{gguf.path}: tensor 'blk.0.{LOW_RANK}' is missing")
@@ -62,13 +62,13 @@ def gemma3n(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
         "altup_num_inputs": keys.integer("altup.num_inputs"),
         "altup_active_idx": keys.integer("altup.active_idx", least=0),
         "laurel_rank": low_rank.shape[0],
-        # As part of the gates: the file has standard deviations, of none minus infinity.
+        # config.json has the part of gates that is 0, the file standard deviations, which are -infinity for none.
         "activation_sparsity_pattern": [round(NormalDist().cdf(float(cutoff)), 6) for cutoff in cutoffs],
     }
 
 
 def gemma4(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Gemma 4, whose kinds of layers have heads of their own."""
+    """Keys of Gemma 4, whose kinds of layers have heads of different sizes."""
     layers = config["num_hidden_layers"]
     common = _common(keys, gguf, layers, period=6)
     kinds, shared = common["layer_types"], common["num_kv_shared_layers"]
@@ -116,7 +116,7 @@ def gemma4(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> di
 
 
 def _common(keys: ArchitectureKeys, gguf: GGUFFile, layers: int, *, period: int) -> dict[str, Any]:
-    """Windows, embeddings for each layer, and layers that have no keys of their own."""
+    """Keys about windows, per-layer embeddings, and layers without keys of their own."""
     embeddings = gguf.tensors.get(EMBEDDINGS)
     return {
         "sliding_window": keys.integer("attention.sliding_window"),
@@ -129,7 +129,7 @@ def _common(keys: ArchitectureKeys, gguf: GGUFFile, layers: int, *, period: int)
 
 
 def _by_group(keys: ArchitectureKeys, key: str, second: Sequence[bool]) -> tuple[int, int]:
-    """A number of the layers that are not ``second``, and of those that are; that of the others, where none are."""
+    """The number for layers that are not ``second``, and for those that are; both are equal if one kind is missing."""
     value = keys.by_layer(key)
     every = value.tolist() if isinstance(value, np.ndarray) else [value] * len(second)
     if len(every) != len(second):
@@ -143,12 +143,12 @@ def _by_group(keys: ArchitectureKeys, key: str, second: Sequence[bool]) -> tuple
 
 
 def _has_keys_for_values(gguf: GGUFFile, kinds: Sequence[str]) -> bool:
-    """Whether values of the full layers, of those that have keys, are keys."""
+    """Whether the values of full layers are their keys, judged by layers that have keys."""
     return any(kind == FULL and f"blk.{i}.attn_v.weight" not in gguf.tensors for i, kind in enumerate(kinds))
 
 
 def _turned(gguf: GGUFFile, size: int) -> float:
-    """Which part of the full layers' heads is rotated: the others' frequencies are divided by a very large number."""
+    """The rotated part of the full layers' heads: the file divides the other frequencies by a very large number."""
     divisors = gguf.tensors.get(DIVISORS)
     if divisors is None or divisors.shape != (size // 2,):
         raise CheckpointError(f"{gguf.path}: tensor {DIVISORS!r} with {size // 2} elements is missing")

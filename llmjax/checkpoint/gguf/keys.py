@@ -1,4 +1,4 @@
-"""Typed access to the ``<architecture>.*`` keys of a GGUF file, which knows the keys that nobody asked for."""
+"""Typed access to the ``<architecture>.*`` keys of a GGUF file, with a check for keys that were not read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmjax.errors import CheckpointError
 LARGEST = float(np.finfo(np.float32).max)
 
 HARMLESS = frozenset({"pooling_type", "tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
-"""Keys that a decoder with RMS norms need not know."""
+"""Keys that do not affect a decoder with RMS norms."""
 
 HARMLESS_PREFIXES = ("vision.", "mm.")  # image encoders packed into the same file; their tensors stay unused
 
@@ -26,7 +26,7 @@ ONLY = {
     "rope.scaling.yarn_log_multiplier": 0,
     "use_parallel_residual": False,
 }
-"""Keys that may say nothing but what holds without them."""
+"""Keys that may only have their default values."""
 
 
 class ArchitectureKeys:
@@ -74,7 +74,7 @@ class ArchitectureKeys:
         return value
 
     def integer_of_some(self, key: str, default: int | None = None) -> int:
-        """A whole number of at least 1 that layers have which it concerns; others may have 0."""
+        """A number of at least 1 for the layers that it concerns; other layers may have 0."""
         value = self.by_layer(key, default)
         counts = {each for each in value.tolist() if each != 0} if isinstance(value, np.ndarray) else {value}
         if len(counts) > 1:
@@ -85,7 +85,7 @@ class ArchitectureKeys:
         return count
 
     def by_layer(self, key: str, default: Any = None) -> Any:
-        """A value of all layers, or an array of one for each."""
+        """A value for all layers, or an array with one for each."""
         value = self.value(key, default)
         if isinstance(value, list):
             self.fail(key, "is a list of strings, not whole numbers")
@@ -130,7 +130,7 @@ class ArchitectureKeys:
         return value
 
     def only(self, key: str, expected: float) -> None:
-        """Accepts a key only if it says what is assumed anyway."""
+        """Accepts a key only if it has the value that is assumed anyway."""
         if key in self._read:
             return
         value = self._one(key, expected)

@@ -1,4 +1,4 @@
-"""Models with latent attention in GGUF files: what config.json says about them.
+"""Models with latent attention in GGUF files: their keys of config.json.
 
 Source: llama.cpp's converters of DeepSeek V2 and V3.2, GLM-5, MiniCPM 3 and Kimi Linear.
 """
@@ -28,15 +28,15 @@ from llmjax.checkpoint.gguf.names import (
 )
 
 SOFTMAX, SIGMOID = 1, 2
-SHARED_FROM = 1 << 20  # tokens of GLM-5.2's context; as llama.cpp tells it from GLM-5
-LOG_MULTIPLIER = 0.1  # what converters multiply DeepSeek's ``mscale_all_dim`` with
+SHARED_FROM = 1 << 20  # tokens of GLM-5.2's context, by which llama.cpp too tells it from GLM-5
+LOG_MULTIPLIER = 0.1  # converters multiply DeepSeek's ``mscale_all_dim`` by it
 
 
 def latent_sizes(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Sizes of heads and latent vectors, in DeepSeek's words.
+    """Sizes of heads and latent vectors, under DeepSeek's names.
 
-    Files that hold both up-projections by themselves give the sizes of keys and values as kernels see them (latent
-    vectors) under the usual keys, and those of heads under keys that end in ``_mla``.
+    In files with two separate up-projections, the usual keys have the sizes of keys and values that kernels see (latent
+    vectors), and keys that end in ``_mla`` have those of heads.
     """
     heads, turned = config["num_attention_heads"], config["head_dim"]
     q_rank, kv_rank = keys.integer("attention.q_lora_rank", 0, least=0), keys.integer("attention.kv_lora_rank")
@@ -63,7 +63,7 @@ def latent_sizes(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, An
 def deepseek2(
     keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile, *, unsaid: int = SOFTMAX
 ) -> dict[str, Any]:
-    """DeepSeek V2 if the router is a softmax, else V3; ``unsaid``: which it is where no key says it."""
+    """Keys of DeepSeek V2 if the router is a softmax, else of V3; ``unsaid``: the router if no key says it."""
     found = latent_sizes(keys, config)
     if (scaling := config["rope_scaling"]) is not None and (log := keys.number("rope.scaling.yarn_log_multiplier", 0)):
         both = round(log / LOG_MULTIPLIER, 6)
@@ -84,7 +84,7 @@ def deepseek2(
 
 
 def deepseek32(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """V3 with indexers, as V3.2 and GLM-5 have them."""
+    """Keys of V3 with the indexers of V3.2 and GLM-5."""
     keys.only("expert_gating_func", SIGMOID)
     own = {key: config[key] for key in ("architectures", "model_type")}
     return deepseek2(keys, config, gguf, unsaid=SIGMOID) | {
@@ -96,7 +96,7 @@ def deepseek32(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -
 
 
 def glm_dsa(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """GLM-5, and GLM-5.2, whose layers share indexers."""
+    """Keys of GLM-5, and of GLM-5.2, whose layers share indexers."""
     found, count = deepseek32(keys, config, gguf), config["num_hidden_layers"]
     if config["max_position_embeddings"] >= SHARED_FROM:
         found |= {"index_topk_freq": 4, "index_skip_topk_offset": 3}  # where no key says it
@@ -110,7 +110,7 @@ def glm_dsa(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
 
 
 def kimi_linear(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Kimi Linear; layers without keys of attention have Kimi's delta rule, of as many heads as its rates have rows."""
+    """Keys of Kimi Linear; layers without attention have Kimi's delta rule, with a head for each row of its rates."""
     keys.value("attention.value_length", 0)  # of attention that it does not have: hidden size over heads
     count = config["num_hidden_layers"]
     full = [layer for layer, one in enumerate(keys.concerned("attention.head_count_kv", count), 1) if one]
@@ -140,7 +140,7 @@ def _decays(tensor: GGUFTensor, config: Mapping[str, Any]) -> Change:
 
 
 def minicpm3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """MiniCPM 3, whose factors no key says."""
+    """Keys of MiniCPM 3; the file has no keys for its factors."""
     return latent_sizes(keys, config) | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256}
 
 

@@ -1,4 +1,4 @@
-"""Decoders whose norms take the mean away in GGUF files."""
+"""Decoders with LayerNorm in GGUF files."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             hf_class="FalconForCausalLM",
             model_type="falcon",
             layer_tensors=LLAMA_LAYER,
-            # The converter calls the norm of the attention half the second one.
+            # The converter calls the norm of the attention sublayer the second one.
             variants={"attn_norm_2": {"attn_norm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}},
             bias_keys=False,
             eps=(LAYER_NORM, "layer_norm_epsilon"),

@@ -1,4 +1,4 @@
-"""Decoders with RMS norms and gated MLPs, as Llama has them, in GGUF files."""
+"""Decoders with RMS norms and gated MLPs, like Llama, in GGUF files."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def _gemma3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> d
 
 
 def phi3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Windows, and no length before scaling."""
+    """Keys about windows; there is no length before scaling."""
     return {"sliding_window": window_of(keys), "original_max_position_embeddings": None}
 
 
 def granite(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Factors."""
+    """Keys about Granite's factors."""
     keys.only("rope.scaling.finetuned", True)  # else its heads are not rotated
     return recurrent.granite_factors(keys, config)
 
@@ -90,7 +90,7 @@ def _olmo2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> di
 
 
 def glm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Heads that are rotated as a whole, where no key says otherwise."""
+    """Keys about rotation: heads are rotated whole unless a key says otherwise."""
     return {} if "partial_rotary_factor" in config else {"partial_rotary_factor": 1.0}
 
 
@@ -109,7 +109,7 @@ def _seed_oss(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
 
 
 def ernie(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Biases, which all products have or none."""
+    """Keys about biases, which either all projections have or none."""
     return {"use_bias": in_first_layer(gguf, "attn_output.bias")}
 
 

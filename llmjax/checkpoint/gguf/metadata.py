@@ -1,7 +1,7 @@
-"""config.json as the keys of a GGUF file: what `model.hf_config` reads, written.
+"""Writes config.json as the keys of a GGUF file: the inverse of `model.hf_config`.
 
-Key names: ggml's docs/gguf.md and llama.cpp's converter. What a key cannot say is refused, so that the file means the
-same model.
+Key names: ggml's docs/gguf.md and llama.cpp's converter. Properties that no key can express are refused, so that the
+file always describes the same model.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: P
 
     Args:
         config: content of config.json.
-        model: what it says.
+        model: the model that it describes.
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: the model has something that no key can say.
+        CheckpointError: the model has a property that no key can express.
     """
     name, attention = architecture_name(model, path), attentions(model)[0]
     assert model.norm is not None
@@ -97,7 +97,7 @@ def architecture_metadata(config: Mapping[str, Any], model: ModelConfig, path: P
 
 
 def rope_tensors(config: Mapping[str, Any], model: ModelConfig) -> dict[str, np.ndarray]:
-    """Tensors that hold what scales frequencies: f32 [rotary_dim / 2] by name; none for scalings that keys describe."""
+    """Tensors with divisors of frequencies: f32 [rotary_dim / 2] by name; none for scalings that keys describe."""
     rope = _rope(config, model)
     if rope.get("rope_type") in ("longrope", "su"):
         return {

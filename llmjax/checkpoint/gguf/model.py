@@ -1,8 +1,8 @@
-"""A GGUF file seen as a Hugging Face checkpoint: its config.json, and its tensors under their original names.
+"""Presents a GGUF file as a Hugging Face checkpoint: its config.json, and its tensors under their original names.
 
 The converter renames tensors, permutes query and key rows of Llama-likes, adds one to Gemma's norm weights and
-keeps long-context frequencies in tensors; all of it is undone here. What differs between architectures is an
-entry of ARCHITECTURES. Every ``<arch>.*`` key must be understood: one that is not could change the result.
+keeps long-context frequencies in tensors; all of it is undone here. Differences between architectures are entries
+of ARCHITECTURES. Every ``<arch>.*`` key must be understood, since an unknown one could change the result.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ConvertedTensor:
     Attributes:
         name: Hugging Face name.
         source: the stored tensor.
-        change: how the original comes out of it.
+        change: how the original is made from it.
     """
 
     name: str
@@ -114,7 +114,7 @@ class ConvertedTensor:
 
 @dataclass(frozen=True, eq=False)
 class UpProjections:
-    """What makes keys and values of latent vectors, as one matrix (a `StoredTensor`).
+    """The projections from latent vectors to keys and values, as one matrix (a `StoredTensor`).
 
     Attributes:
         name: in the model.
@@ -156,7 +156,7 @@ class UpProjections:
 
 @dataclass(frozen=True, eq=False)
 class KeyNumber:
-    """A number of a layer that files have among their keys (a `StoredTensor`)."""
+    """A number of a layer that is a key in files (a `StoredTensor`)."""
 
     name: str
     number: float
@@ -198,7 +198,7 @@ def architecture_of(gguf: GGUFFile) -> Architecture:
 
 
 def hf_config(gguf: GGUFFile) -> dict[str, Any]:
-    """The content that config.json had before conversion, as far as inference needs it.
+    """The content of config.json before conversion, as far as inference needs it.
 
     Raises:
         CheckpointError: the architecture or a key is unknown, a key is missing, or a value makes no sense.
@@ -245,7 +245,7 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
 def _attention(
     gguf: GGUFFile, keys: ArchitectureKeys, architecture: Architecture, *, hidden: int, context: int
 ) -> dict[str, Any]:
-    """Keys about heads, positions and, as all such models have one, the dense MLP."""
+    """Keys about heads and positions, and about the dense MLP, which all models with attention have."""
     count = keys.integer_of_some if architecture.mixed else keys.integer
     heads = count("attention.head_count")
     if architecture.latent:
@@ -335,7 +335,7 @@ def _scale_name(name: str, architecture: Architecture) -> str | None:
 
 
 def hf_joined_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Tensors that files have in two, by Hugging Face name; arguments as for `hf_tensors`.
+    """Tensors that files store in two parts, by Hugging Face name; arguments as for `hf_tensors`.
 
     Raises:
         CheckpointError: one of two is missing, or they do not fit each other.
@@ -360,7 +360,7 @@ def hf_joined_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, St
 
 
 def hf_key_numbers(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, StoredTensor]:
-    """Tensors that are numbers among a file's keys, by Hugging Face name; arguments as for `hf_tensors`.
+    """Tensors that are keys in a file, by Hugging Face name; arguments as for `hf_tensors`.
 
     Raises:
         CheckpointError: a key is missing, or has not one number for each layer.
@@ -377,7 +377,7 @@ def hf_key_numbers(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, Store
 
 
 def _change(tensor: GGUFTensor, stem: str, architecture: Architecture, config: Mapping[str, Any]) -> Change:
-    """What the converter did to a tensor.
+    """The converter's change of a tensor.
 
     Raises:
         CheckpointError: the tensor has another shape than that makes.
@@ -442,14 +442,14 @@ def hf_generation_config(gguf: GGUFFile) -> dict[str, Any]:
 
 
 def _check_layers(gguf: GGUFFile, blocks: int, layers: int) -> None:
-    """All blocks are there, or all but those that guess further tokens: converters drop and count them."""
+    """Checks that all blocks are there, except those that predict further tokens, which converters drop but count."""
     found = {int(match["layer"]) for name in gguf.tensors if (match := LAYER_TENSOR.fullmatch(name))}
     if len(found) not in (blocks, layers) or max(found) != len(found) - 1:
         raise CheckpointError(f"{gguf.path}: block_count is {blocks}, but the tensors are of {len(found)} layers")
 
 
 def _original_dtype(gguf: GGUFFile) -> str:
-    """What the weights most likely were: quantized models are published in bfloat16 first."""
+    """The most likely type of the original weights: quantized models are published in bfloat16 first."""
     matrices = {tensor.type_name for tensor in gguf.tensors.values() if len(tensor.shape) > 1}
     if matrices <= {"F32"}:
         return "float32"

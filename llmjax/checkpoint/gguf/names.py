@@ -1,4 +1,4 @@
-"""What things are called in GGUF files and in Hugging Face's checkpoints: one table for both directions.
+"""Names in GGUF files and in Hugging Face's checkpoints: one table for both directions.
 
 Sources: ggml's docs/gguf.md and llama.cpp's converter (gguf-py's tensor_mapping.py), llama.h for file types.
 """
@@ -95,7 +95,7 @@ SHARED_EXPERTS_TENSORS, SHARED_MLP_TENSORS = (
     MappingProxyType({f"ffn_{part}_shexp": f"mlp.{module}.{part}_proj" for part in ("gate", "up", "down")})
     for module in ("shared_experts", "shared_mlp")
 )
-"""Experts that every token goes through, and which have no gate."""
+"""Shared experts without a gate."""
 CORRECTION_TENSORS = MappingProxyType({CORRECTION: "mlp.gate.e_score_correction_bias"})
 KEYS_UP, VALUES_UP, BOTH_UP = "attn_k_b", "attn_v_b", "attn_kv_b"
 LATENT_LAYER = MappingProxyType(
@@ -178,7 +178,7 @@ SHORT_CONVOLUTION = MappingProxyType(
     }
 )
 BARE = frozenset({OUTPUT_SCALE, CORRECTION_SCALE, SINKS, CORRECTION, STEPS, DECAY, SKIP})
-"""Stems of what models have without a suffix."""
+"""Stems of tensors whose names in the model have no suffix."""
 LAYER_TENSOR = re.compile(
     r"blk\.(?P<layer>[0-9]+)\.(?P<stem>\w+(?:\.(?!weight|bias|scale)[a-z]\w*)?)(?:\.(?P<expert>[0-9]+))?"
     r"(?:\.(?P<suffix>weight|bias))?"
@@ -200,7 +200,7 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "expert_used_count": "num_experts_per_tok",
     }
 )
-"""Keys that any architecture has below its name, and what config.json calls them."""
+"""Keys of every architecture below its name, with their names in config.json."""
 
 SAMPLING_KEYS = MappingProxyType(
     {
@@ -211,7 +211,7 @@ SAMPLING_KEYS = MappingProxyType(
         "penalty_repeat": "repetition_penalty",
     }
 )
-"""Keys below ``general.sampling``, and what generation_config.json calls them."""
+"""Keys below ``general.sampling``, with their names in generation_config.json."""
 
 END_KEYS = ("eos", "eot", "eom")
 """Kinds of tokens that end a text: of the text, of a turn, of a message."""
@@ -242,7 +242,7 @@ def has_any(names: Iterable[str], *ends: str) -> bool:
     """Whether some layer has one of the tensors ``blk.N.<end>``.
 
     Args:
-        names: of all tensors.
+        names: names of all tensors.
     """
     wanted = re.compile(rf"blk\.\d+\.(?:{'|'.join(map(re.escape, ends))})")
     return any(wanted.fullmatch(name) for name in names)
@@ -252,7 +252,7 @@ def hf_name(name: str, modules: Mapping[str, str]) -> str:
     """Hugging Face's name of a GGUF tensor; its own if it has none.
 
     Args:
-        name: of the GGUF tensor.
+        name: name of the GGUF tensor.
         modules: the architecture's modules of a layer by stem, and those outside of layers that it calls otherwise.
     """
     if (layer := LAYER_TENSOR.fullmatch(name)) is None:
@@ -277,7 +277,7 @@ def gguf_names(modules: Mapping[str, str], *, layers: int) -> dict[str, str]:
 
     Args:
         modules: the architecture's modules of a layer by stem.
-        layers: how many.
+        layers: number of layers.
     """
     names = [f"{top}.weight" for top in GLOBAL_TENSORS]
     names += [

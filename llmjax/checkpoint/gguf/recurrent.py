@@ -1,5 +1,4 @@
-"""Models with recurrent layers in GGUF files: what config.json says about them, and what converters do to their
-tensors.
+"""Models with recurrent layers in GGUF files: their keys of config.json, and the changes of converters to tensors.
 
 Source: llama.cpp's converters of Mamba, Jamba, Mamba 2, Granite 4, Bamba, Falcon-H1, Nemotron-H, Qwen3-Next, Qwen3.5
 and LFM2.
@@ -72,11 +71,12 @@ SHORT_CONVOLUTION_CHANGES: Changes = MappingProxyType({"shortconv.conv": _with_m
 
 
 def _heads_in_order(config: Config, count: int, size: int = 1) -> np.ndarray | None:
-    """Where the ``count`` elements of value heads are, ``size`` each: Qwen3.5's converter puts the first value head of
-    each key head first, then all second ones. None: they are in order.
+    """The stored order of the ``count`` elements of value heads, ``size`` each; None: they are in order.
+
+    Qwen3.5's converter stores the first value head of each key head first, then all second ones.
 
     Raises:
-        ValueError: there are not so many elements.
+        ValueError: the number of elements is wrong.
     """
     keys, values = config["linear_num_key_heads"], config["linear_num_value_heads"]
     if keys == values:
@@ -88,7 +88,7 @@ def _heads_in_order(config: Config, count: int, size: int = 1) -> np.ndarray | N
 
 
 def _behind_keys(config: Config, count: int) -> np.ndarray | None:
-    """As `_heads_in_order`, where queries and keys of all heads come first."""
+    """`_heads_in_order` for rows in which queries and keys of all heads come first."""
     before = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     order = _heads_in_order(config, count - before, config["linear_value_head_dim"])
     return None if order is None else np.concatenate([np.arange(before), before + order])
@@ -130,8 +130,7 @@ QWEN35_CHANGES: Changes = MappingProxyType(
 
 
 def _taken_apart(tensor: GGUFTensor, config: Config) -> dict[str, Change]:
-    """Rows that say how much is written and what decays, key head by key head, by what they say; none: they stay
-    together."""
+    """The modules of the write strengths and decays, which files fuse key head by key head; empty: they stay fused."""
     if not config["linear_in_turn"]:
         return {}
     heads = config["linear_num_key_heads"]
@@ -143,9 +142,9 @@ QWEN3NEXT_PARTS = MappingProxyType({WRITTEN_AND_DECAYS: _taken_apart})
 
 
 def delta_net(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Keys of gated delta nets and of the attention among them; which layers have which, their tensors say."""
+    """Keys of gated delta nets and of the attention among them; tensors tell which layers have which."""
     keys.integer("full_attention_interval", 4)
-    keys.value("rope.dimension_sections", 0)  # of images: the positions of text are the same in all of them
+    keys.value("rope.dimension_sections", 0)  # for images: all sections of a text position are equal
     value_heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
     if inner % value_heads:
         keys.fail("ssm.inner_size", f"is {inner}, not a multiple of ssm.time_step_rank = {value_heads}")
@@ -163,7 +162,7 @@ def delta_net(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
 
 
 def qwen3next(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Qwen3-Next; the first files kept what newer ones have in several tensors in one, as the original does."""
+    """Qwen3-Next; the first files have one fused tensor, like the original, where newer files have several."""
     fused = has_any(gguf.tensors, "ssm_in.weight")
     return delta_net(keys, config, gguf) | qwen_experts(keys, config, gguf) | {"linear_in_turn": not fused}
 
@@ -174,7 +173,7 @@ def qwen35moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
 
 
 def mamba2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Keys of state spaces, in the words of the families that have them among other layers."""
+    """Keys of Mamba 2 mixers, under the names of hybrid families."""
     for key in ("attention.head_count", "attention.head_count_kv", "feed_forward_length"):
         keys.value(key, 0)  # of layers beside them; 0 where there are none
     found, inner = _state_space(keys, gguf), keys.integer("ssm.inner_size")
@@ -199,7 +198,7 @@ def _state_space(keys: ArchitectureKeys, gguf: GGUFFile) -> dict[str, Any]:
 
 
 def mamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Keys of state spaces of channels; with norms inside it is Falcon Mamba, which shares the name."""
+    """Keys of Mamba; with norms inside the mixers it is Falcon Mamba, which shares the architecture's name."""
     for key in ("attention.head_count", "feed_forward_length"):
         keys.value(key, 0)
     found = _channels(keys, gguf) | {"intermediate_size": keys.integer("ssm.inner_size")}
@@ -209,7 +208,7 @@ def mamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
 
 
 def jamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Jamba; which layers have what, their tensors say."""
+    """Keys of Jamba; tensors tell which layers have what."""
     inner, size, count = keys.integer("ssm.inner_size"), config["hidden_size"], config["num_hidden_layers"]
     if inner % size:
         keys.fail("ssm.inner_size", f"is {inner}, not a multiple of embedding_length = {size}")
@@ -231,7 +230,7 @@ def jamba(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dic
 
 
 def _every(keys: ArchitectureKeys, name: str, has: list[bool]) -> dict[str, int]:
-    """In how many layers there is one of a kind, and the first that is."""
+    """The period of a kind of layer, and the index of the first one."""
     found = [layer for layer, one in enumerate(has) if one] or [len(has)]
     period = found[1] - found[0] if len(found) > 1 else len(has) + 1
     if found[0] >= period or has != [layer % period == found[0] for layer in range(len(has))]:
@@ -250,7 +249,7 @@ def _channels(keys: ArchitectureKeys, gguf: GGUFFile) -> dict[str, Any]:
 
 
 def falcon_h1(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Falcon-H1, whose factors the converter has put into the weights."""
+    """Keys of Falcon-H1, whose factors the converter has multiplied into the weights."""
     return _state_space(keys, gguf) | {
         "mamba_d_ssm": keys.integer("ssm.inner_size"),
         "mamba_rms_norm": has_any(gguf.tensors, f"{HEADS_NORM}.weight"),
@@ -260,7 +259,7 @@ def falcon_h1(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
 
 
 def granite_hybrid(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Granite 4; with positions in its heads it is Bamba, which shares the name."""
+    """Keys of Granite 4; with rope it is Bamba, which shares the architecture's name."""
     found = mamba2(keys, config, gguf)
     kinds = _kinds(gguf, config, recurrent="mamba", other="attention")
     if keys.flag("rope.scaling.finetuned", False):
@@ -275,7 +274,7 @@ def granite_hybrid(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFil
 
 
 def granite_factors(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, Any]:
-    """Factors of embeddings, attention, what each half adds, and logits."""
+    """Factors of embeddings, attention, the output of each sublayer, and logits."""
     return {
         "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
         "embedding_multiplier": keys.number("embedding_scale", 1.0) or 1.0,
@@ -285,7 +284,7 @@ def granite_factors(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str,
 
 
 def nemotron_h(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """Nemotron-H: which block is what follows from keys that are 0 for all others."""
+    """Keys of Nemotron-H; the kind of a block follows from keys that are 0 for all other kinds."""
     count = config["num_hidden_layers"]
     attends, fed = keys.concerned("attention.head_count_kv", count), keys.concerned("feed_forward_length", count)
     letters = ["*" if attends[i] else "-" if fed[i] else "M" for i in range(count)]
@@ -307,7 +306,7 @@ def nemotron_h_moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFil
 
 
 def lfm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """LFM2: short convolutions are where there are no heads."""
+    """Keys of LFM2; layers without heads have short convolutions."""
     full = keys.concerned("attention.head_count_kv", config["num_hidden_layers"])
     return {
         "layer_types": ["full_attention" if one else "conv" for one in full],
@@ -318,7 +317,7 @@ def lfm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict
 
 
 def lfm2moe(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
-    """LFM2 with experts behind the first layers."""
+    """LFM2 with experts after the first layers."""
     experts = deepseek_experts(keys, config, gguf, gating=2, normalize=True)
     return lfm2(keys, config, gguf) | {
         "num_dense_layers": experts["first_k_dense_replace"],

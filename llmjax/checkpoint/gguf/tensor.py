@@ -1,4 +1,4 @@
-"""A tensor of a GGUF file, where it lies."""
+"""A tensor of a GGUF file, as a view of the mapped file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmjax.weights.rows import QuantizedRows
 
 @dataclass(frozen=True, eq=False)
 class GGUFTensor:
-    """A tensor where it lies in the file.
+    """A tensor as a view of the mapped file.
 
     Attributes:
         name: as in the file, for example ``blk.0.attn_q.weight``.
@@ -59,7 +59,7 @@ class GGUFTensor:
         return values.reshape(self.shape if row_order is None else (len(row_order), *self.shape[1:]))
 
     def take_rows(self, rows: slice | np.ndarray) -> np.ndarray:
-        """A copy of some rows of a matrix, whose pages of the file are given back: they will not be read again.
+        """A copy of some rows of a matrix; the file's pages are released, since they will not be read again.
 
         Args:
             rows: a slice, or int [n].
@@ -77,7 +77,7 @@ class GGUFTensor:
 
     @contextmanager
     def rows_in_place(self, rows: slice) -> Iterator[np.ndarray]:
-        """Some rows of a matrix as `take_rows` has them, where they lie; their pages are given back at the end."""
+        """Rows of a matrix as in `take_rows`, but without a copy; the file's pages are released at the end."""
         stored = self.raw.reshape(self.shape[0], -1)[rows]
         yield stored
         self._give_back(stored)
@@ -89,7 +89,7 @@ class GGUFTensor:
             self.mapping.madvise(mmap.MADV_DONTNEED, start, first + part.nbytes - start)
 
     def row_slice(self, start: int, stop: int) -> GGUFTensor:
-        """Rows (of a vector: elements) `start` to `stop` as a tensor of their own, where they lie.
+        """Rows `start` to `stop` (elements, if it is a vector) as a tensor, without a copy.
 
         Raises:
             CheckpointError: a vector is stored in blocks, which cannot be cut anywhere.
@@ -112,11 +112,11 @@ class GGUFTensor:
 
 @dataclass(frozen=True, eq=False)
 class GGUFRows:
-    """Rows of a quantized tensor, taken apart when they are packed for a device (a `RowSource`).
+    """Rows of a quantized tensor, split into codes and scales when they are packed for a device (a `RowSource`).
 
     Attributes:
         tensor: a matrix of a quantized type.
-        format: of each row.
+        format: format of each row.
         row_order: int [rows]; row i is stored row ``row_order[i]``. None: all in the stored order.
         columns: as in `RowSource`.
     """

@@ -36,7 +36,7 @@ _BLOCKS = {block.name: (type_id, block) for type_id, block in GGML_TYPES.items()
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What the header says of a tensor.
+    """The header's entry for a tensor.
 
     Attributes:
         name: up to 64 bytes.
@@ -63,8 +63,8 @@ class GGUFWriter:
     Args:
         handle: binary file at its start.
         path: its name, for messages.
-        tensors: what is to come.
-        alignment: bytes to whose multiples tensors are aligned.
+        tensors: all tensors that will be written, in order.
+        alignment: tensors start at multiples of this number of bytes.
     """
 
     def __init__(self, handle: BinaryIO, path: Path, tensors: list[TensorInfo], alignment: int) -> None:
@@ -74,10 +74,10 @@ class GGUFWriter:
         self._alignment = alignment
 
     def write(self, name: str, chunks: Iterable[np.ndarray]) -> None:
-        """The data of the next tensor.
+        """Writes the data of the next tensor.
 
         Args:
-            name: of the tensor, which must be the next one announced.
+            name: name of the tensor, which must be the next one announced.
             chunks: arrays whose bytes, one after the other, are the stored data; plain numbers little-endian.
 
         Raises:
@@ -108,7 +108,7 @@ class GGUFWriter:
 def open_gguf_writer(
     path: str | Path, metadata: Mapping[str, Any], tensors: Iterable[TensorInfo]
 ) -> Iterator[GGUFWriter]:
-    """Write a GGUF file; if anything fails, no file is left and one of that name stays as it was.
+    """Writes a GGUF file; if anything fails, no new file remains, and an old one of that name stays as it was.
 
     Args:
         path: the file.

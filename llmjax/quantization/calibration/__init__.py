@@ -1,1 +1,1 @@
-"""Quantization that looks at what layers are given: GPTQ and AWQ."""
+"""Quantization that uses the inputs of layers: GPTQ and AWQ."""

@@ -1,11 +1,11 @@
-"""AWQ (Lin et al. 2023, arXiv:2306.00978): columns whose inputs are large are scaled up before rounding and their
-inputs down, which costs nothing where the scales can be folded into what makes the inputs.
+"""AWQ (Lin et al. 2023, arXiv:2306.00978): columns with large inputs are scaled up before rounding and their inputs
+scaled down, which costs nothing where the scales can be folded into the operation before.
 
     scale = mean |input| ^ ratio,  ratio in 0, 1/20 … 19/20,  scales divided by sqrt(largest * smallest)
 
-The ratio with the least squared error of the outputs is taken (section 3.2); 0 is rounding to nearest. Clipping the
-range of each group is searched likewise. Both losses are worked out from the Gram matrix of the inputs, so they are
-those of all tokens and not of a sample.
+The ratio with the least squared error of the outputs is taken (section 3.2); a ratio of 0 is rounding to nearest. The
+clipping of each group's range is searched in the same way. Both losses are computed from the Gram matrix of the inputs,
+so they cover all tokens and not a sample.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from llmjax.quantization.calibration.layer import InputStatistics
 from llmjax.weights.uniform import IntegerScheme
 
 RATIOS = 20
-CLIPS = 10  # ranges from all to half of it, as AutoAWQ
-SMALLEST = 1e-4  # of a scale before they are divided
+CLIPS = 10  # clipped ranges from the full one to half of it, as in AutoAWQ
+SMALLEST = 1e-4  # lower limit of a scale before they are normalized
 
 
 @dataclass(frozen=True, eq=False)
 class RoundedMatrix:
-    """A matrix and what it becomes.
+    """A matrix and its quantizer.
 
     Attributes:
         weights: f32 [out, in].
@@ -36,7 +36,7 @@ class RoundedMatrix:
     scheme: IntegerScheme
 
     def rounded(self, weights: np.ndarray) -> np.ndarray:
-        """What weights are after quantization, f32."""
+        """The weights after quantization, f32."""
         out = np.empty(weights.shape, np.float32)
         self.scheme.quantize(weights).dequantize(out)
         return out
@@ -45,10 +45,11 @@ class RoundedMatrix:
 def search_scales(
     projections: Sequence[RoundedMatrix], inputs: InputStatistics, *, magnitude: np.ndarray | None = None
 ) -> np.ndarray:
-    """The scales of the columns of projections with the same inputs.
+    """Finds the scales of columns for projections with the same inputs.
 
     Args:
-        magnitude: f64 [in], of channels where it is not that of the inputs, because some have to share a scale.
+        magnitude: f64 [in], mean magnitude of each channel if it differs from that of the inputs because channels share
+            scales.
 
     Returns:
         f32 [in].
@@ -65,7 +66,7 @@ def search_scales(
 
 
 def clipped(projection: RoundedMatrix, inputs: InputStatistics) -> np.ndarray:
-    """Weights f32 [out, in] with the range of each row of each group cut to where the outputs' error is least."""
+    """Weights f32 [out, in], with the range of each group in each row clipped to the least error of the outputs."""
     weights = projection.weights
     rows, columns = weights.shape
     size = projection.scheme.group_size or columns

@@ -1,7 +1,7 @@
-"""A model calibrated layer by layer with GPTQ or AWQ: what a layer is given is what the quantized layers
-before it make.
+"""Calibrates a model layer by layer with GPTQ or AWQ: the input of a layer is the output of the quantized layers before
+it.
 
-In memory are one layer and the residual stream of all sequences.
+One layer and the residual stream of all sequences are in memory.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ NEVER_CLIPPED = (
     "kv_a_proj_with_mqa",
     "indexer.wq_b",
     "indexer.wk",
-)  # what is lost of queries meets what is lost of keys (AutoAWQ)
+)  # errors of queries and keys multiply (AutoAWQ)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +64,8 @@ class Calibrated(Result):
     """A quantized projection.
 
     Attributes:
-        nearest: difference of its outputs if it had been rounded to nearest.
-        outputs: difference of its outputs as it is.
+        nearest: error of its outputs if it had been rounded to nearest.
+        outputs: error of its outputs.
     """
 
     nearest: Difference = field(default_factory=Difference)
@@ -74,11 +74,11 @@ class Calibrated(Result):
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Scales that have moved from what makes an input into the projections that take it.
+    """Scales that have moved from the source of an input into the projections that read it.
 
     Attributes:
-        columns: f32 [in], what the projections' columns are multiplied with.
-        rows: f32 [out of the source], what the rows of a source that is a projection were divided by.
+        columns: f32 [in], factors of the projections' columns.
+        rows: f32 [out of the source], divisors of the source's rows if the source is a projection.
     """
 
     columns: np.ndarray
@@ -87,10 +87,10 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """A half of a layer, or one of its experts, that is to be calibrated, and everything that this depends on.
+    """The calibration of a sublayer or of one of its experts, with everything that it depends on.
 
     Attributes:
-        inputs: computes what the projections of a stage are given, with the weights that `layer` has now.
+        inputs: computes the inputs of a stage's projections, with the current weights of `layer`.
     """
 
     plan: SavePlan
@@ -100,10 +100,10 @@ class Calibration:
     inputs: Callable[[Stage], InputStatistics]
 
     def results(self) -> Iterator[Result]:
-        """Quantizes the half's projections; the layer runs with what they become.
+        """Quantizes the sublayer's projections; the layer continues with the quantized weights.
 
         Yields:
-            Projections as `Calibrated`, and norms and biases that have changed.
+            A `Calibrated` for each projection, and norms and biases that have changed.
         """
         return self._gptq() if self.settings.method == "gptq" else self._awq()
 
@@ -141,7 +141,7 @@ class Calibration:
     def _awq(self) -> Iterator[Result]:
         original = {m: self.layer.values[f"{m}.weight"] for stage in self.half.stages for m in self._modules(stage)}
         before = {stage: self.inputs(stage) for stage in self.half.stages}
-        rows: dict[str, np.ndarray] = {}  # what the rows of a projection were divided by
+        rows: dict[str, np.ndarray] = {}  # divisors of the rows of a projection
         columns: dict[Stage, np.ndarray] = {}
         for stage, inputs in before.items():
             projections = [RoundedMatrix(self.layer.values[f"{m}.weight"], s) for m, s in self._modules(stage).items()]
@@ -178,10 +178,10 @@ class Calibration:
     def _fold(
         self, stage: Stage, projections: list[RoundedMatrix], inputs: InputStatistics
     ) -> Generator[Result, None, Fold]:
-        """Divides the channels of the stage's input by scales, where they are made; where they cannot be, by 1.
+        """Divides the channels of the stage's input by scales, in the source of the input; by 1 if that cannot be done.
 
         Yields:
-            What has changed of tensors that are not quantized.
+            The tensors that are not quantized and have changed.
         """
         if len(projections) == len(stage.modules):  # a projection that stays as it is cannot be scaled
             if stage.source is not None and stage.source.endswith("norm"):
@@ -196,7 +196,7 @@ class Calibration:
         stored = self.layer.values[name]
         dtype = self.plan.plain_dtype(self.layer.name(name))
         new = ((one + stored) / scales - one).astype(dtype).astype(np.float32)
-        # What the stored type rounds off is not lost: columns are multiplied with the scales that the norm really has.
+        # Rounding to the stored type does no harm: columns are multiplied by the scales that the norm has after it.
         usable = (one + stored != 0) & (one + new != 0) & np.isfinite(new)
         new = np.where(usable, new, stored)
         scales = np.divide(one + stored, one + new, out=np.ones_like(new), where=usable)
@@ -209,7 +209,7 @@ class Calibration:
     def _fold_projection(
         self, module: str, projections: list[RoundedMatrix], inputs: InputStatistics
     ) -> Generator[Result, None, Fold]:
-        """Into the rows of a projection that is quantized later; heads that share values share scales."""
+        """Folds scales into the rows of a projection that is quantized later; heads that share values share scales."""
         weights = self.layer.values[f"{module}.weight"]
         shared = len(inputs.magnitude) // len(weights)
         attention, size = self.layer.spec.mixer, 1
@@ -239,16 +239,16 @@ def calibrate(
     """Quantizes every layer of the plan; other matrices, and those that do not become integers, are rounded.
 
     Args:
-        plan: of a model of a supported family.
+        plan: plan for a model of a supported family.
         sequences: token ids, all of one length.
         settings: the method.
         platform: device and types that the model runs in.
 
     Yields:
-        As `Calibration.results`, then the rest.
+        The results of `Calibration.results`, then those of the other tensors.
 
     Raises:
-        ConfigError: nothing of the plan can be calibrated.
+        ConfigError: no matrix of the plan can be calibrated.
         CheckpointError: the model or a kind of layer is not supported, a tensor is missing or a weight is not a number.
     """
     if not any(isinstance(scheme, IntegerScheme) for scheme in plan.layers.values()):
@@ -260,7 +260,7 @@ def calibrate(
     known = {
         spec: jax.device_put(alone(spec, len(sequences[0])), platform.device) for spec in dict.fromkeys(config.layers)
     }
-    chosen: list[jax.Array] = []  # keys that the last indexer has chosen, of each sequence
+    chosen: list[jax.Array] = []  # for each sequence, the keys that the last indexer has chosen
     for index, spec in enumerate(config.layers):
         layer = CalibratedLayer(plan.checkpoint, config, index, platform)
         around = known[spec]
@@ -285,7 +285,7 @@ def calibrate(
 
 
 def _warn_of_rounded(plan: SavePlan, rest: Mapping[str, SavedScheme]) -> None:
-    """Of integers that nothing calibrates; experts that no token reaches have been named."""
+    """Warns of integer matrices that are not calibrated, except experts, of which `_experts` has warned."""
     names = [name for name, scheme in rest.items() if isinstance(scheme, IntegerScheme) and ".experts." not in name]
     if names:
         logger.warning(
@@ -301,7 +301,7 @@ def _experts(
     hidden: Sequence[jax.Array],
     contexts: Sequence[Around],
 ) -> Iterator[Result]:
-    """Those that a token reaches; others are left, with a warning, to be rounded."""
+    """Calibrates the experts that a token reaches; the others are rounded later, with a warning."""
     missed: list[int] = []
     found = layer.run_all(dispatched, hidden, contexts)
     rows = [(np.asarray(given), np.asarray(chosen)) for given, chosen in found]
@@ -324,7 +324,7 @@ def _names(plan: SavePlan) -> str:
 def _embedded(
     plan: SavePlan, config: ModelConfig, sequences: Sequence[Sequence[int]], platform: Platform
 ) -> list[jax.Array]:
-    """The residual stream before the first layer, [T, D] of each sequence, on the device.
+    """The residual stream before the first layer, [T, D] for each sequence, on the device.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -333,7 +333,7 @@ def _embedded(
     if tensor is None:
         raise CheckpointError(f"{plan.checkpoint.path}: tensor {EMBEDDING!r} is missing")
     used, places = np.unique(np.array(sequences), return_inverse=True)
-    # The model's own embedding, of a vocabulary that has the tokens in use alone.
+    # This is the model's own embedding, with a vocabulary of only the tokens in use.
     small = replace(config, vocab_size=len(used), layers=(), has_head=False, per_layer=None)
     decoder = Decoder(small, dtype=platform.dtype, activation_dtype=platform.activation_dtype)
     definition, state = nnx.split(decoder)
@@ -357,7 +357,7 @@ def _embedded(
 
 
 def _rows(source: FloatRows, used: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Some rows, f32, read in blocks of the whole."""
+    """Reads the rows in use, f32; the whole matrix is read in blocks."""
     out = np.empty((len(used), shape[1]), np.float32)
     step = source.row_step * max(1, (1 << 22) // (source.row_step * shape[1]))
     for start in range(0, shape[0], step):

@@ -1,4 +1,4 @@
-"""The experts of a layer while they are calibrated, each by the tokens that reach it."""
+"""The experts of a layer during calibration, each with the tokens that reach it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from llmjax.models.layers.moe import AS_GATE, Experts
 from llmjax.quantization.calibration.layer import CalibratedLayer, Half, InputStatistics, Stage
 from llmjax.quantization.plan import SavePlan
 
-LEAST_ROWS = 16  # that products are compiled for; numbers of tokens are rounded up to a power of 2
+LEAST_ROWS = 16  # fewest rows of a compiled product; numbers of tokens are rounded up to a power of 2
 
 
 class Expert:
-    """One expert, whose projections are those of the layer's stacks.
+    """One expert, with projections from the layer's stacks.
 
     Args:
-        plan: says what its tensors are published as.
-        layer: whose experts they are.
-        number: which of them.
-        given: what it is given, float [tokens, in].
+        plan: knows the published names of its tensors.
+        layer: the layer that contains the expert.
+        number: index of the expert.
+        given: the inputs of the expert, float [tokens, in].
 
     Attributes:
-        spec: the layer's.
-        half: what is calibrated, in order.
-        values: f32 weights [out, in], by the projections' names.
+        spec: the spec of the layer.
+        half: the stages to calibrate, in order.
+        values: f32 weights [out, in] by the projections' names.
     """
 
     def __init__(self, plan: SavePlan, layer: CalibratedLayer, number: int, given: np.ndarray) -> None:
@@ -41,7 +41,7 @@ class Expert:
         self._plan, self._number, self._stacks = plan, number, f"{layer.prefix}{part.name}.experts."
         self._activation = part.activation if part.gated else AS_GATE[part.activation]
         first = ("gate_proj", "up_proj") if part.gated else ("up_proj",)
-        # What is not a multiple of what ``up`` makes cannot take scales from it.
+        # An input that is not a multiple of the output of ``up`` cannot take scales from it.
         is_multiple = part.gated and not part.bias and part.activation != CLAMPED_SWIGLU
         second = Stage(("down_proj",), None, "up_proj" if is_multiple else None)
         self.half = Half((Stage(first, None, None), second), None)
@@ -57,15 +57,15 @@ class Expert:
         self._given = jax.device_put(padded, self._device)
 
     def name(self, name: str) -> str:
-        """A tensor's, as the model is published."""
+        """The published name of a tensor."""
         return self._plan.expert_name(self._stacks + name, self._number)
 
     def put(self, name: str, values: np.ndarray) -> None:
-        """Has another weight from now on."""
+        """Replaces a weight."""
         self.values[name] = values
 
     def inputs(self, stage: Stage) -> InputStatistics:
-        """What the stage's projections are given."""
+        """Statistics of the inputs of a stage's projections."""
         given = self._given
         if stage.modules == ("down_proj",):
             up, bias_up = self._projection("up_proj")
@@ -82,12 +82,12 @@ class Expert:
 def reached(
     plan: SavePlan, layer: CalibratedLayer, rows: list[tuple[np.ndarray, np.ndarray]], missed: list[int]
 ) -> Iterator[Expert]:
-    """The experts that a token goes through, one after the other; when one has been calibrated, the layer has it.
+    """Yields the experts that a token reaches, one after the other; a calibrated one is put into the layer.
 
     Args:
         plan, layer: see `Expert`.
-        rows: from `layer.dispatched`, of each sequence.
-        missed: gets the numbers of the others.
+        rows: results of `layer.dispatched` for each sequence.
+        missed: gets the numbers of the other experts.
     """
     part = layer.spec.feed_forward
     assert isinstance(part, Experts)
@@ -119,7 +119,7 @@ def _inner(
     *,
     activation: str,
 ) -> jax.Array:
-    """What ``down`` is given, f32 [N, inner], of the first rows; zeros for others."""
+    """The input of ``down``, f32 [N, inner], for the first rows, and zeros for the others."""
     wide = x.astype(jnp.float32)
     inner = gated(activation, linear(wide, gate, bias_gate), linear(wide, up, bias_up))
     return jnp.where((jnp.arange(len(x)) < tokens)[:, None], inner, 0)

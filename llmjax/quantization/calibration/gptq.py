@@ -1,8 +1,8 @@
-"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): columns are rounded one by one, and what rounding one has done to the
-outputs is made up for by the columns that are still to come.
+"""GPTQ (Frantar et al. 2022, arXiv:2210.17323): columns are rounded one by one, and the columns after each are adjusted
+to compensate for its error in the outputs.
 
 With H the Hessian of the outputs' squared error and U the upper Cholesky factor of its inverse, column i is rounded,
-and its error, divided by U[i, i], times U[i, i + 1 :] is taken from the columns behind it (section 3.3, algorithm 1).
+and its error, divided by U[i, i], times U[i, i + 1 :] is subtracted from the later columns (section 3.3, algorithm 1).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from llmjax.errors import CheckpointError
 from llmjax.weights.rows import QuantizedRows
 from llmjax.weights.uniform import Grid, IntegerScheme
 
-BLOCK = 128  # columns after which the rest of the matrix is brought up to date
+BLOCK = 128  # columns after which the rest of the matrix is updated
 
 
 @dataclass(frozen=True, eq=False)
 class InverseHessian:
-    """What rounding columns in some order needs to know of the inputs.
+    """The data about the inputs that rounding columns in some order needs.
 
     Attributes:
         factor: f32 [in, in], upper triangular, transpose(factor) @ factor = inverse of H, in that order.
@@ -33,19 +33,19 @@ class InverseHessian:
 
     @classmethod
     def of(cls, gram: np.ndarray, *, damping: float, act_order: bool = False) -> InverseHessian:
-        """Inverts.
+        """Inverts the Hessian.
 
         Args:
             gram: f64 [in, in], see `InputStatistics`.
             damping: share of the mean of the diagonal that is added to it.
-            act_order: columns with the largest inputs first.
+            act_order: whether columns with the largest inputs are rounded first.
 
         Raises:
             CheckpointError: inputs are not numbers, or damping is too small.
         """
         hessian = gram.copy()
         diagonal = np.einsum("ii->i", hessian)
-        # Channels that are always 0 are rounded to nearest.
+        # The columns of channels that are always 0 are rounded to nearest.
         diagonal[diagonal == 0] = 1
         order = np.argsort(-diagonal, kind="stable") if act_order else None
         diagonal += damping * diagonal.mean()
@@ -54,7 +54,7 @@ class InverseHessian:
         if not np.isfinite(hessian).all():
             raise CheckpointError("GPTQ was given inputs that are infinite or not a number")
         try:
-            # H = R Rᵀ with R upper triangular, the Cholesky factor of H turned by half a turn; then U = R⁻¹.
+            # H = R Rᵀ with R upper triangular: the Cholesky factor of H rotated by 180 degrees. Then U = R⁻¹.
             root = np.linalg.cholesky(hessian[::-1, ::-1])[::-1, ::-1]
         except np.linalg.LinAlgError as error:
             raise CheckpointError(f"GPTQ cannot invert the Hessian ({error}): more --damping would help") from None
@@ -69,17 +69,17 @@ def gptq(
 
     Args:
         weights: f32 [out, in].
-        inverse: of its inputs.
-        scheme: says grid and groups.
-        static_groups: groups' scales are those of the weights as they are, not of those that were changed by the
-            columns before. Always so if columns are rounded in an order of their own.
+        inverse: inverse Hessian of its inputs.
+        scheme: defines the grid and the groups.
+        static_groups: the scales of groups come from the original weights, not from weights that earlier columns have
+            changed. This is always so if ``inverse`` has an order.
     """
     columns = weights.shape[1]
     group_size = scheme.group_size or columns
     order = np.arange(columns) if inverse.order is None else inverse.order
     static = static_groups or inverse.order is not None
     grids = _Grids.of(scheme, weights) if static else _Grids.empty(scheme, weights)
-    rest = np.ascontiguousarray(weights.T[order], np.float32)  # [in, out]: a column is what is worked on
+    rest = np.ascontiguousarray(weights.T[order], np.float32)  # [in, out], so that columns are contiguous
     codes = np.empty_like(rest)
     half = np.float32(1 << scheme.bits - 1)
     for start in range(0, columns, BLOCK):
@@ -88,7 +88,7 @@ def gptq(
         for i in range(start, stop):
             group, first = divmod(int(order[i]), group_size)
             if not static and first == 0:
-                # The block's own columns are up to date, those behind it lack what the block has done so far.
+                # The block's columns are up to date; those after it still lack this block's updates.
                 span = rest[i : i + group_size].copy()
                 if i + group_size > stop:
                     span[stop - i :] -= inverse.factor[start:i, stop : i + group_size].T @ errors[: i - start]
@@ -107,7 +107,7 @@ def gptq(
 
 @dataclass(frozen=True, eq=False)
 class _Grids:
-    """The grid of each group as it becomes known: f32 [groups, out]."""
+    """The grid of each group, filled group by group: f32 [groups, out]."""
 
     scales: np.ndarray
     zeros: np.ndarray
@@ -124,13 +124,13 @@ class _Grids:
         return cls(scales, np.zeros_like(scales) if grid.zeros is None else np.ascontiguousarray(grid.zeros.T))
 
     def fit(self, scheme: IntegerScheme, group: int, weights: np.ndarray) -> None:
-        """Spans the columns [out, n] of a group."""
+        """Fits the grid of a group to its columns [out, n]."""
         grid = scheme.grid(weights)
         self.scales[group] = grid.scales[:, 0]
         if grid.zeros is not None:
             self.zeros[group] = grid.zeros[:, 0]
 
     def grid(self, scheme: IntegerScheme) -> Grid:
-        """As `scheme` has it."""
+        """The grid in the form of `scheme`."""
         scales = np.ascontiguousarray(self.scales.T).astype(scheme.scale_dtype)
         return Grid(scales, None if scheme.symmetric else np.ascontiguousarray(self.zeros.T))

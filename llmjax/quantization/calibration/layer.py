@@ -1,8 +1,8 @@
-"""One decoder layer while it is calibrated: the order in which that is done, its weights on the host, and on the device
-as the model runs with them.
+"""One decoder layer during calibration: the order of its projections, its weights on the host, and the layer that runs
+with them on the device.
 
-`halves_of` is all that calibration knows of models; whatever is a `DecoderLayer` can be calibrated. Of what projections
-are given sums over all tokens are kept, so that memory does not grow with them.
+`halves_of` is all that calibration knows of models; every `DecoderLayer` can be calibrated. Inputs of projections are
+kept as sums over all tokens, so that memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -49,19 +49,18 @@ Found = TypeVar("Found")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Around:
-    """What a layer is given beside the residual stream: its mixer, and the mixer or indexer beside that, if there is
-    one."""
+    """The inputs of a layer beside the residual stream, for its mixer and for the second mixer or indexer, if any."""
 
     mixer: Context
     beside: Context | None = None
 
     def seeing(self, chosen: jax.Array) -> Around:
-        """With the keys that the last indexer has chosen, i32 [T, count]."""
+        """A copy with the keys that the last indexer has chosen, i32 [T, count]."""
         return replace(self, mixer=replace(self.mixer, chosen=chosen))
 
 
 Computation = Callable[[DecoderLayer, jax.Array, Around], jax.Array]
-"""Something that a layer computes from the residual stream [T, D]."""
+"""A function of the layer, the residual stream [T, D] and the layer's other inputs."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +68,10 @@ class Stage:
     """Projections with the same input.
 
     Attributes:
-        modules: below the layer.
-        inputs: computes their input, [T, in]; None: of an expert, which knows its own.
-        source: the module whose outputs it is, channel by channel, so that scales can be folded into it; None: there
-            is none, or others read them too.
+        modules: names below the layer.
+        inputs: computes their input, [T, in]; None: an expert computes it itself.
+        source: the module whose outputs are the input, channel by channel, so that scales can be folded into it; None:
+            there is none, or other modules read the outputs too.
     """
 
     modules: tuple[str, ...]
@@ -82,12 +81,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Half:
-    """Half a layer, or all of one whose halves stand side by side.
+    """A sublayer, or both sublayers of a layer if they are parallel.
 
     Attributes:
-        stages: in order.
-        outputs: computes the residual stream behind it; None: of an expert, which is a part of another half.
-        has_experts: which each token goes through some of, and which are calibrated by these tokens.
+        stages: the stages in order.
+        outputs: computes the residual stream after it; None: this is an expert, a part of a sublayer.
+        has_experts: whether there are experts, each of which is calibrated with the tokens that reach it.
     """
 
     stages: tuple[Stage, ...]
@@ -97,11 +96,11 @@ class Half:
 
 @dataclass(frozen=True)
 class Given:
-    """What a projection of a part of the layer is given while that part runs.
+    """Computes the input of a projection by running the part of the layer that contains it.
 
     Attributes:
-        part: the name of a mixer, or of the feed-forward half.
-        module: the projection, below the layer.
+        part: name of a mixer or of the feed-forward module.
+        module: name of the projection below the layer.
     """
 
     part: str
@@ -109,7 +108,7 @@ class Given:
 
     def __call__(self, layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
         *path, name = self.module.split(".")
-        owner = reduce(getattr, path, layer)  # of a layer that is put together for this alone
+        owner = reduce(getattr, path, layer)  # this layer was merged for this call only
         recorder = _Recorder(getattr(owner, name))
         setattr(owner, name, recorder)
         other, context = layer.spec.beside, around.mixer
@@ -126,7 +125,7 @@ class Given:
 
 
 class _Recorder:
-    """A projection that remembers what it was given."""
+    """A projection that records its input."""
 
     def __init__(self, projection: Linear) -> None:
         self.of = projection
@@ -138,14 +137,14 @@ class _Recorder:
 
 
 _INDEXED: Mapping[str, str] = MappingProxyType({"q_a_proj": "wk", "q_b_proj": "wq_b"})
-"""Which of an indexer's projections is given what one of the mixer is."""
+"""Projections of an indexer by the mixer's projection with the same input."""
 
 
 def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
-    """The mixer, and the feed-forward half, if there is one; both at once where they stand side by side."""
+    """The sublayers of a layer, in order; one entry for both if they are parallel."""
     spec = layer.spec
     mixers = _mixer_stages(layer, spec.mixer)
-    if spec.beside is not None:  # it is given what the mixer is given, but for a factor
+    if spec.beside is not None:  # its input is the mixer's, except for a factor
         mixers = _side_by_side(mixers, _mixer_stages(layer, spec.beside))
     if spec.feed_forward is None:
         return (Half(mixers, _attention_output),)
@@ -158,7 +157,7 @@ def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
 
 
 def _side_by_side(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    """Stages of two parts whose first ones are given the same: these are one stage, if all that reads it is in it."""
+    """The stages of two parallel parts; their first stages become one if both read the same source."""
     if not one or not other or one[0].source != other[0].source or one[0].source is None:
         alone = (replace(stages[0], source=None) for stages in (one, other) if stages)
         return (*alone, *one[1:], *other[1:])
@@ -168,10 +167,10 @@ def _side_by_side(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> tuple[Sta
 def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
     norm, part = _of_part_alone(layer, layer.spec.residual.before_mixer), getattr(layer, mixer.name)
     if layer.spec.indexer is not None:
-        norm = None  # the weights of its heads, which are not quantized, are made of the same
+        norm = None  # the indexer's head weights, which are not quantized, read the norm too
     if isinstance(mixer, Attention):
         first = tuple(f"self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj") if hasattr(part, name))
-        # What stands between the two, such as a norm, would undo or change what is folded into the first.
+        # An operation between the two, such as a norm, would undo or change the folded scales.
         unlike = mixer.o_norm is not None or mixer.v_norm is not None or mixer.clip is not None
         source = None if unlike or mixer.values_of_keys else "self_attn.v_proj"
         return Stage(first, _attention_input, norm), Stage(("self_attn.o_proj",), _heads, source)
@@ -189,7 +188,7 @@ def _mixer_stages(layer: DecoderLayer, mixer: Mixer) -> tuple[Stage, ...]:
 
 
 def _indexed(layer: DecoderLayer, names: Iterable[str]) -> tuple[str, ...]:
-    """Projections of the layer's indexer, if there is one, that are given what these of its mixer are."""
+    """The projections of the layer's indexer, if any, that have the same inputs as these of its mixer."""
     if layer.spec.indexer is None:
         return ()
     return tuple(f"{Indexer.name}.{_INDEXED[name]}" for name in names if name in _INDEXED)
@@ -204,7 +203,7 @@ def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
                 Stage(("mlp.gate_proj", "mlp.up_proj"), _mlp_input, norm),
                 Stage(("mlp.down_proj",), _inner, "mlp.up_proj" if part.down_norm is None else None),
             )
-        case MLP():  # whose activation stands between its products
+        case MLP():  # the activation is between its projections
             name = part.name
             return Stage((f"{name}.up_proj",), _mlp_input, norm), Stage((f"{name}.down_proj",), _inner, None)
         case Experts():
@@ -225,8 +224,8 @@ def _feed_forward_stages(layer: DecoderLayer) -> tuple[Stage, ...]:
 
 
 def _of_part_alone(layer: DecoderLayer, norm: str | None) -> str | None:
-    """A norm that nothing but a half reads, so that scales can be folded into its weights; None: the stream is normed
-    itself, or the norm has none."""
+    """A norm that only one sublayer reads, so that scales can be folded into its weights; None: the residual stream
+    itself is normed, or the norm has no weights."""
     return None if isinstance(layer.spec.residual, NormedStream) or not layer.spec.norm.weighted else norm
 
 
@@ -240,7 +239,7 @@ def _mixer_input(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array
 
 
 def _latent(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
-    """What ``kv_b_proj`` would be given, were it not absorbed."""
+    """The input that ``kv_b_proj`` would have if it were not absorbed."""
     latent: jax.Array = layer.mixer.kv_a_proj_with_mqa(_attention_input(layer, x, around))
     normed_latent: jax.Array = layer.mixer.kv_a_layernorm(latent[:, : layer.mixer.spec.kv_rank])
     return normed_latent
@@ -251,8 +250,8 @@ def _sees_few(spec: LayerSpec) -> bool:
 
 
 def chosen_keys(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
-    """i32 [T, count], positions of the keys that the mixer looks at: those that the layer's indexer chooses, or one
-    before it has chosen."""
+    """Positions of the keys that the mixer reads, i32 [T, count]: the choice of the layer's indexer or of an earlier
+    one."""
     if layer.spec.indexer is None:
         assert around.mixer.chosen is not None
         return around.mixer.chosen
@@ -262,7 +261,7 @@ def chosen_keys(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
 
 
 def _values_of_chosen(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
-    """What ``o_proj`` is given of the chosen keys."""
+    """The input of ``o_proj`` with attention to the chosen keys."""
     attend = partial(attend_chosen, chosen=chosen_keys(layer, x, around))
     values: jax.Array = layer.mixer.values(_attention_input(layer, x, around), around.mixer, attend)[0]
     return values
@@ -305,18 +304,18 @@ def _both_outputs(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Arra
 
 
 def dispatched(layer: DecoderLayer, x: jax.Array, around: Around) -> tuple[jax.Array, jax.Array]:
-    """What experts are given, [N, in], and which of them, i32 [N, choices of each row]."""
+    """The inputs of experts, [N, in], and the chosen experts, i32 [N, choices of each row]."""
     given, chosen, _ = layer.part.dispatched(_mlp_input(layer, x, around), around.mixer)
     return given, chosen
 
 
 @dataclass(frozen=True, eq=False)
 class InputStatistics:
-    """Means over the tokens that a projection was given.
+    """Means over the inputs of a projection.
 
     Attributes:
-        gram: f64 [in, in], of x xᵀ: half the Hessian of the squared error of outputs.
-        magnitude: f64 [in], of |x|.
+        gram: f64 [in, in], mean of x xᵀ, which is half the Hessian of the squared error of outputs.
+        magnitude: f64 [in], mean of |x|.
     """
 
     gram: np.ndarray
@@ -324,10 +323,10 @@ class InputStatistics:
 
     @classmethod
     def of(cls, inputs: Iterable[jax.Array], *, tokens: int | None = None) -> InputStatistics:
-        """Sums up inputs, float [tokens, in] each.
+        """The means over inputs, float [tokens, in] each.
 
         Args:
-            tokens: how many there are, where others are zeros; None: all.
+            tokens: number of tokens if the other rows are zeros; None: all rows are tokens.
         """
         count, sums = 0, None
         for x in inputs:
@@ -339,12 +338,12 @@ class InputStatistics:
         return cls(gram, magnitude)
 
     def divided(self, scales: np.ndarray) -> InputStatistics:
-        """Of inputs whose channels were divided by scales [in]."""
+        """The statistics after the channels of the inputs are divided by scales [in]."""
         return InputStatistics(self.gram / np.outer(scales, scales), self.magnitude / scales)
 
     def energy(self, weights: np.ndarray) -> float:
-        """Mean square of the length of outputs, with weights f32 [out, in]."""
-        # Rounding may leave less than nothing of a tiny sum.
+        """Mean squared length of the outputs of weights f32 [out, in]."""
+        # Rounding may make a tiny sum negative.
         return max(0.0, float(np.vdot(weights @ self._gram, weights)))
 
     @cached_property
@@ -363,13 +362,13 @@ F32 = np.dtype(np.float32)
 
 
 def check_kinds(config: ModelConfig, path: Path) -> None:
-    """Looks at every kind of layer before any is calibrated.
+    """Checks every kind of layer before any is calibrated.
 
     Args:
         path: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: a kind is not known here.
+        CheckpointError: a kind of layer is not supported.
     """
     for spec in dict.fromkeys(config.layers):
         if spec.state_of is not None or spec.per_layer is not None or spec.scaled:
@@ -384,25 +383,25 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
 
 
 def shapes_of(state: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    """Those of a layer's parameters, by name."""
+    """Shapes and dtypes of a layer's parameters, by name."""
     return {".".join(map(str, path)): parameter.get_value() for path, parameter in nnx.to_flat_state(state)}
 
 
 class CalibratedLayer:
-    """A layer whose weights are replaced one after the other.
+    """A layer with weights that are replaced one after the other.
 
     Args:
         checkpoint: holds the weights.
-        config: of the model.
-        index: of the layer, whose kind is known here (`check_kinds`).
+        config: config of the model.
+        index: index of the layer, of a kind that `check_kinds` accepts.
         platform: device and types that the model runs in.
 
     Attributes:
-        prefix: of its tensors' names.
-        spec: what it is made of.
-        halves: what is calibrated, in order.
-        values: f32, by name below the prefix; read when the layer is made.
-        device, dtype: where the model runs, and the type of its matrices.
+        prefix: prefix of its tensors' names.
+        spec: the spec of the layer.
+        halves: the sublayers to calibrate, in order.
+        values: f32 weights by name below the prefix; read when the layer is made.
+        device, dtype: the device that the model runs on, and the type of its matrices.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -426,26 +425,26 @@ class CalibratedLayer:
             self.put(name, tensor.read(F32))
 
     def put(self, name: str, values: np.ndarray) -> None:
-        """Runs with other weights, f32 of the tensor's shape, from now on."""
+        """Replaces a weight, f32 of the tensor's shape."""
         self.values[name] = values
         self._weights[name] = jax.device_put(values.astype(self._shapes[name].dtype), self.device)
 
     def name(self, name: str) -> str:
-        """A tensor's, in the model."""
+        """The name of a tensor in the model."""
         return self.prefix + name
 
     def inputs(self, stage: Stage, hidden: Sequence[jax.Array], contexts: Sequence[Around]) -> InputStatistics:
-        """What the stage's projections are given.
+        """Statistics of the inputs of a stage's projections.
 
         Args:
-            hidden: the residual stream before the half, [T, D] of each sequence.
-            contexts: of each sequence.
+            hidden: the residual stream before the sublayer, [T, D] for each sequence.
+            contexts: the other inputs, for each sequence.
         """
         assert stage.inputs is not None
         return InputStatistics.of(self.run_all(stage.inputs, hidden, contexts))
 
     def outputs(self, half: Half, hidden: Sequence[jax.Array], contexts: Sequence[Around]) -> list[jax.Array]:
-        """The residual stream behind the half."""
+        """The residual stream after the sublayer."""
         assert half.outputs is not None
         return list(self.run_all(half.outputs, hidden, contexts))
 
@@ -459,7 +458,7 @@ class CalibratedLayer:
         return (self.run(compute, x, context) for x, context in zip(hidden, contexts, strict=True))
 
     def run(self, compute: Callable[[DecoderLayer, jax.Array, Around], Found], x: jax.Array, context: Around) -> Found:
-        """What the layer computes with the weights that it has now."""
+        """Runs a computation with the layer's current weights."""
         out: Found = _run(compute, self._definition, self._weights, x, context)
         return out
 
@@ -473,10 +472,10 @@ def _run(
 
 
 def alone(spec: LayerSpec, length: int) -> Around:
-    """What a layer is given of a sequence by itself.
+    """The inputs of a layer beside the residual stream for one sequence by itself.
 
     Args:
-        length: tokens.
+        length: tokens of the sequence.
     """
     beside = None if spec.other is None else _context(spec.other, length)
     return Around(_context(spec.mixer, length), beside)

@@ -1,1 +1,1 @@
-"""ggml's tensor types: their blocks, what they stand for, and the quantizers that write them."""
+"""ggml's tensor types: their blocks, the numbers that these stand for, and the quantizers that write them."""

@@ -3,10 +3,11 @@
 Each ``quantize_…`` fills structured blocks [n] (layouts: `types.GGML_TYPES`) from f32 [n, elems], bit for bit as
 ``quantize_row_*_ref`` of ggml-quants.c, which quantizing without an importance matrix uses as well.
 
-* q4_0 to q8_0, mxfp4 and the ternary types, without a search: codes are formed with the f32 reciprocal of the scale
-  before the scale is rounded to f16. Numbers stand in columns, so that what is per block runs over contiguous memory.
-* K-quants: sub-blocks are fitted on their own, their scales are rounded to a few bits of the block's scale, and codes
-  are formed anew with what is left.
+* q4_0 to q8_0, mxfp4 and the ternary types, without a search: codes are computed with the f32 reciprocal of the scale
+  before the scale is rounded to f16. Numbers of a block form a column, so that operations per block run over contiguous
+  memory.
+* K-quants: sub-blocks are fitted separately, their scales are rounded to small multiples of the block's scale, and
+  codes are computed again with the rounded scales.
 * iq4_nl and iq4_xs, whose codes stand for 16 unevenly spaced levels.
 """
 
@@ -40,7 +41,7 @@ from llmjax.weights.ggml.unpack import FP4_DOUBLED, IQ4_LEVELS
 from llmjax.weights.rows import numpy_threads
 
 FP4_CODE_OF_HALVES = np.searchsorted((FP4_DOUBLED[:7] + FP4_DOUBLED[1:8]) / 2, np.arange(33) / 2).astype(np.uint8)
-"""uint8 [33]: code of a magnitude in (h/2 - 1/2, h/2] by h, in halves of the scale; the lower of two as near."""
+"""Code of a magnitude in (h/2 - 1/2, h/2] for each h, uint8 [33]; of two equally near codes, the lower one."""
 
 
 def quantize_q4_0(weights: np.ndarray, blocks: np.ndarray) -> None:
@@ -67,7 +68,7 @@ def quantize_q8_0(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def quantize_mxfp4(weights: np.ndarray, blocks: np.ndarray) -> None:
-    """The scale is a power of two, the code that of the nearest value."""
+    """Fills MXFP4 blocks: the scale is a power of two, and the code is that of the nearest value."""
     x = columns(weights, 32)
     peak = np.abs(x).max(axis=0)
     # C's log2f is a correctly rounded logarithm here; NumPy's f32 one need not be, the f64 one is exact enough.
@@ -81,7 +82,7 @@ def quantize_mxfp4(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def quantize_tq1_0(weights: np.ndarray, blocks: np.ndarray) -> None:
-    """Five base-3 digits a byte, stored as a fraction of 256 rounded up; the last four bytes hold four digits."""
+    """Fills TQ1_0 blocks: a byte holds five base-3 digits as a fraction of 256 rounded up, the last four bytes four."""
     digits = _ternary(weights, blocks)
     parts = []
     for start, width, count in ((0, 32, 5), (160, 16, 5), (240, 4, 4)):
@@ -102,7 +103,7 @@ def quantize_tq2_0(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def store_nibbles(codes: np.ndarray, blocks: np.ndarray) -> None:
-    """Codes uint8 [32, n] into ``qs``: element j in the low half of byte j, element 16 + j in the high half."""
+    """Stores codes uint8 [32, n] in ``qs``: element j in the low half of byte j, element 16 + j in the high half."""
     blocks["qs"] = (codes[:16] & 15 | codes[16:] << 4).T
 
 
@@ -112,7 +113,7 @@ def _store_five_bits(codes: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def _symmetric(weights: np.ndarray, blocks: np.ndarray, middle: int) -> np.ndarray:
-    """Codes around `middle`: the number of largest magnitude becomes code 0, whatever its sign."""
+    """Codes around `middle`: the number of largest magnitude gets code 0, whatever its sign is."""
     x = columns(weights, 32)
     scale = largest(x) / np.float32(-middle)
     blocks["d"] = scale
@@ -126,7 +127,7 @@ def _from_minimum(weights: np.ndarray, blocks: np.ndarray, top: int) -> np.ndarr
     x = columns(weights, 32)
     least = x.min(axis=0)
     (zeros,) = np.nonzero(least == 0)
-    if len(zeros):  # of 0 and -0 the first in the block is the minimum
+    if len(zeros):  # if a block has 0 and -0, the first of them is the minimum
         first = (x[:, zeros] == 0).argmax(axis=0)
         least[zeros] = x[first, zeros]
     scale = (x.max(axis=0) - least) / np.float32(top) + np.float32(0)  # never -0
@@ -150,7 +151,7 @@ def _reciprocal(scale: np.ndarray) -> np.ndarray:
 
 
 def _integers(values: np.ndarray) -> np.ndarray:
-    """int32 by truncation; 0 for inf and nan, which come of scales whose reciprocal overflows."""
+    """int32 by truncation; 0 for inf and nan, which come from scales with a reciprocal that overflows."""
     np.copyto(values, 0, where=~np.isfinite(values))
     return values.astype(np.int32)
 
@@ -189,7 +190,7 @@ def quantize_q3_k(weights: np.ndarray, blocks: np.ndarray) -> None:
     scales = fit.scale.reshape(-1, 16)
     peak = _largest_scale(scales)
     inverse = np.float32(-32) / peak
-    # The inverse of a tiny scale is infinite; ggml then keeps the low byte of what becomes of it.
+    # The inverse of a tiny scale is infinite; ggml then keeps the low byte of the converted number.
     whole = np.where(peak == 0, -32, nearest(inverse * scales).astype(np.int8).clip(-32, 31))
     blocks["d"] = np.where(peak == 0, 0, 1 / inverse)[:, 0]
     bits = (whole + 32).astype(np.uint8)
@@ -229,12 +230,12 @@ def quantize_q6_k(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def _maximum(values: np.ndarray) -> np.ndarray:
-    """[n, 1], at least 0 and never -0; nan does not count."""
+    """The maximum, [n, 1], at least 0 and never -0; nan does not count."""
     return np.fmax.reduce(values, axis=1, keepdims=True, initial=0) + np.float32(0)
 
 
 def _largest_scale(scales: np.ndarray) -> np.ndarray:
-    """f32 [n, 1]: the first scale of largest magnitude, 0 if there is none; nan does not count."""
+    """The first scale of largest magnitude, f32 [n, 1]; 0 if there is none; nan does not count."""
     index = np.where(np.isnan(scales), 0, np.abs(scales)).argmax(axis=1)[:, None]
     found = np.take_along_axis(scales, index, axis=1)
     found[np.isnan(found)] = 0
@@ -242,7 +243,7 @@ def _largest_scale(scales: np.ndarray) -> np.ndarray:
 
 
 def _eight_sub_blocks(weights: np.ndarray, blocks: np.ndarray, search: AffineSearch) -> np.ndarray:
-    """What Q4_K and Q5_K share: stores scales and minima of six bits, returns codes uint8 [n, 256]."""
+    """The common part of Q4_K and Q5_K: stores scales and minima of six bits, returns codes uint8 [n, 256]."""
     x = columns(weights, 32)
     magnitude = np.abs(x)
     magnitude += np.sqrt(ordered_sum(x * x) / np.float32(32))
@@ -261,7 +262,7 @@ def _eight_sub_blocks(weights: np.ndarray, blocks: np.ndarray, search: AffineSea
 
 
 def _affine_codes(x: np.ndarray, fit: AffineFit, *, factors: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """uint8 [n, 256]: codes for the rounded scales and minima f32 [n, sub-blocks]; the search's where scales are 0."""
+    """Codes uint8 [n, 256] for rounded scales and minima f32 [n, sub-blocks]; the search's codes where scales are 0."""
     flat = factors.reshape(-1)
     codes = requantize(x + offsets.reshape(-1), flat, bounds=(0, fit.top))
     (lost,) = np.nonzero(flat == 0)
@@ -271,12 +272,12 @@ def _affine_codes(x: np.ndarray, fit: AffineFit, *, factors: np.ndarray, offsets
 
 
 def _times(scale: np.ndarray, integers: np.ndarray) -> np.ndarray:
-    """f32 [n, sub-blocks]: what the stored f16 scales [n] make of the stored integers [n, sub-blocks]."""
+    """The scales f32 [n, sub-blocks] that stored f16 scales [n] and stored integers [n, sub-blocks] stand for."""
     return scale.astype(np.float32)[:, None] * integers
 
 
 def _symmetric_codes(x: np.ndarray, searched: np.ndarray, factors: np.ndarray, middle: int) -> np.ndarray:
-    """uint8 [n, 256]: codes for the rounded scales f32 [n, 16]; what the search found where these are 0."""
+    """Codes uint8 [n, 256] for the rounded scales f32 [n, 16]; the search's codes where these are 0."""
     flat = factors.reshape(-1)
     codes = requantize(x, flat, bounds=(-middle, middle - 1))
     codes += middle
@@ -288,7 +289,7 @@ def _rows(codes: np.ndarray) -> np.ndarray:
 
 
 def _two_bits(codes: np.ndarray) -> np.ndarray:
-    """uint8 [n, 64] of codes below 4 [n, 256]: in each half of a block, 4 runs of 32 share 32 bytes."""
+    """Packs codes below 4, [n, 256], as uint8 [n, 64]: in each half of a block, 4 runs of 32 codes share 32 bytes."""
     shifted = codes.reshape(-1, 2, 4, 32) << np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return np.bitwise_or.reduce(shifted, axis=2).reshape(-1, 64)
 
@@ -299,13 +300,13 @@ def _store_nibbles_by_pair(codes: np.ndarray, blocks: np.ndarray) -> None:
 
 
 IQ4_TRIES = 7  # multipliers tried on each side of the first
-IQ4_HALVES = 2 * 128  # where 0 lies in the tables
+IQ4_HALVES = 2 * 128  # index of 0 in the tables
 
-# Levels are whole numbers, so the nearest one depends on the number in halves, rounded down; upper of two as near.
+# Levels are integers, so the nearest one depends only on twice the number, rounded down; ties go up.
 IQ4_CODE_OF_HALVES = np.searchsorted(
     (IQ4_LEVELS[:-1] + IQ4_LEVELS[1:]) / 2, np.arange(-IQ4_HALVES, IQ4_HALVES) / 2, side="right"
 ).astype(np.uint8)
-"""uint8 [512]: code of a number k/2 - 128 to (k + 1)/2 - 128."""
+"""Code of a number from k/2 - 128 to (k + 1)/2 - 128 for each k, uint8 [512]."""
 IQ4_LEVEL_OF_HALVES = IQ4_LEVELS[IQ4_CODE_OF_HALVES]
 
 
@@ -334,7 +335,7 @@ def quantize_iq4_xs(weights: np.ndarray, blocks: np.ndarray) -> None:
 
 
 def _fit_iq4(x: np.ndarray) -> np.ndarray:
-    """f32 [n]: scales of least error weighted by squares, for f32 [32, n]."""
+    """Scales f32 [n] with the least error weighted by squares, for f32 [32, n]."""
     peak = largest(x)
     zero = np.abs(peak) < ALL_ZERO
     peak[zero] = 1
@@ -366,7 +367,7 @@ def _iq4_codes(x: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
 
 
 def _iq4_halves(x: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
-    """int16 [m, n], places in the tables."""
+    """Indices into the tables, int16 [m, n]."""
     scaled = x * multiplier
     scaled += scaled
     np.floor(scaled, out=scaled)
@@ -376,13 +377,13 @@ def _iq4_halves(x: np.ndarray, multiplier: np.ndarray) -> np.ndarray:
     return scaled.astype(np.int16)
 
 
-TILE = 1 << 16  # weights quantized at a time: they and the arrays of a search stay in the L2 cache
+TILE = 1 << 16  # weights quantized at a time, so that they and the arrays of a search stay in the L2 cache
 
 SCALES = frozenset({"d", "m", "dmin"})  # fields of blocks that are f16
-LARGEST = 2.0**29  # beyond what any block with f16 scales holds; far beyond it, searches overflow to zero blocks
+LARGEST = 2.0**29  # more than any block with f16 scales holds; far above it, searches overflow to zero blocks
 
 Fill = Callable[[np.ndarray, np.ndarray], None]
-"""Fills structured blocks [n] from f32 [n, elems]."""
+"""A function that fills structured blocks [n] from f32 [n, elems]."""
 
 
 @dataclass(frozen=True)
@@ -390,8 +391,8 @@ class BlockQuantizer:
     """A ggml type that can be written.
 
     Attributes:
-        block: the type.
-        fill: its quantizer.
+        block: the block type.
+        fill: the quantizer.
     """
 
     block: BlockType
@@ -399,7 +400,7 @@ class BlockQuantizer:
 
     @property
     def native(self) -> bool:
-        """Whether it is one of those in C++, which do the same sooner."""
+        """Whether there is a C++ quantizer, which gives the same result faster."""
         return cpu.quantizes(self.block.type_id)
 
 
@@ -429,13 +430,13 @@ QUANTIZERS: Mapping[str, BlockQuantizer] = MappingProxyType(
 
 
 def quantize(weights: np.ndarray, scheme: str, *, threads: int | None = None) -> np.ndarray:
-    """Weights in the blocks of a GGUF file.
+    """Quantizes weights to the blocks of a GGUF file.
 
     Args:
         weights: float [rows, columns]; columns a multiple of the scheme's block (32, 256 for K-quants, iq4_xs and the
-            ternary types). Other types than f32 are converted first, tile by tile.
+            ternary types). Types other than f32 are converted first, tile by tile.
         scheme: a key of QUANTIZERS.
-        threads: how many; None: one for each core that this process may use.
+        threads: number of threads; None: one for each core that this process may use.
 
     Returns:
         uint8 [rows, bytes of a row], which `types.dequantize` reads.
@@ -492,7 +493,7 @@ def _quantized_by_numpy(tile: np.ndarray, scheme: str, blocks: np.ndarray) -> cp
 
 
 def fill_blocks(weights: np.ndarray, scheme: str, blocks: np.ndarray) -> None:
-    """One tile, unchecked: what ggml writes, even where scales overflow.
+    """Quantizes one tile without checks, as ggml does, even where scales overflow.
 
     Args:
         weights: finite f32 [n, elems].

@@ -1,10 +1,10 @@
-"""How ggml's reference quantizers look for scales: K-quants' searches, bit for bit.
+"""The searches for scales in ggml's reference quantizers of K-quants, bit for bit.
 
-Everything here works on f32 [m, n]: n sub-blocks side by side, the m numbers of each below one another. ggml adds the
-numbers of a sub-block one after the other; sums over the first axis keep that order, so that every bit is the same as
-in ``make_qkx2_quants``, ``make_qx_quants`` and ``make_q3_quants`` of ggml-quants.c (built without fused
-multiply-add, as ggml builds that file). Searches remember only the best multiplier: codes are worked out afterwards,
-and only where a sub-block's own scale was rounded to 0.
+Everything here works on f32 [m, n]: n sub-blocks side by side, each a column of m numbers. ggml adds the numbers of a
+sub-block one after the other; sums over the first axis keep that order, so that every bit is the same as in
+``make_qkx2_quants``, ``make_qx_quants`` and ``make_q3_quants`` of ggml-quants.c (built without fused multiply-add, as
+ggml builds that file). Searches keep only the best multiplier: codes are computed afterwards, and only where the scale
+of a sub-block was rounded to 0.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ ALL_ZERO = np.float32(1e-15)
 """ggml's GROUP_MAX_EPS: sub-blocks whose numbers are all smaller count as zero."""
 
 PLAIN = np.float32(4e6)
-"""Below it `nearest` is what rint does, which is faster."""
+"""Below this, `nearest` equals rint, which is faster."""
 
 _MAGIC = np.float32(12582912)  # 1.5 * 2^23: adding it leaves the nearest integer in the low bits of the sum
 
 
 def columns(weights: np.ndarray, size: int) -> np.ndarray:
-    """A copy [size, n]: the numbers of each sub-block below one another."""
+    """A copy [size, n] with the numbers of each sub-block in a column."""
     return np.array(weights.reshape(-1, size).T, order="C")
 
 
 def nearest(values: np.ndarray) -> np.ndarray:
-    """int32, halves to even: ggml's ``nearest_int`` with all it does to numbers beyond 2^22 and to nan (0)."""
+    """ggml's ``nearest_int``: int32, halves to even, with its results for numbers above 2^22 and for nan (0)."""
     bits = (values + _MAGIC).view(np.int32)
     bits &= 0x7FFFFF
     bits -= 0x400000
@@ -38,7 +38,7 @@ def nearest(values: np.ndarray) -> np.ndarray:
 
 
 def ordered_sum(values: np.ndarray) -> np.ndarray:
-    """f32 [n] of f32 [m, n], the m numbers added one after the other."""
+    """Sums f32 [m, n] to f32 [n], adding the m numbers one after the other."""
     if values.shape[1] == 1:  # a single column would be summed pairwise
         total: np.ndarray = np.add.accumulate(values, axis=0)[-1]
         return total
@@ -46,7 +46,7 @@ def ordered_sum(values: np.ndarray) -> np.ndarray:
 
 
 def largest(values: np.ndarray) -> np.ndarray:
-    """The number of largest magnitude with its sign, the first of several: f32 [n] of f32 [m, n]; 0 and not -0."""
+    """The first number of largest magnitude in each column, with its sign: f32 [m, n] to f32 [n]; 0 instead of -0."""
     high, low = values.max(axis=0), values.min(axis=0)
     peak = np.where(high >= -low, high, low)
     (ties,) = np.nonzero(high == -low)
@@ -57,7 +57,7 @@ def largest(values: np.ndarray) -> np.ndarray:
 
 
 def requantize(values: np.ndarray, scales: np.ndarray, *, bounds: tuple[int, int]) -> np.ndarray:
-    """int32 codes of numbers f32 [m, n] at scales f32 [n] (inf and 0 where the block cannot be represented)."""
+    """int32 codes of f32 [m, n] with scales f32 [n] (inf and 0 where the block cannot be represented)."""
     codes = nearest(values / scales)
     np.clip(codes, *bounds, out=codes)
     return codes
@@ -68,10 +68,10 @@ class AffineSearch:
     """Settings of `fit_affine`.
 
     Attributes:
-        top: largest code.
-        first: what the first step adds to `top` when it forms a multiplier.
+        top: the largest code.
+        first: the number that the first step adds to `top` for its multiplier.
         steps: multipliers tried beyond the first.
-        absolute: whether the error is the sum of magnitudes and not of squares.
+        absolute: whether the error is a sum of magnitudes instead of squares.
     """
 
     top: int
@@ -82,10 +82,10 @@ class AffineSearch:
 
 @dataclass(frozen=True)
 class AffineFit:
-    """Numbers as scale * code + minimum.
+    """A fit of numbers by scale * code + minimum.
 
     Attributes:
-        top: largest code.
+        top: the largest code.
         scale: f32 [n].
         minimum: f32 [n], at most 0.
         origin: f32 [n], the minimum from which the best codes were found.
@@ -99,18 +99,18 @@ class AffineFit:
     multiplier: np.ndarray
 
     def codes(self, x: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """int32 [m, k]: the best codes of some columns of f32 [m, n], given by index [k]."""
+        """The best codes, int32 [m, k], for the columns [k] of f32 [m, n]."""
         above = x[:, columns] - self.origin[columns]
         return nearest(above * self.multiplier[columns]).clip(0, self.top)
 
 
 def fit_affine(x: np.ndarray, weights: np.ndarray, search: AffineSearch) -> AffineFit:
-    """Scale and minimum of least weighted error: ``make_qkx2_quants``; in C++ where the kernels are built.
+    """Finds scale and minimum of least weighted error (``make_qkx2_quants``), in C++ where the kernels are built.
 
     Args:
         x: f32 [m, n].
-        weights: f32 [m, n], what an error counts.
-        search: which multipliers are tried.
+        weights: f32 [m, n], weights of the errors.
+        search: the multipliers to try.
     """
     top, first, steps, absolute = search.top, search.first, search.steps, search.absolute
     found = cpu.fit_affine(x, weights, top=top, first=first, steps=steps, absolute=absolute)
@@ -118,7 +118,7 @@ def fit_affine(x: np.ndarray, weights: np.ndarray, search: AffineSearch) -> Affi
 
 
 def fit_affine_by_numpy(x: np.ndarray, weights: np.ndarray, search: AffineSearch) -> AffineFit:
-    """`fit_affine` where there are no kernels."""
+    """`fit_affine` without kernels."""
     low, high = x.min(axis=0), x.max(axis=0)
     least = np.minimum(low, 0)
     flat = high == least
@@ -177,11 +177,11 @@ def fit_affine_by_numpy(x: np.ndarray, weights: np.ndarray, search: AffineSearch
 
 @dataclass(frozen=True)
 class SymmetricFit:
-    """Numbers as scale * code, codes around 0.
+    """A fit of numbers by scale * code, with codes around 0.
 
     Attributes:
         scale: f32 [n], 0 for sub-blocks that count as zero.
-        codes: int32 [m, n] as ggml keeps them: shifted to start at 0, and 0 in sub-blocks that count as zero.
+        codes: int32 [m, n] in ggml's form: shifted to start at 0, and 0 in sub-blocks that count as zero.
     """
 
     scale: np.ndarray
@@ -189,8 +189,9 @@ class SymmetricFit:
 
 
 def fit_symmetric(x: np.ndarray, middle: int) -> SymmetricFit:
-    """Scale of least error weighted by squares, codes from -middle to middle - 1: ``make_qx_quants``, type 1; in C++
-    where the kernels are built.
+    """Finds the scale of least error weighted by squares (``make_qx_quants``, type 1), in C++ where kernels are built.
+
+    Codes are from -middle to middle - 1.
 
     Args:
         x: f32 [m, n].
@@ -208,7 +209,7 @@ def fit_symmetric(x: np.ndarray, middle: int) -> SymmetricFit:
 
 
 def symmetric_scale_by_numpy(x: np.ndarray, peak: np.ndarray, middle: int) -> tuple[np.ndarray, np.ndarray]:
-    """The scale of `fit_symmetric` and the multiplier of its codes, f32 [n], where there are no kernels.
+    """The scale of `fit_symmetric` and the multiplier of its codes, f32 [n], without kernels.
 
     Args:
         peak: f32 [n], the numbers of largest magnitude; 1 for sub-blocks that count as zero.
@@ -225,7 +226,7 @@ def symmetric_scale_by_numpy(x: np.ndarray, peak: np.ndarray, middle: int) -> tu
         sum_xl = ordered_sum(np.multiply(weighted, codes, out=work))
         np.multiply(weights, codes, out=work)
         sum_l2 = ordered_sum(np.multiply(work, codes, out=work))
-        # The first codes are kept whatever they are worth, even if sums overflow to nan.
+        # The first codes are kept whatever their error is, even if sums overflow to nan.
         better = (sum_l2 > 0) & (sum_xl * sum_xl > best * sum_l2) if step else sum_l2 != 0
         found = sum_xl / sum_l2
         scale = np.where(better, found, scale)
@@ -235,7 +236,7 @@ def symmetric_scale_by_numpy(x: np.ndarray, peak: np.ndarray, middle: int) -> tu
 
 
 def fit_symmetric_by_code(x: np.ndarray, middle: int) -> SymmetricFit:
-    """Like `fit_symmetric`, changing one code after the other: ``make_q3_quants``.
+    """Like `fit_symmetric`, but improves one code after the other (``make_q3_quants``).
 
     Args:
         x: f32 [m, n].

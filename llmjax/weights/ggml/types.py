@@ -1,8 +1,8 @@
-"""ggml tensor types: how their blocks are laid out and what numbers they stand for.
+"""ggml tensor types: the layout of their blocks and the numbers that these stand for.
 
 Layouts and formulas are those of ggml's ``block_q*`` structures (ggml-common.h, ggml-quants.c).
-A layout is a structured NumPy dtype. A quantized block is taken apart into codes and scales, without loss; what weights
-those stand for says `QuantizedRows`.
+A layout is a structured NumPy dtype. A quantized block is split into codes and scales without loss; `QuantizedRows`
+defines the weights that they stand for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from llmjax.weights.ggml.unpack import Fields
 from llmjax.weights.rows import QuantizedRows
 
 Unpack = Callable[[np.ndarray], Fields]
-"""Takes a structured array of n blocks apart."""
+"""A function that splits a structured array of n blocks into codes and scales."""
 
 TILE = 1 << 15  # elements dequantized at a time: input, temporaries and f32 result stay in the L2 cache
 
@@ -35,8 +35,8 @@ class BlockType:
         elems: values in a block.
         nbytes: bytes in a block.
         layout: little-endian dtype of a block; None for a type that is known but cannot be read.
-        format: of a row of one block; None for plain numbers, whose layout is the number itself.
-        unpack: takes quantized blocks apart.
+        format: format of a row of one block; None for plain numbers, whose layout is the number itself.
+        unpack: splits quantized blocks into codes and scales.
     """
 
     name: str
@@ -52,7 +52,7 @@ class BlockType:
         return self.layout if self.format is None else None
 
     def row_format(self, size_in: int) -> RowFormat | None:
-        """The format of a row of `size_in` columns, or None of plain numbers."""
+        """The format of a row of `size_in` columns; None for plain numbers."""
         return self.format and replace(self.format, size_in=size_in)
 
     def quantized_rows(self, raw: np.ndarray, form: RowFormat) -> QuantizedRows:
@@ -60,7 +60,7 @@ class BlockType:
 
         Args:
             raw: uint8 [rows, bytes of a row], C-contiguous.
-            form: `row_format` of such rows.
+            form: the `row_format` of such rows.
         """
         assert self.layout is not None and self.unpack is not None
         blocks = raw.reshape(-1, self.nbytes)
@@ -69,21 +69,21 @@ class BlockType:
 
     @property
     def type_id(self) -> int:
-        """GGUF's number of the type."""
+        """GGUF's number for the type."""
         return TYPE_IDS[self.name]
 
     @property
     def packs(self) -> bool:
         """Whether `pack` can be called: there are C++ kernels for the type."""
-        from llmjax.kernels.cpu import packing  # here: who only looks at files does without JAX, which it brings
+        from llmjax.kernels.cpu import packing  # not above: it imports JAX, which reading files does not need
 
         return packing.packs(self.type_id)
 
     def pack(self, raw: np.ndarray, form: RowFormat, words: np.ndarray) -> bool:
-        """Packs stored rows into whole tiles, with zeros behind them.
+        """Packs stored rows into whole tiles, padded with zeros.
 
         Args:
-            raw, form: as of `quantized_rows`.
+            raw, form: see `quantized_rows`.
             words: u32 [tiles, words of a record, rows of a tile].
 
         Returns:
@@ -101,7 +101,7 @@ def dequantize(
     *,
     row_order: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The numbers that stored blocks stand for.
+    """Dequantizes stored blocks.
 
     Values are computed in f32, exactly as ggml does, and rounded to nearest even if `dtype` is narrower.
 
@@ -109,13 +109,13 @@ def dequantize(
         raw: uint8 [rows, bytes of a row], C-contiguous.
         block: the stored type.
         dtype: float type of the result; integer types are read only as themselves.
-        row_order: int [n]; row i of the result is stored row ``row_order[i]``. None: all in the stored order.
+        row_order: int [n]; row i of the result is stored row ``row_order[i]``. None: all rows in the stored order.
 
     Returns:
         `dtype` [n, elements of a row].
 
     Raises:
-        CheckpointError: the type cannot be read, or not as `dtype`.
+        CheckpointError: the type cannot be read, or cannot be converted to `dtype`.
     """
     if block.layout is None:
         raise CheckpointError(f"type {block.name} cannot be read; supported are {', '.join(readable_types())}")
@@ -125,14 +125,14 @@ def dequantize(
 
     rows, row_bytes = raw.shape
     result = np.empty((rows if row_order is None else len(row_order), row_bytes // block.nbytes * block.elems), dtype)
-    # A unit is what is copied at a time: one block, or a whole row where rows change places.
+    # A unit is copied at a time: one block, or a whole row if rows are reordered.
     unit_bytes = block.nbytes if row_order is None else row_bytes
     units = raw.reshape(-1, unit_bytes)
     out = result.reshape(len(units) if row_order is None else len(row_order), -1)
     step = max(1, TILE // max(1, out.shape[1]))
     scratch = None if dtype == np.float32 else np.empty((min(step, len(out)), out.shape[1]), np.float32)
 
-    with np.errstate(over="ignore", invalid="ignore"):  # inf and nan in a file stay what they are
+    with np.errstate(over="ignore", invalid="ignore"):  # inf and nan in a file are kept
         for start in range(0, len(out), step):
             target = out[start : start + step]
             taken = units[start : start + step] if row_order is None else units[row_order[start : start + step]]
@@ -164,7 +164,7 @@ def _one_scale(size: int, codes: Codes, *, zero: int = 0, minimum: str = "") -> 
 def _two_levels(
     codes: Codes, group: int, *, scale: str = "u8", zero: int = 0, minimum: str = "", super_scale: str = "f16"
 ) -> RowFormat:
-    """Small integer scales, which are multiples of one scale of the block."""
+    """The format of blocks with small integer scales, which are multiples of one scale of the block."""
     return RowFormat(
         256, codes, group, scale=scale, zero=zero, minimum=minimum, super_size=256, super_scale=super_scale
     )
@@ -240,7 +240,7 @@ GGML_TYPES: Mapping[int, BlockType] = MappingProxyType(
 
 
 TYPE_IDS: Mapping[str, int] = MappingProxyType({block.name: number for number, block in GGML_TYPES.items()})
-"""The other way round."""
+"""Type ids by name."""
 
 
 def readable_types() -> list[str]:

@@ -1,8 +1,8 @@
-"""Blocks of ggml's types taken apart into codes and scales.
+"""Splits blocks of ggml's types into codes and scales.
 
-Each function takes a structured array of n blocks (layouts: `types.GGML_TYPES`) and gives codes and scales, [n, …],
-that stand for exactly the values of ggml's ``dequantize_row_*`` (ggml-quants.c). What they mean is said by the type's
-`RowFormat` in the same table.
+Each function takes a structured array of n blocks (layouts: `types.GGML_TYPES`) and returns codes and scales, [n, …],
+that stand for exactly the values of ggml's ``dequantize_row_*`` (ggml-quants.c). The type's `RowFormat` in the same
+table defines what they mean.
 
 * Q4_0 to Q8_0, Q1_0, Q2_0, IQ4_NL, MXFP4, NVFP4, TQ1_0, TQ2_0: blocks with one scale.
 * K-quants and IQ4_XS: super-blocks of 256 numbers whose 8 or 16 sub-blocks have small integer scales.
@@ -29,19 +29,19 @@ Fields = dict[str, np.ndarray]
 """Arrays of `QuantizedRows` by name, a row for each block."""
 
 IQ4_LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
-"""What a code of IQ4_NL and IQ4_XS stands for (``kvalues_iq4nl``)."""
+"""The numbers that codes of IQ4_NL and IQ4_XS stand for (``kvalues_iq4nl``)."""
 
 FP4_DOUBLED = 2 * np.array(E2M1_LEVELS, np.float32) + 0
-"""Twice the values of E2M1, as ggml has them: code 8 is 0 and not -0."""
+"""Twice the values of E2M1, as in ggml: code 8 is 0 and not -0."""
 
 
 def copied(field: np.ndarray) -> np.ndarray:
-    """The bytes of a field side by side: uint8 [n, b]; ten times as fast by b bytes at a time as by single ones."""
+    """A contiguous copy of a field's bytes, uint8 [n, b]; b bytes at a time are ten times as fast as single ones."""
     return field.view(f"V{field.shape[1]}").copy().view(np.uint8)
 
 
 def runs(packed: np.ndarray, bits: int) -> np.ndarray:
-    """Codes from bytes that hold one of each run: the lowest bits of b bytes are the first b codes, and so on.
+    """Codes from bytes that hold one code of each run: the lowest bits of b bytes are the first b codes, and so on.
 
     Args:
         packed: uint8 [n, b], contiguous.
@@ -50,7 +50,7 @@ def runs(packed: np.ndarray, bits: int) -> np.ndarray:
         uint8 [n, 8 / bits * b].
     """
     run = np.dtype(f"V{packed.shape[1]}")
-    # Shifts of bytes are slow; in words, masks take what comes from the next byte.
+    # Shifts of bytes are slow; in words, masks remove the bits from the next byte.
     word = np.dtype(np.uint64 if run.itemsize % 8 == 0 else np.uint8)
     mask = np.frombuffer(bytes([(1 << bits) - 1] * word.itemsize), word)
     words = packed.view(word)
@@ -63,7 +63,7 @@ def runs(packed: np.ndarray, bits: int) -> np.ndarray:
 
 
 def bits_in_order(packed: np.ndarray) -> np.ndarray:
-    """uint8 [n, 8 b]: the bits of bytes [n, b], the lowest of each first."""
+    """The bits of bytes [n, b] as uint8 [n, 8 b], the lowest bit of each byte first."""
     return np.unpackbits(packed, axis=1, bitorder="little")
 
 
@@ -81,7 +81,7 @@ def q4_1(blocks: np.ndarray) -> Fields:
 
 
 def q5_0(blocks: np.ndarray) -> Fields:
-    """Bit j of qh is the fifth of element j."""
+    """Q5_0: bit j of qh is the fifth bit of element j."""
     fields = q4_0(blocks)
     fields["codes"] |= bits_in_order(copied(blocks["qh"])) << 4
     return fields
@@ -105,12 +105,12 @@ def q2_0(blocks: np.ndarray) -> Fields:
 
 
 def mxfp4(blocks: np.ndarray) -> Fields:
-    """Exponent 255 is not a number in OCP MX; ggml, which never writes it, would take it for 2^128."""
+    """MXFP4: exponent 255 is not a number in OCP MX; ggml, which never writes it, would read it as 2^128."""
     return {"codes": runs(copied(blocks["qs"]), 4), "scales": one(blocks["e"]).view(NUMBER_DTYPES["e8m0"])}
 
 
 def nvfp4(blocks: np.ndarray) -> Fields:
-    """Scales of runs of 16 are E4M3 without a sign: ggml takes the last code for 0; the top bit is not part of them."""
+    """NVFP4: runs of 16 have unsigned E4M3 scales; ggml reads the last code as 0, and the top bit is ignored."""
     scales = copied(blocks["d"])
     not_a_number = scales > 0x7F
     scales[scales == 0x7F] = 0
@@ -120,7 +120,7 @@ def nvfp4(blocks: np.ndarray) -> Fields:
 
 
 def tq1_0(blocks: np.ndarray) -> Fields:
-    """Five base-3 digits a byte, as a fraction of 256: the top digit of the byte times 3^k is digit k."""
+    """TQ1_0: a byte holds five base-3 digits as a fraction of 256; the top digit of the byte times 3^k is digit k."""
     codes = np.empty((len(blocks), 256), np.uint8)
     start = 0
     for packed, digits in ((blocks["qs"][:, :32], 5), (blocks["qs"][:, 32:], 5), (blocks["qh"], 4)):
@@ -137,7 +137,8 @@ def tq2_0(blocks: np.ndarray) -> Fields:
 
 
 def _codes(packed: np.ndarray, run: int, bits: int) -> np.ndarray:
-    """uint8 [n, 256] of bytes [n, b], each `run` of which hold so many bits of consecutive runs of codes."""
+    """Unpacks bytes [n, b] to codes uint8 [n, 256]: each `run` of bytes holds ``bits`` bits of the codes of several
+    consecutive runs."""
     return runs(packed.reshape(-1, run), bits).reshape(len(packed), -1)
 
 
@@ -153,7 +154,7 @@ def q2_k(blocks: np.ndarray) -> Fields:
 
 
 def q3_k(blocks: np.ndarray) -> Fields:
-    """Bit s of mask byte l is the third bit of element l of run s; scales are split into 4 low and 2 high bits."""
+    """Q3_K: bit s of mask byte l is the third bit of element l of run s; scales have 4 low and 2 high bits."""
     packed = copied(blocks["scales"])
     scales = runs(packed[:, :8].copy(), 4) | runs(packed[:, 8:].copy(), 2) << 4
     third = runs(copied(blocks["hmask"]), 1)
@@ -163,7 +164,7 @@ def q3_k(blocks: np.ndarray) -> Fields:
 
 
 def q4_k(blocks: np.ndarray) -> Fields:
-    """Eight sub-blocks with 6-bit scales and minima.
+    """Q4_K: eight sub-blocks with 6-bit scales and minima.
 
     The first four scales and minima are the low six bits of bytes 0-3 and 4-7; the last four take their low
     halves from the nibbles of bytes 8-11 and their top two bits from those of bytes 0-3 and 4-7.
@@ -180,7 +181,7 @@ def q4_k(blocks: np.ndarray) -> Fields:
 
 
 def q5_k(blocks: np.ndarray) -> Fields:
-    """Q4_K, and bit s of qh byte l is the fifth bit of element l of sub-block s."""
+    """Q5_K: Q4_K, and bit s of qh byte l is the fifth bit of element l of sub-block s."""
     fields = q4_k(blocks)
     fifth = runs(copied(blocks["qh"]), 1)
     fifth <<= 4
@@ -219,14 +220,14 @@ IQ1_LEVELS = (-7.0, -9.0, 1.0, -1.0, 9.0, 7.0)
 
 @cache
 def grid(name: str) -> np.ndarray:
-    """int8 [vectors, 4 or 8] of a grid: ``iq2xxs`` …"""
+    """The vectors of a grid (``iq2xxs`` …), int8 [vectors, 4 or 8]."""
     with (resources.files("llmjax.weights.ggml") / "grids.npz").open("rb") as file, np.load(file) as grids:
         return np.asarray(grids[name], np.int8)
 
 
 @cache
 def _grid_codes(name: str) -> np.ndarray:
-    """uint32 or uint64 [vectors]: codes of the vectors of a grid, a byte each."""
+    """The codes of the vectors of a grid, a byte each: uint32 or uint64 [vectors]."""
     vectors = grid(name)
     codes = (2 * np.searchsorted(np.unique(vectors), vectors)).astype(np.uint8)
     return codes.view(f"u{vectors.shape[1]}")[:, 0]
@@ -234,33 +235,33 @@ def _grid_codes(name: str) -> np.ndarray:
 
 @cache
 def _sign_bits() -> np.ndarray:
-    """uint64 [256]: the bits of a byte, a byte each."""
+    """The bits of each byte value, a byte for each bit: uint64 [256]."""
     return bits_in_order(np.arange(256, dtype=np.uint8)[:, None]).view(np.uint64)[:, 0]
 
 
 @cache
 def _even_sign_bits() -> np.ndarray:
-    """uint64 [128], for 7 bits whose eighth makes the number of minus signs even."""
+    """The same for 7 bits, with an eighth bit that makes the number of minus signs even: uint64 [128]."""
     bits = bits_in_order(np.arange(128, dtype=np.uint8)[:, None])
     bits[:, 7] = bits.sum(axis=1) & 1
     return bits.view(np.uint64)[:, 0]
 
 
 def _indexed_codes(name: str, index: np.ndarray, bits: np.ndarray) -> np.ndarray:
-    """uint8 [n, 256] from indices into a grid [n, vectors] and what to add to codes: uint64 [n, 32]."""
+    """Codes uint8 [n, 256] from indices into a grid, [n, vectors], and the bits to add to the codes, uint64 [n, 32]."""
     codes = _grid_codes(name).take(index).view(np.uint64)
     codes |= bits
     return codes.view(np.uint8)
 
 
 def _seven_bits(words: np.ndarray) -> np.ndarray:
-    """[n, 32]: the four 7-bit fields at the bottom of 32-bit words [n, 8]."""
+    """The four lowest 7-bit fields of 32-bit words [n, 8], as [n, 32]."""
     fields = words[:, :, None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127
     return fields.reshape(len(words), -1)
 
 
 def _halves(packed: np.ndarray) -> np.ndarray:
-    """uint8 [n, 2 b]: low and high half of each byte of [n, b] in turn."""
+    """The low and high half of each byte of [n, b] in turn, uint8 [n, 2 b]."""
     return runs(packed.reshape(-1, 1), 4).reshape(len(packed), -1)
 
 
@@ -269,8 +270,8 @@ def _odd(scales: np.ndarray) -> np.ndarray:
 
 
 def _fraction(d: np.ndarray, denominator: int) -> np.ndarray:
-    """A part of each block's scale; f32, because f16 could not hold that of its small numbers."""
-    with np.errstate(invalid="ignore"):  # for inf and nan there is a better message
+    """A fraction of each block's scale, in f32, because f16 cannot hold a fraction of its smallest numbers."""
+    with np.errstate(invalid="ignore"):  # inf and nan get a better message later
         return one(d).astype(np.float32) * np.float32(1 / denominator)
 
 
@@ -322,7 +323,7 @@ def iq3_s(blocks: np.ndarray) -> Fields:
 
 
 def _shifts(minus: np.ndarray) -> np.ndarray:
-    """uint64 [n, 32] from truth values [n, groups]: a one in each byte of a group."""
+    """The bits to add for shifted groups, from booleans [n, groups]: uint64 [n, 32], a 1 in each byte of a group."""
     ones = minus.astype(np.uint64) * np.uint64(0x0101010101010101)
     return ones.repeat(32 // minus.shape[1], axis=1)
 
@@ -338,7 +339,7 @@ def iq1_s(blocks: np.ndarray) -> Fields:
 
 
 def iq1_m(blocks: np.ndarray) -> Fields:
-    """The block's scale is spread over the top nibbles of the four words that hold the 3-bit scales."""
+    """IQ1_M: the block's scale is spread over the top nibbles of the four words that hold the 3-bit scales."""
     words = blocks["scales"].astype(np.uint16)
     parts = (words & 0xF000) >> np.arange(12, -1, -4, dtype=np.uint16)
     whole = np.bitwise_or.reduce(parts, axis=1).view(np.float16)

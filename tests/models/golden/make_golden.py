@@ -1087,7 +1087,7 @@ _LONGROPE = {
 }
 _DYNAMIC = {"rope_scaling": {"type": "dynamic", "factor": 3.0}, "max_position_embeddings": 24}
 GROWN = {"rope-longrope-grown": 17, "rope-dynamic-grown": 17, "rope-dynamic-further": 30}
-"""Cases in which a prompt of so many tokens is continued token by token."""
+"""Cases that continue a prompt token by token, with the prompt's number of tokens."""
 
 ROPES: dict[str, dict[str, dict[str, Any]]] = {
     "llama": {

@@ -48,7 +48,7 @@ class Republished:
 
 
 def keys(architecture: str, model_type: str, *, drop: tuple[str, ...] = (), **own: str) -> Callable[[Config], dict]:
-    """Those of a class, some under names of the checkpoint's ``own``, without those in ``drop``."""
+    """Converts a class's keys to those of the published config: ``own`` names some differently, ``drop`` lacks some."""
 
     def made(config: Config) -> dict[str, Any]:
         found = {own.get(key, key): value for key, value in config.items() if key not in drop}

@@ -33,7 +33,7 @@ def module(**experts: Any) -> tuple[ExpertsModule, dict[str, np.ndarray]]:
 
 
 def run(moe: ExpertsModule, x: Any, tokens: int, *, after: RMSNorm | None = None) -> jax.Array:
-    """The half of a layer, of one row with so many tokens."""
+    """Runs the sublayer for one row of ``tokens`` tokens."""
     empty = jnp.zeros((1, 1), jnp.int32)
     batch = RaggedBatch(jnp.array([0, tokens]), jnp.array([tokens]), empty, jnp.zeros(tokens, jnp.int32))
     pages = make_pages(num_pages=1, page_size=1, num_kv_heads=1, head_dim=1, dtype=F32)
