@@ -279,7 +279,7 @@ def test_there_are_no_other_caches_to_forget(admin: httpx.Client) -> None:
     [
         ("/v1/audio/transcriptions", "text"),
         ("/v1/load_lora_adapter", "adapters"),
-        ("/collective_rpc", "no code"),
+        ("/collective_rpc", "code in requests is never run"),
         ("/update_weights", "files"),
         ("/get_world_size", "files"),
         ("/fault_tolerance/status", "there is no /fault_tolerance/status here: an engine's process"),
