@@ -127,17 +127,21 @@ def _with_fixtures(edges: Mapping[str, set[str]]) -> dict[str, set[str]]:
     return found
 
 
+def closure(edges: Mapping[str, set[str]], roots: Iterable[str]) -> set[str]:
+    """The roots and all that edges lead to from them, directly or through others; some names have no edges."""
+    reached: set[str] = set()
+    waiting = list(roots)
+    while waiting:
+        if (name := waiting.pop()) not in reached:
+            reached.add(name)
+            waiting += edges.get(name, ())
+    return reached
+
+
 def _importers(edges: Mapping[str, set[str]], roots: Iterable[str]) -> set[str]:
     """Some modules and all that import them, directly or not."""
     importers: dict[str, set[str]] = {}
     for name, others in edges.items():
         for other in others:
             importers.setdefault(other, set()).add(name)
-    found: set[str] = set()
-    waiting = list(roots)
-    while waiting:
-        name = waiting.pop()
-        if name not in found:
-            found.add(name)
-            waiting += importers.get(name, ())
-    return found
+    return closure(importers, roots)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.import_graph import LAYERS, ROOT, graph, modules
+from tests.import_graph import LAYERS, ROOT, closure, graph, modules
 
 ENTRIES = (
     "llmjax.engine.core.engine",
@@ -35,17 +35,6 @@ Every module of the product with the first line of its docstring, in the order i
 stands further down may import what stands above it. `python -m tests.pages` writes this page; `make check` compares it.
 [The tour](tour.md) is the place to start; [design](design.md) says why things are as they are.
 """
-
-
-def closure(name: str, edges: Mapping[str, set[str]]) -> set[str]:
-    """A module and all that it imports, directly or through others, wherever the import stands."""
-    reached: set[str] = set()
-    waiting = [name]
-    while waiting:
-        if (module := waiting.pop()) not in reached:
-            reached.add(module)
-            waiting += edges[module]
-    return reached
 
 
 def num_lines(paths: Iterable[Path]) -> int:
@@ -87,7 +76,7 @@ def _print(console: Console) -> None:
     closures = Table("entry point", "modules", "lines", "of the engine", title="What an entry point imports")
     for entry in ENTRIES:
         if entry in known:
-            reached = closure(entry, edges)
+            reached = closure(edges, [entry])
             inside = [known[name] for name in reached if name.startswith("llmjax.engine.")]
             lines = f"{num_lines(known[name] for name in reached):,}"
             closures.add_row(entry, f"{len(reached)}", lines, f"{len(inside)} modules, {num_lines(inside):,} lines")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 
 from tests.import_graph import LAYERS, ROOT, files, graph, imports, modules, reached
@@ -198,21 +195,6 @@ def test_nobody_reaches_into_the_engine() -> None:
     assert ("serve/run.py", "report") in found
     inside = {(path, module) for path, module in found if module not in ENGINES_OUTSIDE}
     assert inside == {("llmjax/llm.py", "loaded")}  # the type of what measurements and tests look into
-
-
-def home(path: str) -> Path:
-    """A file as the glossary names it: what lies in ``llmjax/`` may be named without it."""
-    return ROOT / path if (ROOT / path).exists() else ROOT / "llmjax" / path
-
-
-def test_the_glossary_names_what_is_there() -> None:
-    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    places = re.findall(r"((?:`[A-Za-z_.]+`, )*`[A-Za-z_.]+`) in `([a-z_/]+\.py)`", glossary)
-    assert len(places) > 60
-    for names, path in places:
-        text = home(path).read_text(encoding="utf-8")
-        for name in re.findall(r"`([A-Za-z_]+)[`.]", names):
-            assert re.search(rf"^(?:class {name}\b|{name}\b.* = )", text, re.MULTILINE), (name, path)
 
 
 def test_a_change_reaches_those_who_import_it() -> None:

@@ -49,9 +49,19 @@ def named_files(page: Path) -> list[str]:
     return re.findall(rf"`((?:{tops}|engine)/[\w/.-]*(?:\.\w+|/))`", prose(page))
 
 
-def exists(name: str) -> bool:
-    """Whether a file of the repository is there; what lies in ``llmjax/`` may be named without it."""
-    return (ROOT / name).exists() or (ROOT / "llmjax" / name).exists()
+def home(path: str) -> Path:
+    """A file as the glossary names it: what lies in ``llmjax/`` may be named without it."""
+    return ROOT / path if (ROOT / path).exists() else ROOT / "llmjax" / path
+
+
+def test_the_glossary_names_what_is_there() -> None:
+    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    places = re.findall(r"((?:`[A-Za-z_.]+`, )*`[A-Za-z_.]+`) in `([a-z_/]+\.py)`", glossary)
+    assert len(places) > 60
+    for names, path in places:
+        text = home(path).read_text(encoding="utf-8")
+        for name in re.findall(r"`([A-Za-z_]+)[`.]", names):
+            assert re.search(rf"^(?:class {name}\b|{name}\b.* = )", text, re.MULTILINE), (name, path)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -69,7 +79,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_files_that_pages_name_are_there(page: Path) -> None:
-    assert [name for name in named_files(page) if name not in EXAMPLES and not exists(name)] == []
+    assert [name for name in named_files(page) if name not in EXAMPLES and not home(name).exists()] == []
 
 
 def test_files_are_found_in_pages() -> None:
