@@ -11,8 +11,11 @@ import select
 import signal
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,6 +23,8 @@ from typing import Any
 import pytest
 
 SLOW_SECONDS = 600  # that a slow test may take; `timeout` in pyproject.toml is for the others
+LONGEST = 10  # times its limit may pass on the clock, if the machine computes other things meanwhile
+IDLE_SHARE = 0.05  # of a core: a test and its processes that compute less than that stand still
 END_SECONDS = 30  # that a test that has failed for this may take to come to its end
 DUMP_SECONDS = 5  # that a process gets to show its stacks
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}  # processes that tests start show their stacks when SIGABRT ends them
@@ -33,25 +38,80 @@ def configure(config: pytest.Config) -> None:
     os.environ.update(ENVIRONMENT)
 
 
+@dataclass
+class Limit:
+    """The limit of a test counts what its processes compute, so that a busy machine fails no test.
+
+    A test is too late once it has computed for the whole limit, has stood still for the whole limit, or is `LONGEST`
+    times as old as its limit.
+
+    Args:
+        seconds: the limit.
+        clock: seconds on the clock.
+        computed: seconds of the processors that the test and its processes have used.
+    """
+
+    seconds: float
+    clock: Callable[[], float]
+    computed: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self._start = self._moved = self.clock()
+        self._start_computed = self._seen = self.computed()
+
+    def too_late(self) -> str | None:
+        """Why the test is too late, or None. To be asked again and again."""
+        now, computed = self.clock(), self.computed()
+        # An ended process that nobody has waited for takes its time out of the sum.
+        if computed < self._seen or computed - self._seen > IDLE_SHARE * (now - self._moved):
+            self._seen, self._moved = computed, now
+        if computed - self._start_computed >= self.seconds:
+            return f"it has not ended after {self.seconds:g} s of computing"
+        if now - self._moved >= self.seconds:
+            return f"it has stood still for {self.seconds:g} s"
+        if now - self._start >= LONGEST * self.seconds:
+            return f"it has not ended within {LONGEST * self.seconds:g} s"
+        return None
+
+
+def computed_seconds() -> float:
+    """Seconds of the processors that this process, its descendants and those that have ended have used."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    total = sum(os.times()[:4])
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):  # it has ended
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15])) / ticks  # utime, stime, cutime, cstime
+    return total
+
+
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """A hook of pytest-timeout, whose own message shows threads alone, and to nobody where pytest-xdist runs tests."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None
+    limit = Limit(seconds=settings.timeout, clock=time.monotonic, computed=computed_seconds)
 
-    def late(number: int, frame: FrameType | None) -> None:
-        pytest.fail(f"it has not ended within {settings.timeout:g} s\n\n{standing(frame)}")
+    def look(number: int, frame: FrameType | None) -> None:
+        end_later()
+        why = limit.too_late()
+        if why is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            pytest.fail(f"{why}\n\n{standing(frame)}")
 
     def cancel() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.cancel_dump_traceback_later()
 
+    def end_later() -> None:
+        """Where even signals change nothing, the process ends."""
+        after = settings.timeout + END_SECONDS
+        faulthandler.dump_traceback_later(after, exit=True, file=item.config.stash[_stderr])
+
     item.cancel_timeout = cancel  # type: ignore[attr-defined]
-    signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, settings.timeout)
-    # Where even signals change nothing, the process ends.
-    after = settings.timeout + END_SECONDS
-    faulthandler.dump_traceback_later(after, exit=True, file=item.config.stash[_stderr])
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, settings.timeout / 12, settings.timeout / 12)
+    end_later()
     return True
 
 

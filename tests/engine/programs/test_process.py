@@ -62,7 +62,8 @@ def lowered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ProgramSpec]]:
     lower = ProgramSpec.lower
 
     def noted(self: ProgramSpec, name: str) -> Any:
-        found.append(self)
+        if self.function is write_pages:  # an engine of an earlier test may still compile steps
+            found.append(self)
         return lower(self, name)
 
     monkeypatch.setattr(ProgramSpec, "lower", noted)
