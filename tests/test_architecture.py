@@ -21,6 +21,7 @@ ORDER = (
     ("quantization",),
     ("sampling", "outputs", "pooling_params"),
     ("parsing",),
+    ("media",),
     ("templating", "tokenizer"),
     ("constraints",),
     ("parallel",),

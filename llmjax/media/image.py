@@ -1,0 +1,34 @@
+"""A picture as an encoder takes it: plain data that can be sent to another process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedImage:
+    """A picture as an encoder takes it.
+
+    Attributes:
+        patches: f32 [P, V], the values of each patch, in the encoder's order.
+        grid: frames or tiles, then rows and columns of patches in each.
+        num_rows: how many feature rows it becomes in the text model.
+        tokens: ids that replace its placeholder in the prompt; a feature row goes where the id is the family's row
+            token.
+        digest: 32 bytes of a hash of all that decides the rows: pixels with their mode and size, orientation, and the
+            processor with its settings.
+        sources: i32 [num_rows, J], rows of the encoder of which each feature row is a weighted sum, counted from the
+            picture's first; -1 is the learned row that ends a line. None: the encoder's rows as they are.
+        shares: f32 [num_rows, J], the weights of ``sources``.
+    """
+
+    patches: NDArray[np.float32]
+    grid: tuple[int, int, int]
+    num_rows: int
+    tokens: tuple[int, ...]
+    digest: bytes
+    sources: NDArray[np.int32] | None = None
+    shares: NDArray[np.float32] | None = None

@@ -1,0 +1,1 @@
+"""Encoders of pictures: each as data, computed by one set of modules."""

@@ -1,0 +1,253 @@
+"""The encoder of pictures that all families share; attribute paths are the names of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.models.layers.mlp import MLP, GatedMLP
+from llmjax.models.modules.linear import Linear
+from llmjax.models.modules.mlp import InnerModule, MLPModule, gated_mlp_module
+from llmjax.models.modules.norm import build_norm
+from llmjax.models.modules.parameter import parameter
+from llmjax.models.modules.residual import normed
+from llmjax.models.vision.attention import attend, turn
+from llmjax.models.vision.batch import PatchBatch
+from llmjax.models.vision.spec import (
+    Fed,
+    Merged,
+    Normed,
+    Projected,
+    Rope2D,
+    Step,
+    VisionAttention,
+    VisionLayer,
+    VisionSpec,
+)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Encoded:
+    """What an encoder makes of a batch.
+
+    Attributes:
+        rows: [N, D], feature rows; those of padding are anything.
+        tapped: [K, N, D], rows made of earlier layers' outputs (deepstack), K may be 0.
+    """
+
+    rows: jax.Array
+    tapped: jax.Array
+
+
+class Attention(nnx.Module):
+    """Attention of patches to those of equal segment."""
+
+    def __init__(self, spec: VisionAttention, size: int, rope: Rope2D | None, *, dtype: jnp.dtype) -> None:
+        self.spec, self.rope = spec, rope
+        inner = spec.heads * spec.head_dim
+        self.q_proj = Linear(size, inner, bias=spec.bias, dtype=dtype)
+        self.k_proj = Linear(size, inner, bias=spec.bias, dtype=dtype)
+        self.v_proj = Linear(size, inner, bias=spec.bias, dtype=dtype)
+        self.o_proj = Linear(inner, size, bias=spec.out_bias, dtype=dtype)
+        of_qk = (spec.qk_norm, spec.head_dim) if spec.whole_norm is None else (spec.whole_norm, inner)
+        self.q_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
+        self.k_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
+        self.v_norm = None if spec.v_norm is None else build_norm(spec.v_norm, spec.head_dim)
+
+    def __call__(self, x: jax.Array, segments: jax.Array, angles: jax.Array | None) -> jax.Array:
+        """[P, W] to [P, W]; ``angles`` f32 [P, head_dim / 2]."""
+        spec = self.spec
+        shape = (len(x), spec.heads, spec.head_dim)
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x).reshape(shape)
+        if spec.whole_norm is not None:
+            q, k = normed(q, self.q_norm), normed(k, self.k_norm)
+        q, k = q.reshape(shape), k.reshape(shape)
+        if spec.whole_norm is None:
+            q, k = normed(q, self.q_norm), normed(k, self.k_norm)
+        v = normed(v, self.v_norm)
+        if angles is not None:
+            assert self.rope is not None
+            q, k = turn(q, angles, self.rope.pairs), turn(k, angles, self.rope.pairs)
+        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
+        return self.o_proj(attend(q, k, v, segments, scale=scale).reshape(len(x), -1))
+
+
+class Layer(nnx.Module):
+    """One layer; see `VisionLayer`."""
+
+    def __init__(self, spec: VisionLayer, size: int, rope: Rope2D | None, *, dtype: jnp.dtype) -> None:
+        self.norm1 = build_norm(spec.norm, size)
+        self.attn = Attention(spec.attention, size, rope, dtype=dtype)
+        self.after1 = None if spec.after is None else build_norm(spec.after, size)
+        self.norm2 = build_norm(spec.norm, size)
+        self.mlp = _fed(spec.feed_forward, size, dtype)
+        self.after2 = None if spec.after is None else build_norm(spec.after, size)
+        self.scale1 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
+        self.scale2 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
+
+    def __call__(self, x: jax.Array, segments: jax.Array, angles: jax.Array | None) -> jax.Array:
+        mixed = normed(self.attn(self.norm1(x), segments, angles), self.after1)
+        x = x + _scaled(mixed, self.scale1)
+        fed = normed(self.mlp(self.norm2(x)), self.after2)
+        return x + _scaled(fed, self.scale2)
+
+
+@jax.jit
+def vision_layer(layer: Layer, x: jax.Array, segments: jax.Array, angles: jax.Array | None) -> jax.Array:
+    """One layer as a function, so that layers with equal specs are traced and compiled once."""
+    return layer(x, segments, angles)
+
+
+class Steps(nnx.Module):
+    """The steps of a projector, numbered."""
+
+    def __init__(self, steps: Sequence[Step], size: int, *, dtype: jnp.dtype) -> None:
+        self.steps = tuple(steps)
+        for number, step in enumerate(self.steps):
+            match step:
+                case Normed(norm):
+                    self._set(number, build_norm(norm, size))
+                case Merged(side, order):
+                    size = size if order == "mean" else size * side**2
+                case Projected(out, bias):
+                    self._set(number, Linear(size, out, bias=bias, dtype=dtype))
+                    size = out
+                case Fed(feed_forward):
+                    self._set(number, _fed(feed_forward, size, dtype))
+        self.size = size
+
+    def _set(self, number: int, module: nnx.Module) -> None:
+        setattr(self, f"step{number}", module)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[P, W] to [N, D]."""
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Merged):
+                x = _merged(x, step)
+                continue
+            x = getattr(self, f"step{number}")(x)
+            if isinstance(step, Projected) and step.activation is not None:
+                x = ACTIVATIONS[step.activation](x.astype(jnp.float32)).astype(x.dtype)
+        return x
+
+
+class VisionEncoder(nnx.Module):
+    """An encoder with its projector.
+
+    Args:
+        dtype: dtype of weight matrices; norms and biases are f32.
+        activation_dtype: dtype of everything between layers.
+    """
+
+    def __init__(self, spec: VisionSpec, *, dtype: jnp.dtype, activation_dtype: jnp.dtype) -> None:
+        self.spec, self.activation_dtype = spec, activation_dtype
+        size = spec.size
+        self.patch_embed = Linear(spec.patch_values, size, bias=spec.patch_bias, dtype=dtype, plain=True)
+        table = spec.table
+        cells = 0 if table is None else table.rows * table.columns + spec.class_token
+        self.positions = None if table is None else parameter((cells, size), jnp.float32, axes=(None, None), plain=True)
+        self.class_embed = parameter((size,), jnp.float32, axes=(None,)) if spec.class_token else None
+        self.norm_before = None if spec.norm_before is None else build_norm(spec.norm_before, size)
+        self.layers = nnx.List([Layer(layer, size, spec.rope, dtype=dtype) for layer in spec.layers])
+        self.norm_after = None if spec.norm_after is None else build_norm(spec.norm_after, size)
+        self.projector = Steps(spec.projector, size, dtype=dtype)
+        self.taps = nnx.List([Steps(spec.tap, size, dtype=dtype) for _ in spec.tapped])
+        self.newline = parameter((spec.out,), jnp.float32, axes=(None,)) if spec.newline else None
+
+    def __call__(self, batch: PatchBatch) -> Encoded:
+        """The feature rows of a batch."""
+        spec = self.spec
+        x = self.patch_embed(batch.patches.astype(self.activation_dtype))
+        if self.positions is not None:
+            assert batch.places is not None and batch.place_shares is not None
+            found = self.positions.get_value()[batch.places]  # [P, K, W]
+            x = (x + jnp.einsum("pkw,pk->pw", found, batch.place_shares)).astype(x.dtype)
+        segments, windows, positions = batch.segments, batch.windows, batch.positions
+        if self.class_embed is not None:
+            x, segments, positions = self._with_class(x, segments, positions)
+        x = normed(x, self.norm_before)
+        rope, tapped = spec.rope, []
+        angles = None if rope is None else angles_of(positions, rope, spec.layers[0].attention.head_dim)
+        for number, layer in enumerate(self.layers):
+            seen = segments if not spec.layers[number].windowed else windows
+            assert seen is not None
+            x = vision_layer(layer, x, seen, angles)
+            if number in spec.tapped:
+                tapped.append(self.taps[spec.tapped.index(number)](x))
+        x = normed(x, self.norm_after)
+        if self.class_embed is not None:
+            assert spec.tile is not None
+            x = x.reshape(-1, spec.tile + 1, spec.size)[:, 1:].reshape(-1, spec.size)
+        rows = self._gathered(self.projector(x), batch)
+        empty = jnp.zeros((0, *rows.shape), rows.dtype)
+        return Encoded(rows, jnp.stack([self._gathered(tap, batch) for tap in tapped]) if tapped else empty)
+
+    def _with_class(
+        self, x: jax.Array, segments: jax.Array, positions: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Patches, segments and positions with the class token before each tile."""
+        spec = self.spec
+        assert self.class_embed is not None and spec.tile is not None
+        first = self.class_embed.get_value()
+        if self.positions is not None:
+            first = first + self.positions.get_value()[0]
+        tiles = x.reshape(-1, spec.tile, spec.size)
+        first = jnp.broadcast_to(first.astype(x.dtype), (len(tiles), 1, spec.size))
+        of_tile = segments.reshape(-1, spec.tile)
+        places = positions.reshape(-1, spec.tile, 2)
+        return (
+            jnp.concatenate([first, tiles], 1).reshape(-1, spec.size),
+            jnp.concatenate([of_tile[:, :1], of_tile], 1).reshape(-1),
+            jnp.concatenate([jnp.zeros_like(places[:, :1]), places], 1).reshape(-1, 2),
+        )
+
+    def _gathered(self, rows: jax.Array, batch: PatchBatch) -> jax.Array:
+        """Feature rows as weighted sums of merged patches and the learned row, where a picture says so."""
+        if batch.sources is None:
+            return rows
+        assert batch.source_shares is not None
+        found = rows[jnp.maximum(batch.sources, 0)].astype(jnp.float32)  # [N, J, D]
+        if self.newline is not None:
+            found = jnp.where(batch.sources[..., None] < 0, self.newline.get_value(), found)
+        return jnp.einsum("njd,nj->nd", found, batch.source_shares).astype(rows.dtype)
+
+
+def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:
+    """The angle of each pair of a head's entries, f32 [P, head_dim / 2].
+
+    Args:
+        positions: i32 [P, 2], row and column.
+    """
+    pairs = head_dim // 2
+    places = positions.astype(jnp.float32) + rope.offset
+    first, second = (places[:, 1:], places[:, :1]) if rope.column_first else (places[:, :1], places[:, 1:])
+    if rope.order == "halves":
+        rates = rope.theta ** (-jnp.arange(0, pairs, 2, dtype=jnp.float32) / pairs)
+        return jnp.concatenate([first * rates, second * rates], axis=-1)
+    rates = rope.theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+    return jnp.concatenate([first * rates[0::2], second * rates[1::2]], axis=-1)
+
+
+def _fed(spec: MLP | GatedMLP, size: int, dtype: jnp.dtype) -> InnerModule:
+    make = gated_mlp_module if isinstance(spec, GatedMLP) else MLPModule
+    return make(spec, size, dtype=dtype)  # type: ignore[arg-type]
+
+
+def _merged(x: jax.Array, step: Merged) -> jax.Array:
+    """[P, W] to [P / side², .]; patches of a square stand one after another."""
+    squares = x.reshape(-1, step.side**2, x.shape[-1])
+    if step.order == "mean":
+        return squares.astype(jnp.float32).mean(axis=1).astype(x.dtype)
+    if step.order == "channels":
+        squares = squares.swapaxes(1, 2)
+    return squares.reshape(len(squares), -1)
+
+
+def _scaled(x: jax.Array, scale: nnx.Param | None) -> jax.Array:
+    return x if scale is None else x * scale.get_value().astype(x.dtype)

@@ -1,0 +1,136 @@
+"""Packs prepared pictures into the arrays of a `PatchBatch`; NumPy alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llmjax.models.vision.spec import TablePositions, VisionSpec
+
+LINE_SHARE = 8
+"""A picture with learned rows at the ends of lines has at most one for each of these rows."""
+
+
+class Picture(Protocol):
+    """What packing needs of a picture; ``llmjax.media.image.PreparedImage`` is one."""
+
+    @property
+    def patches(self) -> NDArray[np.float32]: ...
+
+    @property
+    def grid(self) -> tuple[int, int, int]: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    @property
+    def sources(self) -> NDArray[np.int32] | None: ...
+
+    @property
+    def shares(self) -> NDArray[np.float32] | None: ...
+
+
+def bucket(spec: VisionSpec, patches: int) -> int:
+    """The number of patches to which a batch is padded: a unit times 1, 2, 3, 4, 6, 8, 12 and so on."""
+    units = max(1, -(-patches // spec.unit))
+    power = 1 << (units - 1).bit_length()
+    return spec.unit * (power * 3 // 4 if power >= 4 and units <= power * 3 // 4 else power)
+
+
+def num_rows(spec: VisionSpec, patches: int) -> int:
+    """The feature rows of a batch of so many patches, padding among them."""
+    rows = patches // spec.side**2
+    return rows + rows // LINE_SHARE + 1 if spec.newline else rows
+
+
+def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict[str, NDArray[Any]]:
+    """The fields of a `PatchBatch` by name; the pictures' feature rows stand one after another in their order.
+
+    Args:
+        patches: patches of the batch, from `bucket` of the pictures' sum.
+
+    Raises:
+        ValueError: the pictures have more patches than that.
+    """
+    used = sum(len(picture.patches) for picture in pictures)
+    if used > patches or patches % spec.unit:
+        raise ValueError(f"{used} patches do not fit in {patches}, a multiple of {spec.unit}")
+    values = np.zeros((patches, spec.patch_values), np.float32)
+    segments = np.full(patches, -1, np.int32)
+    windows = np.full(patches, -1, np.int32)
+    positions = np.zeros((patches, 2), np.int32)
+    corners = 4 if spec.table is not None and spec.table.between == "corners" else 1
+    places = np.zeros((patches, corners), np.int32)
+    place_shares = np.zeros((patches, corners), np.float32)
+    start = segment = window = 0
+    for picture in pictures:
+        frames, rows, columns = picture.grid
+        part = slice(start, start + len(picture.patches))
+        values[part] = picture.patches
+        at = positions_of(rows, columns, spec.side)
+        positions[part] = np.tile(at, (frames, 1))
+        segments[part] = segment + np.repeat(np.arange(frames), rows * columns)
+        if spec.window is not None:
+            across = -(-columns // spec.window)
+            of_frame = at[:, 0] // spec.window * across + at[:, 1] // spec.window
+            count = across * -(-rows // spec.window)
+            windows[part] = window + np.concatenate([of_frame + frame * count for frame in range(frames)])
+            window += frames * count
+        if spec.table is not None:
+            cells, shares = cells_of(at, rows, columns, spec.table)
+            places[part] = np.tile(cells, (frames, 1)) + spec.class_token
+            place_shares[part] = np.tile(shares, (frames, 1))
+        start, segment = part.stop, segment + frames
+    found: dict[str, NDArray[Any]] = {"patches": values, "segments": segments, "positions": positions}
+    if spec.window is not None:
+        found["windows"] = windows
+    if spec.table is not None:
+        found |= {"places": places, "place_shares": place_shares}
+    if spec.newline:
+        found |= _sources(spec, pictures, num_rows(spec, patches))
+    return found
+
+
+def positions_of(rows: int, columns: int, side: int) -> NDArray[np.int32]:
+    """Row and column of each patch of a frame, i32 [rows * columns, 2], square by square of ``side`` patches."""
+    grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
+    squares = grid.reshape(rows // side, side, columns // side, side, 2).swapaxes(1, 2)
+    return squares.reshape(-1, 2).astype(np.int32)
+
+
+def cells_of(
+    at: NDArray[np.int32], rows: int, columns: int, table: TablePositions
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """The cells of the table that make up each patch's position, i32 [P, K], and their weights, f32 [P, K]."""
+    if table.between == "cells":
+        return (at[:, :1] * table.columns + at[:, 1:]).astype(np.int32), np.ones((len(at), 1), np.float32)
+    low, high, share = [], [], []
+    for axis, (count, cells) in enumerate(((rows, table.rows), (columns, table.columns))):
+        place = np.linspace(0, cells - 1, count, dtype=np.float32)[at[:, axis]]
+        low.append(place.astype(np.int32))
+        high.append(np.minimum(low[-1] + 1, cells - 1))
+        share.append(place - low[-1])
+    cells_ = [r * table.columns + c for r in (low[0], high[0]) for c in (low[1], high[1])]
+    shares = [r * c for r in (1 - share[0], share[0]) for c in (1 - share[1], share[1])]
+    return np.stack(cells_, axis=1).astype(np.int32), np.stack(shares, axis=1).astype(np.float32)
+
+
+def _sources(spec: VisionSpec, pictures: Sequence[Picture], rows: int) -> dict[str, NDArray[Any]]:
+    """The merged patches of which each of a batch's feature rows is a sum."""
+    widest = max((picture.sources.shape[1] for picture in pictures if picture.sources is not None), default=1)
+    sources, shares = np.zeros((rows, widest), np.int32), np.zeros((rows, widest), np.float32)
+    row = first = 0
+    for picture in pictures:
+        merged = len(picture.patches) // spec.side**2
+        if picture.sources is None:
+            sources[row : row + merged, 0], shares[row : row + merged, 0] = first + np.arange(merged), 1
+        else:
+            assert picture.shares is not None
+            part = slice(row, row + picture.num_rows), slice(0, picture.sources.shape[1])
+            sources[part] = np.where(picture.sources < 0, -1, picture.sources + first)
+            shares[part] = picture.shares
+        row, first = row + picture.num_rows, first + merged
+    return {"sources": sources, "source_shares": shares}

@@ -1,0 +1,168 @@
+"""The encoder of pictures as data: patches, positions, layers, and what makes feature rows of their output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from llmjax.models.layers.mlp import MLP, GatedMLP
+from llmjax.models.layers.norm import NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rope2D:
+    """Rotary positions on two axes: which angle turns which pair of a head's entries.
+
+    Attributes:
+        theta: the base.
+        order: "halves": the first half of the pairs turns by the row and the second by the column, each with all
+            frequencies; "by turns": pairs turn by row and column in turn, each with every second frequency of one
+            axis (Pixtral).
+        pairs: "half": entry i is paired with that half a head later; "quarter": the same within each half of a head;
+            "adjacent": entries 2i and 2i + 1 are paired.
+        column_first: rows and columns change places.
+        offset: added to rows and columns.
+    """
+
+    theta: float = 10000.0
+    order: Literal["halves", "by turns"] = "halves"
+    pairs: Literal["half", "quarter", "adjacent"] = "half"
+    column_first: bool = False
+    offset: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePositions:
+    """Learned vectors for the cells of a grid, added to the patches.
+
+    Attributes:
+        rows, columns: the grid; the table has a vector for each cell, and for the class token before them.
+        between: how a picture's grid is laid over it: "cells": patch (r, c) has cell (r, c); "corners": the corner
+            patches have the corner cells, and between cells vectors are mixed linearly (Qwen3-VL).
+    """
+
+    rows: int
+    columns: int
+    between: Literal["cells", "corners"] = "cells"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionAttention:
+    """Attention of a patch to those of its frame or tile, or of its window."""
+
+    heads: int
+    head_dim: int
+    bias: bool = True  # of queries, keys and values
+    out_bias: bool = True
+    scale: float | None = None  # None: 1 / sqrt(head_dim)
+    qk_norm: NormSpec | None = None  # of each head's queries and keys
+    whole_norm: NormSpec | None = None  # of all heads' queries and keys as one vector
+    v_norm: NormSpec | None = None  # of each head's values
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionLayer:
+    """``x + attention(norm(x))``, then ``x + feed_forward(norm(x))``.
+
+    Attributes:
+        windowed: patches see their window alone.
+        scaled: both sublayers' outputs are multiplied with a learned vector.
+        after: norms of both sublayers' outputs, as in ``Sandwich``; None: there are none.
+    """
+
+    attention: VisionAttention
+    feed_forward: MLP | GatedMLP
+    norm: NormSpec
+    after: NormSpec | None = None
+    windowed: bool = False
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A step of the projector: a norm."""
+
+    norm: NormSpec
+
+
+@dataclass(frozen=True)
+class Merged:
+    """A step of the projector: a square of patches becomes one row.
+
+    Attributes:
+        side: patches along each side.
+        order: how the row is made: "patches": one patch after another, each with all its values; "channels": one
+            value after another, each of all patches; "mean": their mean.
+    """
+
+    side: int
+    order: Literal["patches", "channels", "mean"] = "patches"
+
+
+@dataclass(frozen=True)
+class Projected:
+    """A step of the projector: a matrix.
+
+    Attributes:
+        size: of its output.
+        activation: a key of ACTIVATIONS, applied afterwards; None: none.
+    """
+
+    size: int
+    bias: bool = True
+    activation: str | None = None
+
+
+@dataclass(frozen=True)
+class Fed:
+    """A step of the projector: a feed-forward sublayer, without a residual."""
+
+    feed_forward: MLP | GatedMLP
+
+
+Step = Normed | Merged | Projected | Fed
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionSpec:
+    """All that defines an encoder of pictures.
+
+    Attributes:
+        patch_values: values of a patch.
+        size: of a patch's vector between layers.
+        out: size of a feature row, which is the text model's hidden size.
+        side: patches along each side of a picture that become one row; patches come square by square.
+        projector: what makes feature rows of the last layer's output.
+        patch_bias: whether the embedding of patches has a bias.
+        table: learned positions; None: none.
+        class_token: whether each tile begins with a learned vector, which no row is made of.
+        rope: None: no rotary positions.
+        norm_before, norm_after: norms before the first and after the last layer.
+        window: patches along each side of a window; None: no layer has windows.
+        tapped: layers whose outputs are projected too, by ``tap`` with weights of their own (deepstack).
+        newline: whether a learned row ends each line of a picture.
+        tile: patches of a tile where all are equal, as where there is a class token; None: pictures have any number.
+    """
+
+    patch_values: int
+    size: int
+    out: int
+    layers: tuple[VisionLayer, ...]
+    side: int = 1
+    projector: tuple[Step, ...] = ()
+    patch_bias: bool = True
+    table: TablePositions | None = None
+    class_token: bool = False
+    rope: Rope2D | None = None
+    norm_before: NormSpec | None = None
+    norm_after: NormSpec | None = None
+    window: int | None = None
+    tapped: tuple[int, ...] = ()
+    tap: tuple[Step, ...] = ()
+    newline: bool = False
+    tile: int | None = None
+
+    @property
+    def unit(self) -> int:
+        """Patches that are never divided between two batches' ends: a batch has a multiple of them."""
+        return self.tile or self.side**2
