@@ -41,7 +41,7 @@ def bucket(spec: VisionSpec, patches: int) -> int:
 
 
 def num_rows(spec: VisionSpec, patches: int) -> int:
-    """The feature rows of a batch of so many patches, padding among them."""
+    """The feature rows of a batch with this number of patches, padding among them."""
     rows = patches // spec.side**2
     return rows + rows // LINE_SHARE + 1 if spec.newline else rows
 

@@ -104,7 +104,7 @@ class Projected:
     """A step of the projector: a matrix.
 
     Attributes:
-        size: of its output.
+        size: number of values of a row of its output.
         activation: a key of ACTIVATIONS, applied afterwards; None: none.
     """
 
@@ -129,7 +129,7 @@ class VisionSpec:
 
     Attributes:
         patch_values: values of a patch.
-        size: of a patch's vector between layers.
+        size: number of values of a patch's vector between layers.
         out: size of a feature row, which is the text model's hidden size.
         side: patches along each side of a picture that become one row; patches come square by square.
         projector: what makes feature rows of the last layer's output.
