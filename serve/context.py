@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from llmjax.config import ServerConfig
+from llmjax.engine.front.limits import RequestLimits
 from llmjax.outputs import RequestMetrics
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.drain import Gate
@@ -53,6 +54,11 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """What requests may ask of the engine."""
+        return RequestLimits.of(self.engine.config, self.engine.info)
 
     def check_model(self, name: str | None) -> None:
         """Raises ``ApiError`` (404) unless ``name`` is absent, empty or the served model's.

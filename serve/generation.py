@@ -58,15 +58,6 @@ class JobOutput:
     output: RequestOutput
 
 
-def check_priority(engine: Engine, priority: int) -> None:
-    if priority and engine.config.scheduling_policy != "priority":
-        raise ApiError(
-            "`priority` needs a server started with --scheduling-policy priority",
-            param="priority",
-            code="unsupported_parameter",
-        )
-
-
 async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
     """Outputs in the order they come; closing the generator aborts what is still running."""
     streams = [_stream(engine, job, index) for index in range(len(job.prompts))]

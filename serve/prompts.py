@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any, Literal, TypeVar
 
 from llmjax.config import TEMPLATE_FIELDS
-from llmjax.errors import PromptTooLong
 from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
@@ -232,11 +231,12 @@ async def completion_prompts(
 
     Raises:
         PromptTooLong: a text is longer than the context can hold, and not to be cut.
-        ApiError: ids outside the vocabulary, or no tokenizer.
+        InvalidRequest: ids outside the vocabulary.
+        ApiError: no tokenizer.
     """
     for prompt in prompts:
         if not isinstance(prompt, str):
-            check_ids(server, prompt, field="prompt")
+            server.request_limits.check_ids(prompt)
     texts = echo or any(isinstance(prompt, str) for prompt in prompts)
     tokenizer = server.tokenizer if texts else None
     literal = server.literal_texts
@@ -281,15 +281,6 @@ def check_queue(server: Server, *, prompts: int, choices: int, field: str = "pro
         )
 
 
-def check_ids(server: Server, ids: list[int], *, field: str) -> None:
-    vocab_size = server.engine.info.vocab_size
-    if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-        bad = next(i for i in ids if not 0 <= i < vocab_size)
-        raise ApiError(
-            f"{field} holds the token id {bad}; the vocabulary has {vocab_size}", param=field, code="invalid_value"
-        )
-
-
 def output_budget(
     server: Server,
     prompt: EncodedPrompt,
@@ -308,33 +299,22 @@ def output_budget(
         asked_field: the name under which the request asked.
 
     Raises:
-        PromptTooLong: not even one token would fit.
+        InvalidRequest: the prompt has no tokens, or leaves room for none.
         ApiError: 400 ``context_length_exceeded``; what is asked for is cut to what fits where the server does that.
     """
     if asked is not None and asked < 1:
         raise ApiError(f"{asked_field} must be at least 1, not {asked}", param=asked_field, code="invalid_value")
-    length, limit = len(prompt.token_ids), server.engine.info.max_model_len
-    if not length:
-        raise ApiError(f"`{field}` has no tokens", param=field, code="invalid_value")
-    if length >= limit:
-        raise PromptTooLong(
-            f"the prompt has {length} tokens; the context of {limit} must also hold at least one output token",
-            field=field,
-            tokens=length,
-            limit=limit - 1,
-        )
-    if asked is not None and length + asked > limit:
-        if server.config.cut_max_tokens:
-            return limit - length
+    length = len(prompt.token_ids)
+    room = server.request_limits.check_prompt(length, field=field)
+    if asked is not None and asked > room and not server.config.cut_max_tokens:
         raise ApiError(
-            f"{asked_field} is {asked}; after the prompt's {length} tokens only {limit - length} fit the context of "
-            f"{limit} (a server with --cut-max-tokens generates as many as fit)",
+            f"{asked_field} is {asked}; after the prompt's {length} tokens only {room} fit the context of "
+            f"{length + room} (a server with --cut-max-tokens generates as many as fit)",
             param=asked_field,
             code="context_length_exceeded",
         )
-    if asked is not None:
-        return asked
-    return limit - length if default is None else min(default, limit - length)
+    wanted = default if asked is None else asked
+    return room if wanted is None else min(wanted, room)
 
 
 async def off_loop(work: Callable[[], T], *, size: int) -> T:

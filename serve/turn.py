@@ -19,7 +19,7 @@ from llmjax.serve.context import RequestRecord, Server
 from llmjax.serve.custom_tools import NO_TOOLS, CustomTools
 from llmjax.serve.errors import ApiError
 from llmjax.serve.forms import answer_form, held_to_tools, parsers_for
-from llmjax.serve.generation import Job, Tally, check_priority, collect, run_job
+from llmjax.serve.generation import Job, Tally, collect, run_job
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.prompts import (
     EncodedPrompt,
@@ -35,7 +35,6 @@ from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import (
     beam_search_params,
     check_beam_search,
-    check_logprobs,
     check_stream,
     check_truncation,
     sampling_params,
@@ -143,13 +142,14 @@ async def prepare(
     body.expand_logprobs(engine.info.vocab_size)
     record.note(body)
     logprobs = body.num_logprobs
-    check_logprobs(logprobs, field="top_logprobs", limit=engine.config.max_logprobs)
-    check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
+    limits = server.request_limits
+    limits.check_logprobs(logprobs, field="top_logprobs")
+    limits.check_logprobs(body.prompt_logprobs, field="prompt_logprobs")
     check_beam_search(body)
     check_stream(body)
     check_truncation(body)
     priority = body.priority or 0
-    check_priority(engine, priority)
+    limits.check_priority(priority)
     asked = body.requested_tokens
     defaults = engine.info.default_sampling_params
     tools = await read_tools(body)

@@ -170,6 +170,7 @@ ENGINES_OUTSIDE = {
     "core.request",
     "core.stats",
     "front.beam_search",
+    "front.limits",
     "front.pairs",
     "front.requests",
     "front.scores",

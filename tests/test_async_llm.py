@@ -294,7 +294,7 @@ async def test_bad_requests_fail_before_the_first_output(
     start: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig
 ) -> None:
     engine = start(endless)
-    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+    with pytest.raises(InvalidRequest, match="prompt has no tokens"):
         await collect(engine.generate([], FOREVER, "a"))
     first = engine.generate([5], FOREVER, "r")
     await anext(first)

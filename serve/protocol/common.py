@@ -453,11 +453,6 @@ def _check_named(body: GenerationRequest, logprobs: int | None) -> None:
         )
 
 
-def check_logprobs(value: int | None, *, field: str, limit: int) -> None:
-    if value is not None and not 0 <= value <= limit:
-        raise ApiError(f"{field} must be between 0 and {limit}, not {value}", param=field, code="invalid_value")
-
-
 def check_stream(body: GenerationRequest) -> None:
     """Raises ``ApiError`` for what only a stream, or only a whole answer, can have."""
     if body.stream and body.prompt_logprobs is not None:

@@ -23,7 +23,7 @@ from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
-from llmjax.serve.generation import Job, JobOutput, Tally, check_priority, collect, guarded, request_metrics, run_job
+from llmjax.serve.generation import Job, JobOutput, Tally, collect, guarded, request_metrics, run_job
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
     TextOffsets,
@@ -36,7 +36,6 @@ from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, complet
 from llmjax.serve.protocol.common import (
     beam_search_params,
     check_beam_search,
-    check_logprobs,
     check_stream,
     check_truncation,
     sampling_params,
@@ -80,8 +79,9 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
     body.check_best_of()
     body.expand_logprobs(engine.info.vocab_size)
     record_of(request).note(body)
-    check_logprobs(body.logprobs, field="logprobs", limit=engine.config.max_logprobs)
-    check_logprobs(body.prompt_logprobs, field="prompt_logprobs", limit=engine.config.max_logprobs)
+    limits = server.request_limits
+    limits.check_logprobs(body.logprobs, field="logprobs")
+    limits.check_logprobs(body.prompt_logprobs, field="prompt_logprobs")
     check_beam_search(body)
     if body.use_beam_search and (body.scores_echo or body.prompt_only):
         raise ApiError("`echo` with scores of the prompt cannot be combined with use_beam_search", param="echo")
@@ -89,7 +89,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
     check_truncation(body)
     body.check_suffix()
     priority = body.priority or 0
-    check_priority(engine, priority)
+    limits.check_priority(priority)
     check_queue(server, prompts=len(body.prompts), choices=body.continuations)
     asked = 1 if body.prompt_only else body.max_tokens
     prompts = await completion_prompts(

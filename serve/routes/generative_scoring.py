@@ -16,8 +16,8 @@ from llmjax.sampling.params import SamplingParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
-from llmjax.serve.generation import Job, Tally, check_priority, collect, guarded
-from llmjax.serve.prompts import EncodedPrompt, check_ids, check_queue, off_loop, output_budget
+from llmjax.serve.generation import Job, Tally, collect, guarded
+from llmjax.serve.prompts import EncodedPrompt, check_queue, off_loop, output_budget
 from llmjax.serve.protocol.generate import GenerativeScoringRequest
 
 
@@ -27,11 +27,12 @@ async def generative_scoring(request: Request) -> Response:
     body = parse(await read_json(request), GenerativeScoringRequest, ignored=ignored_fields(request))
     server.check_model(body.model)
     server.check_task("generate")
-    check_priority(server.engine, body.priority or 0)
+    limits = server.request_limits
+    limits.check_priority(body.priority)
     if not body.items:
         raise ApiError("`items` is empty", param="items", code="invalid_value")
     check_queue(server, prompts=len(body.items), choices=1, field="items")
-    check_ids(server, body.label_token_ids, field="label_token_ids")
+    limits.check_ids(body.label_token_ids, field="label_token_ids")
     prompts = await _prompts(server, body)
     params = SamplingParams(max_tokens=1, logprobs=0, logprob_token_ids=body.label_token_ids, detokenize=False)
     id = f"generative-scoring-{body.request_id or record_of(request).id}"
@@ -64,11 +65,11 @@ async def _prompts(server: Server, body: GenerativeScoringRequest) -> list[Encod
         ApiError: one is empty or too long, or there is a text and no tokenizer.
     """
     if not isinstance(body.query, str):
-        check_ids(server, body.query, field="query")
+        server.request_limits.check_ids(body.query, field="query")
     parts: list[Any] = [*body.items]
     for i, item in enumerate(parts):
         if not isinstance(item, str):
-            check_ids(server, item, field=f"items.{i}")
+            server.request_limits.check_ids(item, field=f"items.{i}")
 
     def ids(one: str | list[int], field: str, *, special: bool) -> list[int]:
         if not isinstance(one, str):

@@ -28,7 +28,7 @@ from llmjax.pooling_params import PoolingParams
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import Server, cache_salt_of, engine_id, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
-from llmjax.serve.generation import check_priority, guarded
+from llmjax.serve.generation import guarded
 from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, read_tools, template_source, unread_variables
 from llmjax.serve.protocol.common import ApiModel
@@ -298,7 +298,7 @@ async def _made(
         field: the request's field that holds the inputs.
     """
     server.check_model(body.model)
-    check_priority(server.engine, body.priority or 0)
+    server.request_limits.check_priority(body.priority)
     own_name = body.request_id or record_of(request).id
     salt, priority = cache_salt_of(request, body.cache_salt), body.priority or 0
     outputs_by_index: dict[int, PoolingRequestOutput] = {}

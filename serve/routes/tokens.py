@@ -10,7 +10,7 @@ from starlette.routing import Route
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import ignored_fields, server_of
 from llmjax.serve.custom_tools import from_chat
-from llmjax.serve.prompts import chat_prompt, check_ids, completion_prompts, off_loop, read_tools
+from llmjax.serve.prompts import chat_prompt, completion_prompts, off_loop, read_tools
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 
@@ -49,7 +49,7 @@ async def detokenize(request: Request) -> Response:
     server = server_of(request)
     body = parse(await read_json(request), DetokenizeRequest, ignored=ignored_fields(request))
     server.check_model(body.model)
-    check_ids(server, body.tokens, field="tokens")
+    server.request_limits.check_ids(body.tokens, field="tokens")
     tokenizer = server.tokenizer
     text = await off_loop(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), size=4 * len(body.tokens))
     return Response(orjson.dumps({"prompt": text}), media_type="application/json")

@@ -133,7 +133,7 @@ def test_special_tokens_are_left_out_if_asked(ended: Running, body: dict[str, An
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"input": ""}, "input", "the prompt is empty"),
+        ({"input": ""}, "input", "the prompt has no tokens"),
         ({"input": "w3 " * 65}, "input", "has 65 tokens; this model takes at most 64"),
         ({"input": "w3 " * 20_000}, "input", "the context of 64"),
         ({"input": "w3", "truncate_prompt_tokens": 10**12}, "truncate_prompt_tokens", "above the 64 tokens"),

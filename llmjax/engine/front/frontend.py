@@ -167,7 +167,7 @@ class Frontend:
     def _check_new(self, name: str, priority: int) -> None:
         if name in self._names:
             raise InvalidRequest(f"request id {name!r} is in use", field="request_id")
-        self.requests.check_priority(priority)
+        self.requests.limits.check_priority(priority)
 
     def id_of(self, name: str) -> int | None:
         """The engine's id of an open request, by its user's name for it."""

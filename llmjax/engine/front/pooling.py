@@ -85,7 +85,9 @@ class PoolingPrompts:
             )
         else:
             token_ids, second_start = ids_of(prompt)[:limit], None
-        self._requests.check_ids(token_ids)
+        if not token_ids:
+            raise InvalidRequest("the prompt has no tokens", field="prompt")
+        self._requests.limits.check_ids(token_ids)
         if len(token_ids) > self._max_model_len:
             raise PromptTooLong(
                 f"the text has {len(token_ids)} tokens; this model takes at most {self._max_model_len} "

@@ -11,6 +11,7 @@ from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.front.beam_search import MAX_BEAM_TOKENS, BeamSearch
+from llmjax.engine.front.limits import RequestLimits
 from llmjax.engine.info import EngineInfo
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
@@ -62,16 +63,17 @@ class Requests:
         info: describes the engine that the requests are for.
         new_id: makes that engine's ids of requests.
         tokenizer: None: token ids in, token ids out.
+
+    Attributes:
+        limits: what requests may ask of that engine.
     """
 
     def __init__(
         self, config: EngineConfig, *, info: EngineInfo, new_id: Callable[[], int], tokenizer: Tokenizer | None
     ) -> None:
-        self._config = config
+        self.limits = RequestLimits.of(config, info)
         self._tokenizer = tokenizer
         self._new_id = new_id
-        self._vocab_size = info.vocab_size
-        self._max_model_len = info.max_model_len
         self._pooler = info.pooler
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
 
@@ -91,12 +93,12 @@ class Requests:
             arrival: when it came, in seconds of time.monotonic().
         """
         params = self._expanded(params)
-        self._check(prompt.token_ids, params)
-        room = self._max_model_len - len(prompt.token_ids)
+        self._check(params)
+        room = self._room(prompt)
         bad_words = self._bad_words(params.bad_words)
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         # Resolved again by the engine for each continuation's seed; here for its errors.
-        request_sampling(params, vocab_size=self._vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
+        request_sampling(params, vocab_size=self.limits.vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
         form = form or self.compiled(params)
         return EngineRequest(
             request_id=self._new_id(),
@@ -113,11 +115,6 @@ class Requests:
             arrival_time=arrival,
         )
 
-    def check_priority(self, priority: int) -> None:
-        """Raises InvalidRequest if there is a priority, and the scheduler knows none."""
-        if priority and self._config.scheduling_policy != "priority":
-            raise InvalidRequest("priority needs a server started with --scheduling-policy priority", field="priority")
-
     def beam_search(
         self,
         prompt: PromptInput,
@@ -132,14 +129,13 @@ class Requests:
             keep_logprobs: so that what is found has them.
         """
         read = self.prompt(prompt, cache_salt=cache_salt)
-        if params.candidates > self._config.max_logprobs:
+        if params.candidates > self.limits.max_logprobs:
             raise InvalidRequest(
                 f"a beam_width of {params.beam_width} needs the log-probabilities of {params.candidates} tokens; the "
-                f"server gives at most {self._config.max_logprobs} (--max-logprobs)",
+                f"server gives at most {self.limits.max_logprobs} (--max-logprobs)",
                 field="beam_width",
             )
-        self._check(read.token_ids, SamplingParams())
-        max_tokens = min(params.max_tokens, self._max_model_len - len(read.token_ids))
+        max_tokens = min(params.max_tokens, self._room(read))
         if max_tokens * params.beam_width > MAX_BEAM_TOKENS:
             raise InvalidRequest(
                 f"a search of {params.beam_width} beams may have at most {MAX_BEAM_TOKENS // params.beam_width} "
@@ -188,7 +184,7 @@ class Requests:
             return None
         from llmjax.constraints.compiler import GrammarCompiler  # no start needs it
 
-        return GrammarCompiler(self._tokenizer, vocab_size=self._vocab_size, eos_token_ids=self._eos)
+        return GrammarCompiler(self._tokenizer, vocab_size=self.limits.vocab_size, eos_token_ids=self._eos)
 
     def prompt(self, prompt: PromptInput, *, cache_salt: str | None = None) -> Prompt:
         """The tokens of a prompt, not yet checked against the context.
@@ -225,18 +221,8 @@ class Requests:
         """
         if self._tokenizer is None:
             raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
-        self._tokenizer.check_length(text, max_tokens=self._max_model_len)
+        self._tokenizer.check_length(text, max_tokens=self.limits.max_model_len)
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-
-    def check_ids(self, token_ids: list[int]) -> None:
-        """Raises InvalidRequest if there are no tokens, or some that the vocabulary has not."""
-        if not token_ids:
-            raise InvalidRequest("the prompt is empty", field="prompt")
-        if min(token_ids) < 0 or max(token_ids) >= self._vocab_size:
-            outside = next(token for token in token_ids if not 0 <= token < self._vocab_size)
-            raise InvalidRequest(
-                f"the prompt holds token id {outside}; the vocabulary has {self._vocab_size} tokens", field="prompt"
-            )
 
     def _check_generates(self) -> None:
         if self._pooler is not None:
@@ -246,23 +232,17 @@ class Requests:
     def _expanded(self, params: SamplingParams) -> SamplingParams:
         """With -1 log-probabilities as those of the whole vocabulary."""
         names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
-        return params.clone(**dict.fromkeys(names, self._vocab_size)) if names else params
+        return params.clone(**dict.fromkeys(names, self.limits.vocab_size)) if names else params
 
-    def _check(self, token_ids: list[int], params: SamplingParams) -> None:
-        self.check_ids(token_ids)
-        if len(token_ids) >= self._max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(token_ids)} tokens; this model's context of {self._max_model_len} leaves room "
-                f"for a prompt of at most {self._max_model_len - 1}",
-                field="prompt",
-            )
+    def _room(self, prompt: Prompt) -> int:
+        """Checks a prompt's tokens, and returns for how many the context has room after them."""
+        room = self.limits.check_prompt(len(prompt.token_ids))
+        self.limits.check_ids(prompt.token_ids)
+        return room
+
+    def _check(self, params: SamplingParams) -> None:
         for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(params, name)
-            if value is not None and value > self._config.max_logprobs:
-                raise InvalidRequest(
-                    f"{name} is {value}; the server allows at most {self._config.max_logprobs} (--max-logprobs)",
-                    field=name,
-                )
+            self.limits.check_logprobs(getattr(params, name), field=name)
         if self._tokenizer is None and (params.stop or params.bad_words):
             name = "stop" if params.stop else "bad_words"
             raise InvalidRequest(f"{name} needs a tokenizer", field=name)
