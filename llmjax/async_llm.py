@@ -19,7 +19,7 @@ from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
 from llmjax.engine.front.beam_search import BeamSearch
 from llmjax.engine.front.pairs import TextPair
-from llmjax.engine.front.requests import CompiledForm, PromptInput
+from llmjax.engine.front.requests import CheckedForm, PromptInput
 from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.report import ThroughputLog
@@ -284,7 +284,7 @@ class AsyncLLM(LoadedLLM):
             self._check_open()  # much may have happened since
         form = None
         if sampling_params.structured_outputs is not None:
-            form = await self._compiled(sampling_params.structured_outputs, client)
+            form = await self._checked(sampling_params.structured_outputs, client)
             self._check_open()
         await self._until_resumed()
         request = self._frontend.open(
@@ -307,12 +307,12 @@ class AsyncLLM(LoadedLLM):
                     output.prompt_logprobs = scores
                 yield output
 
-    async def _compiled(self, form: StructuredOutputsParams, client: str) -> CompiledForm:
+    async def _checked(self, form: StructuredOutputsParams, client: str) -> CheckedForm:
         grammar, known = await asyncio.to_thread(self._frontend.requests.known, form)
         if known is not None:
             return known
         try:
-            checked = self._form_checks.submit(client, partial(self._frontend.requests.compile, form, grammar))
+            checked = self._form_checks.submit(client, partial(self._frontend.requests.check, form, grammar))
             return await asyncio.wrap_future(checked)
         except QueueFull:
             self._record_rejection(FORMS_FULL)

@@ -1,4 +1,4 @@
-"""Compiles grammars to matchers over a tokenizer's vocabulary, with limits on time and memory."""
+"""Checks grammars, with limits on time and memory, and compiles them to matchers over a tokenizer's vocabulary."""
 
 from __future__ import annotations
 
@@ -19,50 +19,49 @@ from llmjax.sampling.structured import StructuredOutputsParams
 from llmjax.tokenizer import Tokenizer
 from llmjax.turns import Turn
 
-KEPT = 32  # number of recently used matchers that are kept
+KEPT = 32  # number of recently used grammars that are kept, with their matchers
 KEPT_CHARS = 2**21  # characters of those grammars together
 KEPT_REFUSALS = 1024  # number of recently refused grammars that are remembered
 
 
 class GrammarCompiler:
-    """Makes matchers, from any thread.
+    """Checks grammars where requests come in, and makes matchers where the engine is; from any thread.
+
+    A grammar is checked before it is compiled, in a process that may be killed: even a short one may take hours or all
+    memory.
 
     Args:
         tokenizer: the tokenizer that defines the tokens.
         vocab_size: number of logits.
         eos_token_ids: tokens that may end an output.
-        trusted: whether grammars have already been compiled elsewhere; others are tried in another process first,
-            because even short ones may take hours or all memory.
     """
 
-    def __init__(
-        self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Iterable[int], trusted: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = sorted(token for token in eos_token_ids if 0 <= token < vocab_size)
-        self._trial = None if trusted else GrammarTrial(lambda: self._own)
+        self._trial = GrammarTrial(lambda: self._own)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[str, LLMatcher | None] = OrderedDict()  # None: checked, but not compiled here
         self._refused: OrderedDict[bytes, str] = OrderedDict()  # reasons, by the grammars' hashes
 
     def grammar(self, params: StructuredOutputsParams) -> str:
-        """The grammar of a form of output, for ``matcher``; raises ``InvalidRequest``."""
+        """The grammar of a form of output, for ``check``; raises ``InvalidRequest``."""
         return grammar_of(params, special=self._cut)
 
-    def known(self, grammar: str, *, field: str = "structured_outputs") -> LLMatcher | None:
-        """The matcher of a recently used grammar, without waiting; None: unknown. Errors as for ``matcher``."""
+    def known(self, grammar: str, *, field: str = "structured_outputs") -> bool:
+        """Whether a grammar was checked or compiled recently; does not wait. Errors as for ``check``."""
         with self._lock:
-            if (kept := self._kept.get(grammar)) is not None:
+            if grammar in self._kept:
                 self._kept.move_to_end(grammar)
-                return kept
+                return True
             if (refused := self._refused.get(_hash(grammar))) is not None:
                 self._refused.move_to_end(_hash(grammar))
                 raise InvalidRequest(f"{field}: {refused}", field=field)
-            return None
+            return False
 
-    def matcher(self, grammar: str, *, field: str = "structured_outputs", turn: Turn | None = None) -> LLMatcher:
-        """A matcher at the beginning of an output; callers copy it before it reads tokens.
+    def check(self, grammar: str, *, field: str = "structured_outputs", turn: Turn | None = None) -> None:
+        """Tries a grammar, unless it is known.
 
         Args:
             field: the request's name for the grammar.
@@ -71,30 +70,38 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: the grammar is wrong, exceeds a limit, or nothing matches it.
         """
-        if (kept := self.known(grammar, field=field)) is not None:
-            return kept
+        if self.known(grammar, field=field):
+            return
         if not self._eos:
             raise InvalidRequest(f"{field}: the model has no token that ends an output", field=field)
         try:
-            matcher = self._made(grammar, turn)
+            if error := self._trial.error(grammar, turn=turn):
+                raise GrammarRefused(_first_lines(error))
         except InvalidRequest as refused:
             if isinstance(refused, GrammarRefused):
                 self._refuse(grammar, str(refused))
             raise InvalidRequest(f"{field}: {refused}", field=field) from None
+        self._keep(grammar, None)
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A matcher of a grammar that has been checked, at the beginning of an output; callers copy it before it reads
+        tokens."""
         with self._lock:
-            self._kept[grammar] = matcher
-            while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_CHARS:
-                self._kept.popitem(last=False)
+            matcher = self._kept.get(grammar)
+        if matcher is None:
+            matcher = make_matcher(self._vocabulary, grammar)
+        if matcher.is_error():
+            raise InvalidRequest(f"a grammar cannot be compiled: {_first_lines(matcher.get_error())}")
+        self._keep(grammar, matcher)
         return matcher
 
-    def _made(self, grammar: str, turn: Turn | None) -> LLMatcher:
-        error = "" if self._trial is None else self._trial.error(grammar, turn=turn)
-        if not error:
-            matcher = make_matcher(self._vocabulary, grammar)
-            if not matcher.is_error():
-                return matcher
-            error = matcher.get_error()
-        raise GrammarRefused(_first_lines(error))
+    def _keep(self, grammar: str, matcher: LLMatcher | None) -> None:
+        """Remembers that a grammar is right, and its matcher if it has been made."""
+        with self._lock:
+            self._kept[grammar] = matcher
+            self._kept.move_to_end(grammar)
+            while len(self._kept) > KEPT or sum(map(len, self._kept)) > KEPT_CHARS:
+                self._kept.popitem(last=False)
 
     def _refuse(self, grammar: str, why: str) -> None:
         """Remembers a refusal, so that the grammar is refused immediately from now on."""

@@ -44,7 +44,9 @@ class LoadedLLM:
         except BaseException:
             client.close()  # otherwise its compiler threads would continue in vain
             raise
-        self._frontend = Frontend(config, info=self.info, new_id=client.new_id, tokenizer=self.tokenizer)
+        self._frontend = Frontend(
+            config, info=self.info, new_id=client.new_id, tokenizer=self.tokenizer, compiles=client.in_process
+        )
 
     @property
     def model_name(self) -> str:

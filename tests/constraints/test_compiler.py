@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from llmjax.constraints import matchers
 from llmjax.constraints.compiler import GrammarCompiler
@@ -25,7 +26,9 @@ def compiler() -> GrammarCompiler:
 
 def accepts(compiler: GrammarCompiler, text: str, **form: Any) -> bool:
     """Whether a form holds a text, and nothing more."""
-    matcher = compiler.matcher(compiler.grammar(StructuredOutputsParams(**form))).deep_copy()
+    grammar = compiler.grammar(StructuredOutputsParams(**form))
+    compiler.check(grammar)
+    matcher = compiler.matcher(grammar).deep_copy()
     return all(matcher.consume_token(byte) for byte in text.encode()) and matcher.is_accepting()
 
 
@@ -42,7 +45,7 @@ MEMORY = "a?" * 50_000 + "a" * 10_000  # would take gigabytes; the library gives
 )
 def test_what_would_not_end_is_refused(compiler: GrammarCompiler, form: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as raised:
-        compiler.matcher(compiler.grammar(StructuredOutputsParams(**form)), field="response_format")
+        compiler.check(compiler.grammar(StructuredOutputsParams(**form)), field="response_format")
     assert raised.value.field == "response_format"
     assert accepts(compiler, "fine", choice=["fine"])  # the next grammar is tried in a new process
 
@@ -50,8 +53,26 @@ def test_what_would_not_end_is_refused(compiler: GrammarCompiler, form: dict[str
 def test_what_is_wrong_is_told_as_the_library_says_it(compiler: GrammarCompiler) -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequest, match=r"regex: .*unclosed character class") as raised:
-            compiler.matcher(compiler.grammar(StructuredOutputsParams(regex="[a")), field="regex")
+            compiler.check(compiler.grammar(StructuredOutputsParams(regex="[a")), field="regex")
         assert raised.value.field == "regex"
+
+
+def test_a_grammar_is_compiled_where_it_is_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(Bytes(), vocab_size=EOS + 1, eos_token_ids=[EOS])  # type: ignore[arg-type]
+    made: list[str] = []
+
+    def counted(vocabulary: LLTokenizer, grammar: str) -> LLMatcher:
+        made.append(grammar)
+        return matchers.make_matcher(vocabulary, grammar)
+
+    monkeypatch.setattr("llmjax.constraints.compiler.make_matcher", counted)
+    grammar = compiler.grammar(StructuredOutputsParams(regex="a+"))
+    assert not compiler.known(grammar)
+    compiler.check(grammar)
+    assert compiler.known(grammar) and made == []
+    assert compiler.matcher(grammar) is compiler.matcher(grammar)
+    compiler.check(grammar)
+    assert made == [grammar]
 
 
 NAMES = {f"k{i}": {"type": "integer"} for i in range(3000)}

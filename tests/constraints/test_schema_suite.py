@@ -61,7 +61,9 @@ def compiler() -> GrammarCompiler:
 
 
 def compiled(compiler: GrammarCompiler, schema: Any) -> LLMatcher:
-    return compiler.matcher(compiler.grammar(StructuredOutputsParams(json=json.dumps(schema))))
+    grammar = compiler.grammar(StructuredOutputsParams(json=json.dumps(schema)))
+    compiler.check(grammar)
+    return compiler.matcher(grammar)
 
 
 def accepts(matcher: LLMatcher, text: str) -> bool:

@@ -41,7 +41,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def matcher(clock: Clock) -> StepMatcher:
-    compiler = GrammarCompiler(Bytes(), vocab_size=257, eos_token_ids=[256], trusted=True)  # type: ignore[arg-type]
+    compiler = GrammarCompiler(Bytes(), vocab_size=257, eos_token_ids=[256])  # type: ignore[arg-type]
     grammar = compiler.grammar(StructuredOutputsParams(regex="(ab)*c"))
     return StepMatcher(compiler.matcher(grammar).deep_copy(), each_step=0.5, seconds=1.0, clock=clock)
 

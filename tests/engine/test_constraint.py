@@ -35,7 +35,7 @@ BUDGET = ThinkingBudget(
 
 
 def matcher(regex: str, after: FreeText | None = None) -> LLMatcher:
-    compiler = GrammarCompiler(Plain(), vocab_size=257, eos_token_ids=[256], trusted=True)  # type: ignore[arg-type]
+    compiler = GrammarCompiler(Plain(), vocab_size=257, eos_token_ids=[256])  # type: ignore[arg-type]
     return compiler.matcher(compiler.grammar(StructuredOutputsParams(regex=regex, after=after)))
 
 

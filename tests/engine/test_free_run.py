@@ -42,8 +42,8 @@ def llm(engine_of: Callable[..., LLM]) -> LLM:
 def test_what_holds_is_what_masks_let_through(form: dict[str, Any], draw: Any, llm: LLM) -> None:
     """Walks along a grammar; tries at each place tokens that its mask allows and tokens that it does not."""
     vocab_size = llm.info.vocab_size
-    compiled = llm._frontend.requests.compiled(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
-    assert compiled is not None
+    compiled = llm._frontend.requests.checked(SamplingParams(structured_outputs=StructuredOutputsParams(**form)))
+    assert compiled is not None and compiled.matcher is not None
     matcher = compiled.matcher.deep_copy()
     walked: list[int] = []
     first = matcher.deep_copy()

@@ -13,7 +13,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import EngineTotals, StatLogger
@@ -63,7 +63,10 @@ class EngineClient(ABC):
         info: describes the engine.
         totals: counts since the start.
         loggers: receivers of each step's counts, ``totals`` first; users record requests and rejections there.
+        in_process: whether the engine is in its user's process.
     """
+
+    in_process: ClassVar[bool] = False
 
     info: EngineInfo
     totals: EngineTotals

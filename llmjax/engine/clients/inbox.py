@@ -50,7 +50,7 @@ class Inbox:
         try:
             matcher = self._grammars.matcher(request.grammar)
         except Exception as error:
-            # The other process could make it. The loop says to whoever waits for the request that it has failed.
+            # The other process has checked it. The loop says to whoever waits for the request that it has failed.
             if not isinstance(error, LLMJaxError):
                 logger.exception("a grammar could not be compiled")
             self.loop.send(request)
@@ -67,4 +67,4 @@ class Inbox:
         if tokenizer is None:
             raise LLMJaxError("there is no tokenizer")
         eos = self._info.eos_token_ids | tokenizer.eos_token_ids
-        return GrammarCompiler(tokenizer, vocab_size=self._info.vocab_size, eos_token_ids=eos, trusted=True)
+        return GrammarCompiler(tokenizer, vocab_size=self._info.vocab_size, eos_token_ids=eos)

@@ -23,6 +23,8 @@ class InlineEngine(EngineClient):
     """An engine that works when its user asks for outputs. A step that fails is its last one: it may have destroyed the
     state on the device, and the prefix cache lists pages that the step should have computed."""
 
+    in_process = True
+
     def __init__(self, engine: LoadedEngine) -> None:
         super().__init__()
         self.engine = engine

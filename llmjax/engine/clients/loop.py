@@ -157,6 +157,8 @@ class EngineLoop:
 class ThreadEngine(RunningEngine):
     """An engine on a thread of this process."""
 
+    in_process = True
+
     def __init__(self, engine: LoadedEngine) -> None:
         super().__init__()
         self.engine = engine

@@ -14,7 +14,7 @@ from llmjax.engine.core.stats import RequestStats
 from llmjax.engine.front.outputs import Continuation, OpenRequest, Outputs, stats_of
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.pooling import PoolingPrompts
-from llmjax.engine.front.requests import CompiledForm, PromptInput, Requests, salt_of
+from llmjax.engine.front.requests import CheckedForm, PromptInput, Requests, salt_of
 from llmjax.engine.front.vectors import PooledTokens, pooled_request
 from llmjax.engine.info import EngineInfo
 from llmjax.errors import InvalidRequest
@@ -42,6 +42,7 @@ class Frontend:
         info: describes the engine that the requests are for.
         new_id: makes that engine's ids of requests; the ids that users give are known here alone.
         tokenizer: None: token ids in, token ids out.
+        compiles: whether grammars are compiled here, because the engine is in this process.
 
     Attributes:
         requests: checks and tokenizes prompts.
@@ -56,9 +57,10 @@ class Frontend:
         info: EngineInfo,
         new_id: Callable[[], int],
         tokenizer: Tokenizer | None,
+        compiles: bool,
     ) -> None:
         self.tokenizer = tokenizer
-        self.requests = Requests(config, info=info, new_id=new_id, tokenizer=tokenizer)
+        self.requests = Requests(config, info=info, new_id=new_id, tokenizer=tokenizer, compiles=compiles)
         self.pooling = PoolingPrompts(
             self.requests, info=info, tokenizer=tokenizer, chosen_template=config.chat_template is not None
         )
@@ -87,7 +89,7 @@ class Frontend:
         priority: int = 0,
         cache_salt: str | None = None,
         shown: frozenset[int] = frozenset(),
-        form: CompiledForm | None = None,
+        form: CheckedForm | None = None,
         thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
     ) -> EngineRequest:
@@ -96,7 +98,7 @@ class Frontend:
         Args:
             name: its user's id; no other open request may have it.
             shown: special tokens that are part of the text even where others are left out.
-            form: compiled of these parameters, where that has been asked for before.
+            form: the checked form of these parameters, where that has been asked for before.
             thinking: how long outputs may reason; None: for as long as they like.
             reading: which text is content, where stop strings are looked for; None: all of it.
 

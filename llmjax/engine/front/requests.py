@@ -34,11 +34,11 @@ UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_data", "multi_modal_uuids", "m
 
 
 @dataclass(frozen=True)
-class CompiledForm:
-    """What outputs must match: a grammar, and a matcher in its initial state."""
+class CheckedForm:
+    """What outputs must match: a grammar, and a matcher in its initial state if the engine is in this process."""
 
     grammar: str
-    matcher: LLMatcher
+    matcher: LLMatcher | None
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,25 @@ class Requests:
         info: describes the engine that the requests are for.
         new_id: makes that engine's ids of requests.
         tokenizer: None: token ids in, token ids out.
+        compiles: whether grammars are compiled here, because the engine is in this process.
 
     Attributes:
         limits: what requests may ask of that engine.
     """
 
     def __init__(
-        self, config: EngineConfig, *, info: EngineInfo, new_id: Callable[[], int], tokenizer: Tokenizer | None
+        self,
+        config: EngineConfig,
+        *,
+        info: EngineInfo,
+        new_id: Callable[[], int],
+        tokenizer: Tokenizer | None,
+        compiles: bool,
     ) -> None:
         self.limits = RequestLimits.of(config, info)
         self._tokenizer = tokenizer
         self._new_id = new_id
+        self._compiles = compiles
         self._pooler = info.pooler
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
 
@@ -84,7 +92,7 @@ class Requests:
         *,
         arrival: float,
         priority: int,
-        form: CompiledForm | None,
+        form: CheckedForm | None,
         thinking: ThinkingBudget | None,
     ) -> EngineRequest:
         """A request to generate; other arguments and errors as for `Frontend.open`.
@@ -99,7 +107,7 @@ class Requests:
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         # Resolved again by the engine for each continuation's seed; here for its errors.
         request_sampling(params, vocab_size=self.limits.vocab_size, seed=0, eos_ids=stops, bad_words=bad_words)
-        form = form or self.compiled(params)
+        form = form or self.checked(params)
         return EngineRequest(
             request_id=self._new_id(),
             prompt_token_ids=prompt.token_ids,
@@ -151,32 +159,36 @@ class Requests:
             cache_salt=read.cache_salt,
         )
 
-    def compiled(self, params: SamplingParams) -> CompiledForm | None:
+    def checked(self, params: SamplingParams) -> CheckedForm | None:
         """What ``structured_outputs`` demands; None: nothing. Any thread may ask, and it may take seconds.
 
         Raises:
             InvalidRequest: its form is wrong, or takes too much.
         """
         form = params.structured_outputs
-        return None if form is None else self.compile(form, self.known(form)[0])
+        return None if form is None else self.check(form, self.known(form)[0])
 
-    def known(self, form: StructuredOutputsParams) -> tuple[str, CompiledForm | None]:
-        """A form's grammar, and the compiled form if it was used recently. Raises what ``compiled`` raises. Any thread
-        may call this; nothing is compiled."""
+    def known(self, form: StructuredOutputsParams) -> tuple[str, CheckedForm | None]:
+        """A form's grammar, and the checked form if it was used recently. Raises what ``checked`` raises. Any thread
+        may call this; it does not wait."""
         if self._grammars is None:
             raise InvalidRequest(f"{form.field} needs a tokenizer", field=form.field)
         grammar = self._grammars.grammar(form)
-        matcher = self._grammars.known(grammar, field=form.field)
-        return grammar, None if matcher is None else CompiledForm(grammar, matcher)
+        return grammar, self._form(grammar) if self._grammars.known(grammar, field=form.field) else None
 
-    def compile(self, form: StructuredOutputsParams, grammar: str, turn: Turn | None = None) -> CompiledForm:
-        """The compiled form of a grammar. Raises what ``compiled`` raises.
+    def check(self, form: StructuredOutputsParams, grammar: str, turn: Turn | None = None) -> CheckedForm:
+        """Checks a form's grammar. Raises what ``checked`` raises.
 
         Args:
-            turn: called if compiling takes long; an error that it raises ends compiling.
+            turn: called if this takes long; an error that it raises ends it.
         """
         assert self._grammars is not None
-        return CompiledForm(grammar, self._grammars.matcher(grammar, field=form.field, turn=turn))
+        self._grammars.check(grammar, field=form.field, turn=turn)
+        return self._form(grammar)
+
+    def _form(self, grammar: str) -> CheckedForm:
+        assert self._grammars is not None
+        return CheckedForm(grammar, self._grammars.matcher(grammar) if self._compiles else None)
 
     @functools.cached_property
     def _grammars(self) -> GrammarCompiler | None:

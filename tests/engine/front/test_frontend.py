@@ -59,6 +59,7 @@ def make(*, tokenizer: Tokenizer | None = TOKENIZER, **settings: Any) -> Fronten
         tokenizer=tokenizer,
         info=INFO,
         new_id=itertools.count().__next__,
+        compiles=True,
     )
 
 

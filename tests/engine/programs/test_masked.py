@@ -135,7 +135,7 @@ def held(compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[tu
 def submit(llm: LLM, form: StructuredOutputsParams | None = None) -> int:
     frontend = llm._frontend
     params = SamplingParams(max_tokens=8, seed=1, temperature=1.0, ignore_eos=form is None, structured_outputs=form)
-    constraint = None if form is None else frontend.requests.compiled(params)
+    constraint = None if form is None else frontend.requests.checked(params)
     request = EngineRequest(
         request_id=llm.client.new_id(),
         prompt_token_ids=[5, 6, 7],
