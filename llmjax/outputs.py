@@ -35,6 +35,7 @@ class CompletionOutput:
     token_ids: list[int]
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprobs] | None = None  # one entry per token id, but none for those of a stop string
+    text_offsets: list[int] | None = None  # characters of the whole text before each token; with log-probabilities
     finish_reason: str | None = None  # "stop", "length", "repetition", "abort", "error"
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it
 

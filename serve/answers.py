@@ -6,7 +6,7 @@ import secrets
 import string
 import uuid
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,9 @@ from llmjax.parsing.grammar import Grammar, Role
 from llmjax.parsing.parser import OutputParser
 from llmjax.parsing.schemas import ToolSchemas
 from llmjax.serve.custom_tools import WRITTEN, InputReader, input_of, whole_call
-from llmjax.serve.logprobs import TextOffsets
 
 if TYPE_CHECKING:
-    from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
+    from llmjax.tokenizer import Tokenizer
 
 _LETTERS = string.ascii_letters + string.digits
 
@@ -83,7 +82,7 @@ class AnswerFormat:
         custom: the names of those whose input is a text.
         parallel: several calls in one answer; otherwise it ends with the first.
         include_reasoning: show it.
-        detokenizer: makes one that gives the text of an answer; None: reasoning tokens are not counted.
+        counts_reasoning: count its tokens.
     """
 
     grammar: Grammar | None = None
@@ -91,7 +90,7 @@ class AnswerFormat:
     custom: Collection[str] = ()
     parallel: bool = True
     include_reasoning: bool = True
-    detokenizer: Callable[[], IncrementalDetokenizer] | None = None
+    counts_reasoning: bool = False
 
     @property
     def begins_with_reasoning(self) -> bool:
@@ -117,9 +116,6 @@ class AnswerReader:
     def __init__(self, form: AnswerFormat) -> None:
         self._form = form
         self._parser = None if form.grammar is None else OutputParser(form.grammar, ToolSchemas(form.tools))
-        self._offsets = None
-        if self._parser is not None and form.detokenizer is not None:
-            self._offsets = TextOffsets(form.detokenizer())
         self._uncounted: deque[int] = deque()  # where tokens begin whose text has not been read for certain
         self._calls = 0  # read
         self._arguments: list[str] = []  # of the last of them
@@ -226,9 +222,9 @@ class AnswerReader:
         return f"call_{uuid.uuid4().hex[:24]}"
 
     def _count(self, choice: CompletionOutput) -> None:
-        if self._offsets is None or self._parser is None:
+        if self._parser is None or not self._form.counts_reasoning:
             return
-        self._uncounted.extend(self._offsets.of(choice.token_ids))
+        self._uncounted.extend(choice.text_offsets or ())
         ended = choice.finish_reason is not None
         while self._uncounted and (ended or self._uncounted[0] < self._parser.position):
             self.reasoning_tokens += self._parser.reasons_at(self._uncounted.popleft())

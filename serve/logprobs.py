@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from llmjax.outputs import TokenLogprobs
 
 if TYPE_CHECKING:
-    from llmjax.tokenizer import IncrementalDetokenizer, Tokenizer
+    from llmjax.tokenizer import Tokenizer
 
 FLOOR = -9999.0  # OpenAI's value for "very unlikely"; JSON has no -inf
 
@@ -68,28 +68,6 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
-class TextOffsets:
-    """Where each of a stream of tokens begins: how many characters are complete before it.
-
-    Args:
-        detokenizer: makes the text that is shown; None: there is none, and every offset is ``start``.
-        start: characters before the first token.
-    """
-
-    def __init__(self, detokenizer: IncrementalDetokenizer | None, *, start: int = 0) -> None:
-        self._detokenizer = detokenizer
-        self._offset = start
-
-    def of(self, token_ids: Sequence[int]) -> list[int]:
-        """The offsets of the next tokens."""
-        offsets = []
-        for token_id in token_ids:
-            offsets.append(self._offset)
-            if self._detokenizer is not None:
-                self._offset += len(self._detokenizer.add((token_id,)))
-        return offsets
-
-
 def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) -> list[int]:
     """Where each token of a prompt begins in its ``text``, in which special tokens may be shown or not.
 
@@ -99,8 +77,8 @@ def prompt_offsets(tokenizer: Tokenizer, token_ids: Sequence[int], text: str) ->
     if before < 0:
         # Special tokens inside are left out, or the text was normalized and offsets are as near as can be.
         skip, before = True, 0
-    offsets = TextOffsets(tokenizer.detokenizer(skip_special_tokens=skip)).of(token_ids)
-    return [min(max(offset - before, 0), len(text)) for offset in offsets]
+    _, offsets = tokenizer.detokenizer(skip_special_tokens=skip).whole(token_ids)
+    return [min(max(offset - before, 0), len(text)) for offset in offsets[:-1]]
 
 
 class LegacyLogprobs:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from llmjax.constraints.thinking import ThinkingBudget
@@ -106,7 +105,7 @@ class Turn:
 
     def count_reasoning(self, tokens: int) -> None:
         """Adds to the tokens of reasoning, where they can be counted."""
-        if self.form.detokenizer is not None:
+        if self.form.counts_reasoning:
             self.tally.reasoning_tokens = (self.tally.reasoning_tokens or 0) + tokens
 
 
@@ -367,21 +366,11 @@ def answer_format(
             code="unsupported_parameter",
         )
     grammar = parsers.grammar(with_tools=bool(tools), prompt=prompt.text or "")
-    tokenizer = server.tokenizer
-    detokenizer = None
-    if grammar is not None and parsers.reasoning is not None:
-        detokenizer = partial(
-            tokenizer.detokenizer,
-            skip_special_tokens=body.skip_special_tokens is not False,
-            spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-            shown=server.formats.shown(grammar),
-            prompt_ids=prompt.token_ids,
-        )
     return AnswerFormat(
         grammar=grammar,
         tools=tools,
         custom=frozenset(custom),
         parallel=body.parallel_tool_calls is not False,
         include_reasoning=body.include_reasoning is not False,
-        detokenizer=detokenizer,
+        counts_reasoning=grammar is not None and parsers.reasoning is not None,
     )

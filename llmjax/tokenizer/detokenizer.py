@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 
 from llmjax.tokenizer.pieces import PieceDecoder
 
@@ -98,6 +99,12 @@ class IncrementalDetokenizer:
             table, skip = self._table, self._skip
             data = b"".join([table[i] for i in ids if i not in skip])
         return self._decoder.decode(data)
+
+    def whole(self, ids: Iterable[int]) -> tuple[str, list[int]]:
+        """The text of ``ids`` up to its end, and how many of its characters are complete before each of them and, in a
+        last entry, before whatever follows."""
+        pieces = [self.add((i,)) for i in ids]
+        return "".join(pieces) + self.finish(), list(accumulate(map(len, pieces), initial=0))
 
     def finish(self) -> str:
         """The rest: replacement characters for a character that never got complete."""

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -26,7 +26,6 @@ from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, JobOutput, Tally, collect, guarded, request_metrics, run_job
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
-    TextOffsets,
     TokenNames,
     num_logprobs,
     prompt_logprobs,
@@ -45,9 +44,6 @@ from llmjax.serve.protocol.structured import demands_form, structured_outputs
 from llmjax.serve.sse import EventStream, delta_event, event
 from llmjax.serve.transfer import transfer_answer, transfer_of
 from llmjax.tokenizer.infill import InfillTokens
-
-if TYPE_CHECKING:
-    from llmjax.tokenizer import IncrementalDetokenizer
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
@@ -297,9 +293,7 @@ class _Choice:
         self._prompt_offsets = prompt_offsets
         self._first_index = prompt_index * body.choices
         self._logprobs = LegacyLogprobs(answer.names, top=body.logprobs or 0, named=body.logprob_token_ids)
-        self._offsets = TextOffsets(
-            _detokenizer(answer.server, body, prompt), start=len(prompt.text or "") if body.echo else 0
-        )
+        self._start = len(prompt.text or "") if body.echo else 0  # of the continuation
         self._first = True
 
     def entry(self, choice: CompletionOutput, prompt_logprobs: Sequence[TokenLogprobs | None] | None) -> dict[str, Any]:
@@ -309,7 +303,7 @@ class _Choice:
         ids = choice.token_ids if positions else []
         if body.prompt_only:
             text, ids, positions = "", [], []
-        offsets = self._offsets.of(ids)
+        offsets = [self._start + offset for offset in choice.text_offsets or [0] * len(ids)] if ids else []
         if self._first and body.echo:
             text = (self._prompt.text or "") + text
             if body.scores_echo:
@@ -331,18 +325,6 @@ class _Choice:
             entry["prompt_text"] = self._prompt.text
         self._first = False
         return entry
-
-
-def _detokenizer(server: Server, body: CompletionRequest, prompt: EncodedPrompt) -> IncrementalDetokenizer | None:
-    """Makes the text of a continuation once more, token by token, as the engine does."""
-    tokenizer = server.engine.tokenizer
-    if tokenizer is None or body.logprobs is None:
-        return None
-    return tokenizer.detokenizer(
-        skip_special_tokens=body.skip_special_tokens is not False,
-        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-        prompt_ids=prompt.token_ids,
-    )
 
 
 COMPLETION_ROUTES = [Route("/v1/completions", completions, methods=["POST"])]

@@ -8,15 +8,12 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, pre_tokenizers, processors
 from tokenizers.models import WordLevel
 
 from llmjax.outputs import Logprob
 from llmjax.serve.logprobs import (
     LegacyLogprobs,
-    TextOffsets,
     TokenNames,
     chat_logprobs,
     prompt_logprobs,
@@ -82,30 +79,6 @@ def tokenizer(tiny_model: Path) -> Tokenizer:
     return load_tokenizer(tiny_model)
 
 
-@given(data=st.data(), skip=st.booleans())
-def test_offsets_are_lengths_of_the_text_before_however_it_is_cut(
-    tokenizer: Tokenizer, data: st.DataObject, skip: bool
-) -> None:
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=12))
-    cut = data.draw(st.integers(0, len(ids)))
-
-    def fresh() -> TextOffsets:
-        return TextOffsets(tokenizer.detokenizer(skip_special_tokens=skip), start=5)
-
-    parts = fresh()
-    offsets = fresh().of(ids)
-    assert parts.of(ids[:cut]) + parts.of(ids[cut:]) == offsets
-    assert offsets == sorted(offsets)
-    for index, offset in enumerate(offsets):
-        before = 5 + len(tokenizer.decode(ids[:index], skip_special_tokens=skip))
-        # A token may begin inside a character, which counts once it is complete; each of its bytes may become one.
-        assert before - 3 <= offset <= before
-
-
-def test_offsets_without_a_tokenizer() -> None:
-    assert TextOffsets(None, start=7).of([1, 2, 3]) == [7, 7, 7]
-
-
 def test_what_the_tokenizer_adds_to_a_prompt_takes_no_place_in_its_text(tokenizer: Tokenizer) -> None:
     text = "the<|im_end|>hen"
     ids = tokenizer.encode(text)
@@ -130,4 +103,4 @@ def test_the_space_that_a_word_begins_with_does_not_show_at_the_start(tmp_path: 
     ids = tokenizer.encode("the hen the")
     assert ids == [0, 2, 3, 2]
     assert prompt_offsets(tokenizer, ids, "the hen the") == [0, 0, 3, 7]
-    assert TextOffsets(tokenizer.detokenizer(prompt_ids=ids), start=11).of([3, 2]) == [11, 15]
+    assert tokenizer.detokenizer(prompt_ids=ids).whole([3, 2]) == (" hen the", [0, 4, 8])

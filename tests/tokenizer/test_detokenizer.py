@@ -57,6 +57,20 @@ def test_chunks_join_to_the_whole(
     assert "".join(chunks) + detokenizer.finish() == tokenizer.decode(ids, **options)
 
 
+@given(IDS, st.booleans(), st.booleans())
+def test_offsets_are_lengths_of_the_text_before(
+    tokenizer: Tokenizer, ids: list[int], to_bytes: bool, skip: bool
+) -> None:
+    ids = biased(tokenizer, ids, to_bytes=to_bytes)
+    text, offsets = tokenizer.detokenizer(skip_special_tokens=skip).whole(ids)
+    assert text == tokenizer.decode(ids, skip_special_tokens=skip)
+    assert len(offsets) == len(ids) + 1 and offsets == sorted(offsets)
+    for index, offset in enumerate(offsets):
+        before = len(tokenizer.decode(ids[:index], skip_special_tokens=skip))
+        # A token may begin inside a character, which counts once it is complete; each of its bytes may become one.
+        assert before - 3 <= offset <= before
+
+
 @settings(max_examples=200)
 @given(st.text(max_size=40))
 def test_text_is_never_cut_inside_a_character(tokenizer: Tokenizer, text: str) -> None:

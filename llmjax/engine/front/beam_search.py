@@ -11,6 +11,7 @@ from llmjax.outputs import BeamSearchSequence, CompletionOutput, TokenLogprobs
 from llmjax.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Decode = Callable[[list[int]], str]
+DecodeWhole = Callable[[list[int]], tuple[str, list[int]]]
 
 # Of a search: its width times its length. Every token of every beam is a request of its own.
 MAX_BEAM_TOKENS = 2**14
@@ -116,24 +117,26 @@ class BeamSearch:
         """The best beams, the best first; those that have not ended are as long as they may be."""
         return nlargest(self.params.beam_width, self._complete + self._beams, key=self.score)
 
-    def outputs(self, decode: Decode | None) -> list[CompletionOutput]:
+    def outputs(self, decode: DecodeWhole | None) -> list[CompletionOutput]:
         """The best, as the continuations of a request.
 
         Args:
-            decode: gives the text of tokens that follow the prompt; None: they have none.
+            decode: gives the text of tokens that follow the prompt, and where each begins; None: they have none.
         """
         return [self._output(index, beam, decode) for index, beam in enumerate(self.best())]
 
-    def _output(self, index: int, beam: Beam, decode: Decode | None) -> CompletionOutput:
+    def _output(self, index: int, beam: Beam, decode: DecodeWhole | None) -> CompletionOutput:
         path, ended = beam.path(), self._ends(beam)
         said = path[:-1] if ended else path
         shown = path if self.params.include_stop_str_in_output else said
+        text, offsets = ("", None) if decode is None else decode([part.token for part in said])
         return CompletionOutput(
             index=index,
-            text="" if decode is None else decode([part.token for part in said]),
+            text=text,
             token_ids=[part.token for part in shown],
             cumulative_logprob=beam.cum_logprob,
             logprobs=[part.logprobs for part in shown if part.logprobs is not None] if self._keep_logprobs else None,
+            text_offsets=None if offsets is None else offsets[: len(shown)],
             finish_reason="stop" if ended else "length",
             stop_reason=beam.token if ended else None,
         )

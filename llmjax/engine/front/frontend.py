@@ -151,15 +151,14 @@ class Frontend:
         self._names[opened.name] = opened.request.request_id
         self._num_unfinished += len(opened.continuations)
 
-    def continued(self, prompt_ids: list[int], token_ids: list[int], **options: Any) -> str:
-        """The text of tokens that follow a prompt.
+    def continued(self, prompt_ids: list[int], token_ids: list[int], **options: Any) -> tuple[str, list[int]]:
+        """The text of tokens that follow a prompt, and where each begins, as `IncrementalDetokenizer.whole` says it.
 
         Args:
             options: keyword arguments of ``Tokenizer.detokenizer``.
         """
         assert self.tokenizer is not None
-        detokenizer = self.tokenizer.detokenizer(prompt_ids=prompt_ids, **options)
-        return detokenizer.add(token_ids) + detokenizer.finish()
+        return self.tokenizer.detokenizer(prompt_ids=prompt_ids, **options).whole(token_ids)
 
     def sent(self, request_id: int, *, engine: int) -> None:
         """The open request went to the engine of that number."""

@@ -36,6 +36,7 @@ class Continuation:
     index: int
     detokenizer: IncrementalDetokenizer | None
     stop: StopMatcher
+    each_token: bool  # whether it is kept where each token begins in the text
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
@@ -44,7 +45,7 @@ class Continuation:
     stop_reason: int | str | None = None
     times: SequenceTimes | None = None
     text_seen: int = 0  # characters, with those that a stop string keeps back or has swallowed
-    token_starts: list[int] = field(default_factory=list)  # characters before each token, where the text may end it
+    token_starts: list[int] = field(default_factory=list)  # characters before each token, with ``each_token``
     text_sent: int = 0  # for DELTA
     tokens_sent: int = 0
     tokens_due: int = 0  # when there was an output last, with ``stream_interval``
@@ -52,7 +53,8 @@ class Continuation:
     @property
     def num_shown(self) -> int:
         """Tokens whose text has begun to be shown, or will not be kept back any longer."""
-        return bisect_left(self.token_starts, len(self.text)) if self.token_starts else len(self.token_ids)
+        held_back = self.stop.active and self.token_starts
+        return bisect_left(self.token_starts, len(self.text)) if held_back else len(self.token_ids)
 
     def cut(self, end: int) -> None:
         """Drops the tokens whose text begins at character ``end`` or later."""
@@ -73,11 +75,12 @@ class Continuation:
 
     def output(self, *, delta: bool) -> CompletionOutput:
         """A snapshot, or only what is new since the last one: tokens come with their text."""
-        text, tokens, logprobs = self.text, self.token_ids, self.logprobs
+        text, tokens, logprobs, offsets = self.text, self.token_ids, self.logprobs, self.token_starts
         if delta:
             end = self.num_shown if self.finish_reason is None else len(tokens)
             text, tokens = text[self.text_sent :], tokens[self.tokens_sent : end]
             logprobs = logprobs[self.tokens_sent : end] if logprobs is not None else None
+            offsets = offsets[self.tokens_sent : end]
             self.text_sent, self.tokens_sent = len(self.text), end
         return CompletionOutput(
             index=self.index,
@@ -85,6 +88,7 @@ class Continuation:
             token_ids=list(tokens),
             cumulative_logprob=self.cumulative_logprob,
             logprobs=list(logprobs) if logprobs is not None else None,
+            text_offsets=list(offsets) if self.each_token and self.detokenizer is not None else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
         )
@@ -141,10 +145,12 @@ class Outputs:
                 shown=shown,
                 prompt_ids=request.prompt_token_ids,
             )
+        stop = StopMatcher(params.stop, include=params.include_stop_str_in_output, reading=reading)
         return Continuation(
             index=index,
             detokenizer=detokenizer,
-            stop=StopMatcher(params.stop, include=params.include_stop_str_in_output, reading=reading),
+            stop=stop,
+            each_token=stop.active or params.wants_logprobs or reading is not None,
             logprobs=[] if params.wants_logprobs else None,
             cumulative_logprob=0.0 if params.wants_logprobs else None,
         )
@@ -157,8 +163,8 @@ class Outputs:
         if output.prompt_logprobs is not None:
             request.prompt_logprobs = output.prompt_logprobs
         count = len(output.new_token_ids)
-        # Where the text may end the continuation, token by token, so that it ends as if each had come by itself.
-        size = 1 if continuation.stop.active else max(count, 1)
+        # Where the text may end the continuation, it ends as if each token had come by itself.
+        size = 1 if continuation.each_token else max(count, 1)
         for start in range(0, max(count, 1), size):
             self._take_tokens(request.request, continuation, output, start, min(start + size, count))
             if continuation.stop.end is not None:
@@ -190,7 +196,7 @@ class Outputs:
         if last and output.finish_reason == "stop" and not params.include_stop_str_in_output:
             # The stop token; but a grammar may also end with what is part of the text.
             tokens = tokens[:-1] if tokens and tokens[-1] in request.stop_token_ids else tokens
-        if continuation.stop.active:
+        if continuation.each_token:
             continuation.token_starts += [continuation.text_seen] * (end - start)
         text = continuation.detokenizer.add(tokens)
         if last and output.finish_reason is not None:

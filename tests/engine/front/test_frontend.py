@@ -135,6 +135,7 @@ def test_deltas_joined_are_the_cumulative_and_the_final_output(
     for own, output in zip(tokens, final, strict=True):
         assert own[: len(output.token_ids)] == output.token_ids
         assert output.cumulative_logprob == -0.5 * len(output.token_ids)
+        assert output.text_offsets == TOKENIZER.detokenizer(prompt_ids=[1]).whole(output.token_ids)[1][:-1]
         text = TOKENIZER.decode(output.token_ids)
         if output.finish_reason == "length":
             assert (output.text, output.token_ids, output.stop_reason) == (text, own, None)
@@ -154,6 +155,7 @@ def join(outputs: list[RequestOutput], index: int) -> CompletionOutput:
         token_ids=[token for part in parts for token in part.token_ids],
         cumulative_logprob=parts[-1].cumulative_logprob,
         logprobs=[entry for part in parts for entry in part.logprobs or ()],
+        text_offsets=[offset for part in parts for offset in part.text_offsets or ()],
         finish_reason=parts[-1].finish_reason,
         stop_reason=parts[-1].stop_reason,
     )
@@ -282,6 +284,18 @@ def test_special_tokens_are_skipped_unless_wanted() -> None:
         frontend.open([1], SamplingParams(skip_special_tokens=skip, max_tokens=3), "r")
         (output,) = process(frontend, said([*ids("a"), 1, *ids("b")], reason="length"))
         assert output.outputs[0].text == text
+
+
+def test_offsets_come_where_somebody_looks_at_them() -> None:
+    grammar = Parsers(tools=None, reasoning="qwen3").grammar(with_tools=False, prompt="")
+    assert grammar is not None
+    reading = ContentReading(parser=lambda: OutputParser(grammar))
+    for options, read, offsets in (({}, None, None), ({"logprobs": 0}, None, [0, 1]), ({}, reading, [0, 1])):
+        frontend = make()
+        frontend.open([1], SamplingParams(max_tokens=2, **options), "r", reading=read)
+        scores = [{token: Logprob(logprob=-0.5)} for token in ids("ab")] if options else None
+        (output,) = process(frontend, said(ids("ab"), reason="length", new_logprobs=scores))
+        assert (output.outputs[0].text, output.outputs[0].text_offsets) == ("ab", offsets)
 
 
 def test_without_detokenizing_there_is_no_text() -> None:
