@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from numbers import Integral
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
 from llmjax.engine.build import build_engine
@@ -53,6 +53,18 @@ logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 PoolingInput = PromptInput | TextPair
+
+
+class PoolingOptions(TypedDict, total=False):
+    """Arguments that all methods of ``LLM`` for vectors share; ``LLM.encode`` says what they mean."""
+
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None
+    truncate_prompt_tokens: int | None
+    use_tqdm: bool
+    add_special_tokens: bool
+    tokenization_kwargs: Mapping[str, Any] | None
+
+
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
 
 
@@ -276,106 +288,39 @@ class LLM(LoadedLLM):
         return [self._frontend.pooling.finished(output, own) for output, own in zip(made, each, strict=True)]
 
     def embed(
-        self,
-        prompts: PoolingInput | Sequence[PoolingInput],
-        *,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-        add_special_tokens: bool = True,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        self, prompts: PoolingInput | Sequence[PoolingInput], **options: Unpack[PoolingOptions]
     ) -> list[EmbeddingRequestOutput]:
         """The embedding of every prompt; arguments and errors as for ``encode``."""
-        made = self.encode(
-            prompts,
-            pooling_params,
-            pooling_task="embed",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            add_special_tokens=add_special_tokens,
-            tokenization_kwargs=tokenization_kwargs,
-        )
-        return [
-            EmbeddingRequestOutput(
-                request_id=output.request_id,
-                outputs=EmbeddingOutput(output.outputs.data.tolist()),
-                prompt_token_ids=output.prompt_token_ids,
-                num_cached_tokens=output.num_cached_tokens,
-                error=output.error,
-            )
-            for output in made
-        ]
+        made = self.encode(prompts, pooling_task="embed", **options)
+        return [one.into(EmbeddingRequestOutput, EmbeddingOutput(one.outputs.data.tolist())) for one in made]
 
     def classify(
-        self,
-        prompts: PoolingInput | Sequence[PoolingInput],
-        *,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-        add_special_tokens: bool = True,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        self, prompts: PoolingInput | Sequence[PoolingInput], **options: Unpack[PoolingOptions]
     ) -> list[ClassificationRequestOutput]:
         """The labels' probabilities for every prompt; arguments and errors as for ``encode``."""
-        made = self.encode(
-            prompts,
-            pooling_params,
-            pooling_task="classify",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            add_special_tokens=add_special_tokens,
-            tokenization_kwargs=tokenization_kwargs,
-        )
-        return [
-            ClassificationRequestOutput(
-                request_id=output.request_id,
-                outputs=ClassificationOutput(output.outputs.data.tolist()),
-                prompt_token_ids=output.prompt_token_ids,
-                num_cached_tokens=output.num_cached_tokens,
-                error=output.error,
-            )
-            for output in made
-        ]
+        made = self.encode(prompts, pooling_task="classify", **options)
+        return [one.into(ClassificationRequestOutput, ClassificationOutput(one.outputs.data.tolist())) for one in made]
 
     def reward(
-        self,
-        prompts: PoolingInput | Sequence[PoolingInput],
-        *,
-        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-        add_special_tokens: bool = True,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
+        self, prompts: PoolingInput | Sequence[PoolingInput], **options: Unpack[PoolingOptions]
     ) -> list[PoolingRequestOutput]:
         """What a reward model thinks of every prompt, without an activation; otherwise as ``encode``."""
-        params = pooling_params or PoolingParams()
-        raw: Any = (
+        params = options.pop("pooling_params", None) or PoolingParams()
+        raw = (
             replace(params, use_activation=False)
             if isinstance(params, PoolingParams)
             else [replace(one, use_activation=False) for one in params]
         )
-        return self.encode(
-            prompts,
-            raw,
-            pooling_task="classify",
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            add_special_tokens=add_special_tokens,
-            tokenization_kwargs=tokenization_kwargs,
-        )
+        return self.encode(prompts, raw, pooling_task="classify", **options)
 
     def score(
         self,
         data_1: str | Sequence[str],
         data_2: str | Sequence[str],
         *,
-        pooling_params: PoolingParams | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-        add_special_tokens: bool = True,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
         instruction: str | None = None,
         chat_template: str | None = None,
+        **options: Unpack[PoolingOptions],
     ) -> list[ScoringRequestOutput]:
         """How well texts fit, pair by pair: by a cross-encoder, or by the cosine of their embeddings.
 
@@ -385,20 +330,13 @@ class LLM(LoadedLLM):
             instruction: what a reranker that is told so judges by, instead of what its makers say.
             chat_template: makes a prompt of a pair: Jinja source with messages of the roles query and document, or the
                 name of a built-in template.
+            options: as for ``encode``.
 
         Raises:
             InvalidRequest: as ``encode``; the numbers of texts differ, or the model has more than one label.
         """
         pairs = text_pairs(data_1, data_2, instruction=instruction, chat_template=chat_template)
-        made = self.encode(
-            pair_inputs(pairs, self.info.pooler),
-            pooling_params,
-            pooling_task=score_task(self.info.pooler),
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            use_tqdm=use_tqdm,
-            add_special_tokens=add_special_tokens,
-            tokenization_kwargs=tokenization_kwargs,
-        )
+        made = self.encode(pair_inputs(pairs, self.info.pooler), pooling_task=score_task(self.info.pooler), **options)
         return scored(made, pairs, self.info.pooler)
 
     def chat(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,7 @@ class ScoringOutput:
     score: float
 
 
+Pooled = TypeVar("Pooled", bound="PooledOutput[Any]")
 Made = TypeVar("Made", PoolingOutput, EmbeddingOutput, ClassificationOutput, ScoringOutput)
 
 
@@ -104,6 +105,10 @@ class PooledOutput(Generic[Made]):
     finished: bool = True
     num_cached_tokens: int = 0
     error: LLMJaxError | None = None  # then ``outputs`` hold nothing
+
+    def into(self, kind: type[Pooled], outputs: Any) -> Pooled:
+        """The same for the same request, with ``outputs`` in the form that ``kind`` has."""
+        return kind(**{**vars(self), "outputs": outputs})
 
 
 class PoolingRequestOutput(PooledOutput[PoolingOutput]):

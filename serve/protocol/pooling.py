@@ -4,6 +4,7 @@ shapes."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -51,10 +52,9 @@ class PooledBody(ApiModel):
     }
 
     def params(self, **own: Any) -> PoolingParams:
-        """The engine's parameters; ``own`` are fields of one route."""
-        return PoolingParams(
-            truncate_prompt_tokens=self.truncate_prompt_tokens, use_activation=self.use_activation, **own
-        )
+        """The engine's parameters: what the body has of them, and in place of that what ``own`` has."""
+        given = {field.name: getattr(self, field.name) for field in fields(PoolingParams) if hasattr(self, field.name)}
+        return PoolingParams(**{**given, **own})
 
 
 class TextsBody(PooledBody):

@@ -67,8 +67,9 @@ async def embeddings(request: Request) -> Response:
     server = server_of(request)
     body = await _read(request, EmbeddingRequest, EmbeddingChatRequest)
     server.check_task("embed")
-    params = body.params(task="embed", dimensions=body.dimensions, normalize=body.normalize, prompt_name=_prompt(body))
-    return await _vectors(request, server, body, params, name="embd", kind="embedding", key="embedding")
+    return await _vectors(
+        request, server, body, body.params(task="embed"), name="embd", kind="embedding", key="embedding"
+    )
 
 
 # What Cohere calls a text, and the names of prompts for it.
@@ -130,9 +131,7 @@ async def pooling(request: Request) -> Response:
     server = server_of(request)
     body = await _read(request, PoolingRequest, PoolingChatRequest)
     server.check_task("pooling")
-    named = _prompt(body)
-    params = body.params(task=body.task, dimensions=body.dimensions, normalize=body.normalize, prompt_name=named)
-    return await _vectors(request, server, body, params, name="pool", kind="pooling", key="data")
+    return await _vectors(request, server, body, body.params(), name="pool", kind="pooling", key="data")
 
 
 async def classify(request: Request) -> Response:
@@ -202,11 +201,6 @@ async def _read(request: Request, texts: type[Texts], chats: type[Chats]) -> Tex
     if data.get("messages") is None:
         return parse(data, texts, ignored=ignored)
     return parse(data, chats, ignored=ignored)
-
-
-def _prompt(body: PooledBody) -> str | None:
-    """The name of a prompt, which conversations do not have."""
-    return getattr(body, "prompt_name", None)
 
 
 async def _inputs(

@@ -74,15 +74,9 @@ def scored(
         made: outputs of the requests that `pair_inputs` made, in order.
     """
     if pooler is None or pooler.task == "classify":
+        scores = [float("nan") if output.error else float(output.outputs.data[0]) for output in made]
         return [
-            ScoringRequestOutput(
-                request_id=output.request_id,
-                outputs=ScoringOutput(float("nan") if output.error else float(output.outputs.data[0])),
-                prompt_token_ids=output.prompt_token_ids,
-                num_cached_tokens=output.num_cached_tokens,
-                error=output.error,
-            )
-            for output in made
+            output.into(ScoringRequestOutput, ScoringOutput(score)) for output, score in zip(made, scores, strict=True)
         ]
     found = dict(zip(pair_inputs(pairs, pooler), made, strict=True))
     return [_cosine(found[pair.first], found[pair.second]) for pair in pairs]
