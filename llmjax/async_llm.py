@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
@@ -49,6 +48,7 @@ class AsyncLLM(LoadedLLM):
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._changing = False  # between sleeping and waking, which may take minutes
+        self._changed = asyncio.Event()  # set for those who wait in `_until`, and cleared at once
         self._goes_on = asyncio.Event()  # cleared while the engine is paused
         self._goes_on.set()
         self._frozen = False
@@ -73,6 +73,11 @@ class AsyncLLM(LoadedLLM):
     def exit_status(self) -> int:
         """What a process that cannot do without the engine should end with: 0 unless the engine has died."""
         return self.client.exit_status
+
+    async def wait_died(self) -> int:
+        """Returns the ``exit_status`` when the engine has died."""
+        await self._until(lambda: bool(self.exit_status))
+        return self.exit_status
 
     @property
     def num_requests(self) -> int:
@@ -133,11 +138,7 @@ class AsyncLLM(LoadedLLM):
         with self._one_change():
             before, self._away = self._away, frozenset({WEIGHTS, KV_CACHE})  # no new requests from now on
             try:
-                while self.num_requests:
-                    if mode == "abort":
-                        for request_id in self.request_ids:
-                            await self.abort(request_id)
-                    await asyncio.sleep(0.01)
+                await self._until(lambda: not self.num_requests, abort=mode == "abort")
                 await asyncio.wrap_future(self.client.control(control))
                 self._asleep = asleep_at(level)
             except BaseException:
@@ -185,11 +186,9 @@ class AsyncLLM(LoadedLLM):
             self._frozen = True
             await asyncio.wrap_future(self.client.control(Control.FREEZE))
             return
-        while self.is_paused and (self.num_requests or self._searches):
-            if mode == "abort":
-                for request_id in self.request_ids:
-                    await self.abort(request_id)
-            await asyncio.sleep(0.01)
+        await self._until(
+            lambda: not self.is_paused or not (self.num_requests or self._searches), abort=mode == "abort"
+        )
         if clear_cache and self.is_paused:
             await self.reset_prefix_cache()
 
@@ -199,6 +198,7 @@ class AsyncLLM(LoadedLLM):
             await asyncio.wrap_future(self.client.control(Control.GO_ON))
             self._frozen = False
         self._goes_on.set()
+        self._wake()
 
     async def _until_resumed(self) -> None:
         """What a new request waits for.
@@ -218,6 +218,24 @@ class AsyncLLM(LoadedLLM):
         finally:
             self._held_back -= 1
         self._check_open()
+
+    async def _until(self, condition: Callable[[], bool], *, abort: bool = False) -> None:
+        """Waits for a condition, which may depend on requests, on pauses and on the engine's end.
+
+        Args:
+            abort: end all requests that are there meanwhile.
+        """
+        self._event_loop = asyncio.get_running_loop()
+        while not condition():
+            if abort:
+                for request_id in self.request_ids:
+                    await self.abort(request_id)
+            await self._changed.wait()
+
+    def _wake(self) -> None:
+        """Has everybody who waits in `_until` look at the condition again."""
+        self._changed.set()
+        self._changed.clear()
 
     @contextmanager
     def _one_change(self) -> Iterator[None]:
@@ -356,6 +374,7 @@ class AsyncLLM(LoadedLLM):
                 search.take([scores for output in made for scores in output.outputs[0].logprobs or ()])
         finally:
             self._searches -= 1
+            self._wake()
         decode = None
         if self.tokenizer is not None:
             decode = partial(
@@ -460,6 +479,7 @@ class AsyncLLM(LoadedLLM):
         self._streams[request_id] = stream
         try:
             self._frontend.sent(request.request_id, engine=self.client.submit(request))
+            self._wake()
             # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
             self.client.check_health()
             while True:
@@ -476,6 +496,7 @@ class AsyncLLM(LoadedLLM):
             if (stats := self._frontend.forget(request.request_id)) is not None:
                 self.client.abort(request.request_id)
                 self._record(stats)
+            self._wake()
 
     async def abort(self, request_id: str) -> None:
         """Ends a request; its stream gets a last output with finish reason "abort"."""
@@ -490,9 +511,10 @@ class AsyncLLM(LoadedLLM):
         """
         self._stopped = True
         self._goes_on.set()
-        deadline = time.monotonic() + drain_timeout
-        while self.num_requests and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        self._wake()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout):
+                await self._until(lambda: not self.num_requests)
         for request_id in list(self._streams):
             await self.abort(request_id)
         self.client.stop()
@@ -537,6 +559,7 @@ class AsyncLLM(LoadedLLM):
             self.client.abort(request_id, index)
         for stats in processed.finished:
             self._record(stats)
+        self._wake()
         for output in processed.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -549,6 +572,7 @@ class AsyncLLM(LoadedLLM):
 
         def end() -> None:
             self._goes_on.set()  # callers that wait for it find the engine dead
+            self._wake()
             self._fail(list(self._streams), dead)
 
         self._on_event_loop(end)

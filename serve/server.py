@@ -82,9 +82,8 @@ class DrainingServer(uvicorn.Server):
 
     async def _watch_engine(self) -> None:
         """A server whose engine has died can only end; its supervisor may then start another."""
-        while not self._engine.exit_status:
-            await asyncio.sleep(0.2)
-        log.error("without its engine the server ends in %g s, with status %d", DEAD_SECONDS, self._engine.exit_status)
+        status = await self._engine.wait_died()
+        log.error("without its engine the server ends in %g s, with status %d", DEAD_SECONDS, status)
         await asyncio.sleep(DEAD_SECONDS)
         self._start_drain("the engine is dead")
 

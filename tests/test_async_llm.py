@@ -376,11 +376,13 @@ async def test_the_engine_dies(
     start_here: Callable[[EngineConfig], AsyncLLM], endless: EngineConfig, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     engine = start_here(endless)
+    died = asyncio.create_task(engine.wait_died())
     streams = [engine.generate([5], FOREVER, str(i)) for i in range(6)]
     for stream in streams[:3]:
         await anext(stream)
     tasks = [asyncio.create_task(collect(stream)) for stream in streams]
     await asyncio.sleep(0)
+    assert not died.done()
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("the device is on fire")
@@ -388,6 +390,7 @@ async def test_the_engine_dies(
     monkeypatch.setattr(f"llmjax.engine.{what}", fail)
     results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 60)
     assert [type(result) for result in results] == [EngineDead] * 6
+    assert await asyncio.wait_for(died, 60) == await asyncio.wait_for(engine.wait_died(), 60) == 1
     assert str(results[0]) == "the engine stopped: the device is on fire"
     with pytest.raises(EngineDead, match="on fire"):
         engine.check_health()

@@ -88,11 +88,10 @@ class Replica:
     async def _end_with_engine(self) -> None:
         """Without an engine everything is refused, which is soon done, and so Ray would send it the most until it has
         asked three times for its health. It sees an actor's end at once."""
-        while not self._engine.exit_status:
-            await asyncio.sleep(0.2)
+        status = await self._engine.wait_died()
         logger.error("without its engine the replica ends in %g s", LAST_WORDS_SECONDS)
         await asyncio.sleep(LAST_WORDS_SECONDS)
-        os._exit(self._engine.exit_status)
+        os._exit(status)
 
     def __serve_build_asgi_app__(self) -> Starlette:
         return create_app(self._engine, self._server)
