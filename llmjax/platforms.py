@@ -6,8 +6,6 @@ import logging
 import os
 import platform as host
 import subprocess
-import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -16,9 +14,10 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import xla_bridge  # whether the backends are open is said nowhere else
+from jax._src import xla_bridge  # its backends have their names nowhere else
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 
+from llmjax import jax_settings
 from llmjax.config import EngineConfig
 from llmjax.cpu_affinity import bind_process, check_threads
 from llmjax.errors import ConfigError
@@ -31,13 +30,9 @@ from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 
 logger = logging.getLogger(__name__)
 
-CACHE_DIR = Path.home() / ".cache" / "llmjax"
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 CUDA_NAMES = ("cuda", "gpu")
-POOL_VARIABLES = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-POOL_SHARE = 0.75  # of a card, where nothing is said to JAX
 CPUINFO = Path("/proc/cpuinfo")
-MOST_CPU_DEVICES = 64
 FLOAT8_CAPABILITY = (8, 9)  # from which on NVIDIA's cards multiply 8-bit floats
 
 
@@ -123,7 +118,7 @@ class Platform:
 
     def available_memory(self, utilization: float) -> int:
         """Bytes that may still be taken of each accelerator if all in all that share of its memory may be used."""
-        # On an NVIDIA GPU the limit is that of JAX's pool, which is the share already (`_size_pool`).
+        # On an NVIDIA GPU the limit is that of JAX's pool, which is the share already (`jax_settings.size_pool`).
         share = 1.0 if self.is_cuda else utilization
         all_stats = (_memory_stats(device) for device in self.own_devices)
         return min(int(stats["bytes_limit"] * share) - stats["bytes_in_use"] for stats in all_stats)
@@ -152,11 +147,12 @@ def select_platform(
     meshed = not alone and not config.is_staged  # with devices of other processes
     numbers = share.part(config.device_numbers) if alone else config.device_numbers
     others_are_hidden = not alone or not share.is_whole
-    _divide_cpu(config, len(numbers))
-    _size_pool(config)
+    if config.device in ("auto", CPU):
+        jax_settings.divide_cpu(len(numbers))
+    if config.device in ("auto", *CUDA_NAMES) and cuda_plugin() is not None:
+        jax_settings.size_pool(config.gpu_memory_utilization)
     if others_are_hidden:
-        # An engine takes memory of every card that it sees.
-        jax.config.update("jax_cuda_visible_devices", ",".join(map(str, numbers)))
+        jax_settings.show_cards(numbers)
     meet()
     binding, host_memory = bind_process(config, share), share.host_memory  # may open the backends
     if binding.nodes:
@@ -179,7 +175,7 @@ def select_platform(
             f"the {config.nnodes} processes have {len(mesh)} devices, and tensor_parallel_size is "
             f"{config.tensor_parallel_size}"
         )
-    if name == CUDA and (pool := pool_share()) not in (None, config.gpu_memory_utilization):
+    if name == CUDA and (pool := jax_settings.pool_share()) not in (None, config.gpu_memory_utilization):
         logger.warning(
             "gpu_memory_utilization %g has no effect: JAX has already opened the card in this process, with a pool of "
             "%g of its memory",
@@ -225,16 +221,6 @@ def devices_of(platform: str) -> list[jax.Device]:
 def _registered(name: str) -> str:
     """A platform as JAX has it: plug-ins are found whatever the case of their names."""
     return next((known for known in xla_bridge.backends() if known.lower() == name.lower()), name)
-
-
-def _divide_cpu(config: EngineConfig, count: int) -> None:
-    """Makes JAX divide the CPU into ``count`` devices, unless it has opened it or the user has chosen a number."""
-    unsaid = jax.config.jax_num_cpu_devices == -1
-    if count == 1 or config.device not in ("auto", "cpu") or xla_bridge.backends_are_initialized() or not unsaid:
-        return
-    if count > MOST_CPU_DEVICES:
-        raise ConfigError(f"tensor_parallel_size {count}: a CPU can be {MOST_CPU_DEVICES} devices at most")
-    jax.config.update("jax_num_cpu_devices", count)
 
 
 def _quantized_activations(config: EngineConfig, device: jax.Device, *, cpu: bool) -> str:
@@ -288,31 +274,6 @@ def nvidia_cards() -> str | None:
     return "; ".join(lines) if done.returncode == 0 and lines else None
 
 
-def _size_pool(config: EngineConfig) -> None:
-    """Makes JAX's memory pool on an NVIDIA GPU the share of the card that the configuration says (JAX's own: 75 %).
-
-    Has no effect where JAX has already opened the card, or the user has set its variables: the pool is then what
-    `pool_share` says.
-    """
-    if config.device not in ("auto", *CUDA_NAMES) or cuda_plugin() is None or xla_bridge.backends_are_initialized():
-        return
-    options = jax.config.jax_pjrt_client_create_options
-    if isinstance(options, str) and options:
-        logger.warning("gpu_memory_utilization has no effect: JAX_PJRT_CLIENT_CREATE_OPTIONS is set to %s", options)
-    elif not any(os.environ.get(name) for name in POOL_VARIABLES):
-        share = {"memory_fraction": config.gpu_memory_utilization}
-        jax.config.update("jax_pjrt_client_create_options", {**(options or {}), **share})
-
-
-def pool_share() -> float | None:
-    """The share of a card that JAX's pool there was opened with; None: the user's own variables say."""
-    options = jax.config.jax_pjrt_client_create_options
-    if (isinstance(options, str) and options) or any(os.environ.get(name) for name in POOL_VARIABLES):
-        return None
-    share: float = (options or {}).get("memory_fraction", POOL_SHARE)
-    return share
-
-
 def cuda_plugin() -> str | None:
     """Name and version of JAX's installed plug-in for NVIDIA GPUs."""
     for name in CUDA_PLUGINS:
@@ -321,39 +282,6 @@ def cuda_plugin() -> str | None:
         except PackageNotFoundError:
             continue
     return None
-
-
-def use_compilation_cache(directory: str | None) -> Path | None:
-    """Keeps compiled programs in ``directory`` (None: the user's cache; "off": nowhere).
-
-    Returns:
-        Where they are looked for; None: nowhere.
-    """
-    path = None if directory == "off" else Path(directory) if directory else CACHE_DIR / "xla"
-    if path is not None and (why := _cannot_write(path)):
-        if path.is_dir() and os.access(path, os.R_OK | os.X_OK):
-            logger.warning("%s: compiled programs are read, but new ones are not kept: %s", path, why)
-            warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
-        else:
-            logger.warning("%s: compiled programs are not kept, so every start compiles them again: %s", path, why)
-            path = None
-    jax.config.update("jax_enable_compilation_cache", path is not None)
-    if path is None:
-        return None
-    jax.config.update("jax_compilation_cache_dir", str(path))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return path
-
-
-def _cannot_write(folder: Path) -> str | None:
-    """Why no file can be made there; None: it can."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
-    except OSError as error:
-        return error.strerror or str(error)
 
 
 def cpu_is_fast_at_bfloat16() -> bool:

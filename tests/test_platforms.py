@@ -1,13 +1,10 @@
-"""Finding devices: what people read when there is none, and what the memory pool of a card is."""
+"""Finding devices: what people read when there is none."""
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,13 +12,13 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from llmjax import platforms
+from llmjax import jax_settings, platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.devices import platform_of
 from llmjax.kernels.qtensor import INT8_DECODES
-from llmjax.platforms import devices_of, nvidia_cards, select_platform, use_compilation_cache
+from llmjax.platforms import devices_of, nvidia_cards, select_platform
 
 
 @pytest.fixture
@@ -48,7 +45,7 @@ def test_cuda_that_is_not_there(
         pytest.skip("there is a card")
     monkeypatch.setattr(platforms, "cuda_plugin", lambda: plugin)
     monkeypatch.setattr(platforms, "nvidia_cards", lambda: cards)
-    monkeypatch.setattr(platforms, "_size_pool", lambda config: None)
+    monkeypatch.setattr(jax_settings, "size_pool", lambda share: None)
     with pytest.raises(ConfigError) as caught:
         select_platform(EngineConfig(device="cuda"))
     assert str(caught.value).startswith("device 'cuda' is not available (there is: cpu)")
@@ -57,7 +54,7 @@ def test_cuda_that_is_not_there(
 
 def test_a_variable_that_leaves_cuda_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "cuda_plugin", lambda: "plug-in 1.2")
-    monkeypatch.setattr(platforms, "_size_pool", lambda config: None)
+    monkeypatch.setattr(jax_settings, "size_pool", lambda share: None)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     with pytest.raises(ConfigError, match="JAX_PLATFORMS=cpu leaves it out"):
         select_platform(EngineConfig(device="cuda"))
@@ -92,7 +89,7 @@ def test_no_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_variable_that_names_a_card_that_is_not_there(device: str, variable: str) -> None:
     """JAX then ends in a bare assertion, or an error of its own."""
     script = f"""
-from llmjax import platforms
+from llmjax import jax_settings, platforms
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 platforms.nvidia_cards = lambda: None
@@ -107,63 +104,6 @@ except ConfigError as error:
         pytest.skip("there is a card")
     assert done.stdout.startswith(f"device '{device}' is not available (there is: none): "), done.stderr
     assert "leaves it out" not in done.stdout
-
-
-@pytest.fixture
-def pool_options() -> Iterator[None]:
-    before = jax.config.jax_pjrt_client_create_options
-    yield
-    jax.config.update("jax_pjrt_client_create_options", before)
-
-
-@pytest.fixture
-def unopened(pool_options: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A plug-in, nothing that the user has set, and a process that has not used a device."""
-    monkeypatch.setattr(platforms, "cuda_plugin", lambda: "plug-in 1.2")
-    monkeypatch.setattr(platforms.xla_bridge, "backends_are_initialized", lambda: False)
-    for name in platforms.POOL_VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-
-
-def test_the_pool_of_a_card_is_the_share_that_is_asked_for(unopened: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    select_platform(EngineConfig(device="cpu", gpu_memory_utilization=0.7))
-    assert jax.config.jax_pjrt_client_create_options is None
-    select_platform(EngineConfig(gpu_memory_utilization=0.7))
-    assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.7}
-    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
-    select_platform(EngineConfig(gpu_memory_utilization=0.6))
-    assert jax.config.jax_pjrt_client_create_options == {"memory_fraction": 0.7}  # left to the variable
-    assert platforms.pool_share() is None
-
-
-def test_options_of_the_user_stay(unopened: None, caplog: pytest.LogCaptureFixture) -> None:
-    jax.config.update("jax_pjrt_client_create_options", "memory_fraction:0.5")
-    select_platform(EngineConfig(gpu_memory_utilization=0.7))
-    assert jax.config.jax_pjrt_client_create_options == "memory_fraction:0.5"
-    assert platforms.pool_share() is None
-    assert [record.getMessage() for record in caplog.records] == [
-        "gpu_memory_utilization has no effect: JAX_PJRT_CLIENT_CREATE_OPTIONS is set to memory_fraction:0.5"
-    ]
-
-
-def test_a_pool_that_is_open_already_keeps_its_size(
-    unopened: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    card = SimpleNamespace(platform="gpu", client=None)
-    select_platform(EngineConfig(gpu_memory_utilization=0.7))
-    monkeypatch.setattr(platforms.xla_bridge, "backends_are_initialized", lambda: True)
-    monkeypatch.setattr(jax, "devices", lambda *_: [card])
-    caplog.set_level(logging.WARNING)
-    select_platform(EngineConfig(gpu_memory_utilization=0.7))
-    assert not caplog.records
-    select_platform(EngineConfig(gpu_memory_utilization=0.8))
-    jax.config.update("jax_pjrt_client_create_options", None)  # something else has opened the card
-    select_platform(EngineConfig(gpu_memory_utilization=0.8))
-    assert [record.getMessage() for record in caplog.records] == [
-        "gpu_memory_utilization 0.8 has no effect: JAX has already opened the card in this process, "
-        f"with a pool of {share} of its memory"
-        for share in (0.7, 0.75)
-    ]
 
 
 @pytest.mark.parametrize(("platform", "available"), [("cuda", 60), ("gcu", 30)])
@@ -269,42 +209,6 @@ def test_types_of_a_cpu_follow_from_what_is_asked_for(
     found = select_platform(EngineConfig(device="cpu", dtype=dtype, activations=activations))
     assert (found.kv_dtype("auto"), found.quantized_activations) == (cache, rounded)
     assert found.kv_dtype("fp8") == "float8_e4m3fn"
-
-
-@pytest.fixture
-def cache_settings() -> Iterator[None]:
-    names = ("jax_enable_compilation_cache", "jax_compilation_cache_dir")
-    before = {name: getattr(jax.config, name) for name in names}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-
-
-def test_a_compilation_cache_that_cannot_be_made_is_a_warning(
-    cache_settings: None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "file").touch()
-    use_compilation_cache(str(tmp_path / "file" / "cache"))
-    assert not jax.config.jax_enable_compilation_cache
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert f"{tmp_path}/file/cache: compiled programs are not kept" in record.getMessage()
-    use_compilation_cache(str(tmp_path / "cache"))  # a later engine has one again
-    assert jax.config.jax_enable_compilation_cache
-    assert jax.config.jax_compilation_cache_dir == str(tmp_path / "cache")
-
-
-def test_a_read_only_compilation_cache_is_read(
-    cache_settings: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(platforms.tempfile, "TemporaryFile", refuse)
-    use_compilation_cache(str(tmp_path))
-    assert jax.config.jax_enable_compilation_cache and jax.config.jax_compilation_cache_dir == str(tmp_path)
-    (record,) = caplog.records
-    assert record.getMessage().endswith("programs are read, but new ones are not kept: Read-only file system")
 
 
 def test_an_engine_takes_no_more_than_its_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

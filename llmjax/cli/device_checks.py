@@ -434,13 +434,14 @@ def _run(check: Check, devices: Devices) -> Outcome:
 
 def main(platform: str, first: int) -> None:
     """Runs the checks on all devices of a platform, from number ``first`` on."""
+    from llmjax.jax_settings import use_device
     from llmjax.platforms import devices_of
 
     try:
         devices = devices_of(platform)
     except ConfigError as error:
         sys.exit(str(error))
-    jax.config.update("jax_default_device", devices[0])
+    use_device(devices[0])
     for check in CHECKS[first:]:
         print(json.dumps({"begin": check.name}), flush=True)
         print(json.dumps(asdict(_run(check, devices))), flush=True)

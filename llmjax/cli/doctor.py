@@ -82,8 +82,9 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
     import jax
 
     from llmjax import cpu_affinity
+    from llmjax.jax_settings import CACHE_DIR
     from llmjax.kernels.cpu import library
-    from llmjax.platforms import CACHE_DIR, select_platform
+    from llmjax.platforms import select_platform
 
     findings = [
         Finding("versions", ", ".join(f"{name} {_version(name)}" for name in PACKAGES)),
@@ -232,7 +233,7 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
 
 
 def _programs(config: EngineConfig) -> Finding:
-    from llmjax.platforms import CACHE_DIR
+    from llmjax.jax_settings import CACHE_DIR
 
     if config.compilation_cache_dir == "off":
         return Finding("compiled programs", "not kept", "leave out --compilation-cache-dir off: starting takes longer")

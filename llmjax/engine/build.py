@@ -39,9 +39,10 @@ from llmjax.engine.tiers.setup import tier_of, transfer_of
 from llmjax.engine.tiers.transfer import bind
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
+from llmjax.jax_settings import use_compilation_cache
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
-from llmjax.platforms import Platform, select_platform, use_compilation_cache
+from llmjax.platforms import Platform, select_platform
 
 logger = logging.getLogger(__name__)
 

@@ -60,7 +60,7 @@ def test_what_a_card_needs(
 ):
     monkeypatch.setattr("llmjax.platforms.nvidia_cards", lambda: cards)
     monkeypatch.setattr("llmjax.platforms.cuda_plugin", lambda: plugin)
-    monkeypatch.setattr("llmjax.platforms._size_pool", lambda config: None)
+    monkeypatch.setattr("llmjax.jax_settings.size_pool", lambda share: None)
     status, found = report(capsys)
     assert status == 1
     assert found["NVIDIA cards"]["value"] == (cards or "no driver")

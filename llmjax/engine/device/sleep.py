@@ -16,7 +16,8 @@ from llmjax.engine.device.executor import Executor
 from llmjax.engine.loading.model import LoadedModel, load_model
 from llmjax.errors import CheckpointError
 from llmjax.host_memory import give_back
-from llmjax.platforms import Platform, use_compilation_cache
+from llmjax.jax_settings import use_compilation_cache
+from llmjax.platforms import Platform
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,11 @@ from typing import IO, Any
 
 import jax
 
+from llmjax import jax_settings
 from llmjax.engine.clients.process import how_it_ended, python_environment, signals_held_back
 from llmjax.engine.device.batch import Bucket
 from llmjax.engine.programs.cache import ProgramCache, ProgramSpec
 from llmjax.engine.programs.compiler import StepCompiler
-from llmjax.engine.programs.signature import jax_settings
 from llmjax.engine.programs.step_programs import in_turn
 from llmjax.errors import CompileError
 
@@ -67,7 +67,7 @@ class CompileProcess:
         assert cache.folder is not None
         self.programs: dict[Hashable, Future[None]] = {name: Future() for name in specs}
         message = io.BytesIO()
-        pickle.dump(Environment(jax_settings(), cache.folder), message)  # settings as this thread has them
+        pickle.dump(Environment(jax_settings.of_programs(), cache.folder), message)  # settings as this thread has them
         _Pickler(message).dump([(cache.signature(spec), spec) for spec in specs.values()])
         command = [sys.executable, "-m", "llmjax.engine.programs.process_main"]
         pipe = subprocess.PIPE

@@ -59,16 +59,12 @@ def _read(file: IO[bytes]) -> tuple[ProgramCache, list[tuple[str | None, Program
     """The cache and what is to be compiled, by its signature."""
     import jax
 
+    from llmjax import jax_settings
     from llmjax.engine.programs.cache import ProgramCache
-    from llmjax.engine.programs.signature import jax_settings
     from llmjax.errors import CompileError
 
     environment = pickle.load(file)
-    here = jax_settings()
-    for name, value in environment.settings.items():
-        if here.get(name, value) != value:
-            jax.config.update(name, value)
-    jax.config.update("jax_platforms", "cpu")  # no others are opened
+    jax_settings.compile_as(environment.settings)
     devices = {(device.platform, device.id): device for device in jax.devices()}
     cache = ProgramCache.of(environment.folder.parent.parent, jax.devices()[0])
     specs = _Unpickler(file, devices).load()

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from llmjax import jax_settings
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.kernels.cpu.library import LIBRARY, library
 from llmjax.kernels.devices import CPU, CUDA, platform_of
@@ -31,8 +32,6 @@ KNOWN = ("llmjax", "builtins", *LIBRARIES)  # packages whose classes and functio
 VARIABLES = ("XLA_", "LLMJAX_", "TF_")  # beginnings of the names of environment variables that XLA and kernels read
 CPUINFO = Path("/proc/cpuinfo")
 DRIVER = Path("/proc/driver/nvidia/version")
-# Settings of JAX that say where programs are kept, what is logged and which devices are opened, not what programs are.
-BESIDE = ("cache", "log", "explain", "default_device", "platforms", "visible", "traceback", "profiler", "debug_")
 
 
 class SourcesChanged(Exception):
@@ -60,7 +59,7 @@ def environment_digest(device: jax.Device) -> str:
     """A digest of everything beyond a program's own definition: the versions of what compiles it, the kernels that it
     calls, the machine and its settings."""
     native = library() if platform_of(device) == CPU else None
-    settings = {name: repr(value) for name, value in jax_settings().items()}
+    settings = {name: repr(value) for name, value in jax_settings.of_programs().items()}
     return digest(
         None if native is None else _file_digest(LIBRARY),
         native and native.forced,
@@ -73,17 +72,6 @@ def environment_digest(device: jax.Device) -> str:
         device.id if jax.process_count() == 1 else None,  # programs of several processes are of all devices
         (host.machine(), _cpu_features(), usable_cores()),
     )
-
-
-def jax_settings() -> dict[str, Any]:
-    """JAX's settings that decide programs, by name."""
-    # As attributes where there are such: those say what holds in this thread.
-    known = {name: getattr(jax.config, name, value) for name, value in jax.config.values.items()}
-    return {name: value for name, value in known.items() if not _beside(name)}
-
-
-def _beside(name: str) -> bool:
-    return any(part in name for part in BESIDE)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import jax
 from jax._src import distributed, xla_bridge  # there is no public way to say where gloo listens
 from jaxlib import _jax  # type: ignore[attr-defined]  # it has no types
 
+from llmjax import jax_settings
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 
@@ -37,9 +38,7 @@ def initialize(group: Waiting, config: EngineConfig, *, port: int, address: str)
         EngineDead: a rank has gone meanwhile.
     """
     host = f"[{config.master_addr}]" if ":" in config.master_addr else config.master_addr
-    # Without this, JAX aborts all other processes when one ends, before they can say so.
-    jax.config.update("jax_enable_recoverability", True)
-    jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM and says nothing
+    jax_settings.outlive_ranks()
     rank = config.node_rank
     connect = partial(
         jax.distributed.initialize,

@@ -18,7 +18,7 @@ from llmjax.engine.device.heads import ends, few_rows, sample, score
 from llmjax.engine.device.step import begin, forward
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.graphs import _batches, _set_up
-from llmjax.platforms import use_compilation_cache
+from llmjax.jax_settings import use_compilation_cache
 from tests.engine.compilers import TOP, compiler_of
 from tests.levels import at_levels
 

@@ -25,8 +25,9 @@ from llmjax.engine.programs.cache import ProgramCache
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.graphs import _batches, _results, difference, with_graphs
 from llmjax.errors import ConfigError
+from llmjax.jax_settings import use_compilation_cache
 from llmjax.models.layers.state import AllTokens
-from llmjax.platforms import Platform, use_compilation_cache
+from llmjax.platforms import Platform
 from llmjax.sampling.sampler import SamplingBatch
 from llmjax.sampling.settings import Feature
 from tests.checkpoints import GOLDEN

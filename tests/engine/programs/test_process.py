@@ -108,7 +108,7 @@ def test_one_that_ends_before_it_is_told_anything_leaves_no_traceback(
 
     monkeypatch.setattr(threading, "excepthook", raised.append)
     monkeypatch.setattr(subprocess, "Popen", ended)
-    monkeypatch.setattr(compile_process, "jax_settings", dict)  # so little that a buffer keeps it
+    monkeypatch.setattr(compile_process.jax_settings, "of_programs", dict)  # so little that a buffer keeps it
     process = CompileProcess(cache, {"one": spec(3)})
     with pytest.raises(CompileError, match="ended with status 0"):
         process.programs["one"].result(LONG)
