@@ -128,7 +128,7 @@ class Checkpoint:
             raise CheckpointError(f"{self.path}: tensor {name} is missing, of which labels are rows")
         if max(tokens) >= head.shape[0]:
             raise CheckpointError(f"{self.path}: tensor {name} has no row {max(tokens)}, which is to be a label")
-        rows = LabelRows(head, tuple(tokens), labels.difference, scale=model.logit_scale)
+        rows = LabelRows.of(head, tokens, difference=labels.difference, scale=model.logit_scale)
         kept = {name: tensor for name, tensor in self.tensors.items() if name != HEAD}
         return replace(self, tensors=MappingProxyType({**kept, LABELS: rows}))
 
@@ -245,7 +245,7 @@ def _named(config: Mapping[str, Any]) -> str:
 def _with_unit_head(tensors: dict[str, StoredTensor], config: Mapping[str, Any]) -> dict[str, StoredTensor]:
     if HEAD not in tensors or not models.has_unit_head(config):
         return tensors
-    return {**tensors, HEAD: UnitRows(tensors[HEAD])}
+    return {**tensors, HEAD: UnitRows(HEAD, (tensors[HEAD],))}
 
 
 def _model_config(

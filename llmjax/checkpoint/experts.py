@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from llmjax.checkpoint.rows import ColumnsOf, RowsOf
 from llmjax.checkpoint.safetensors import SafetensorsTensor
-from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
+from llmjax.checkpoint.stored_tensor import Derived, StoredStack, StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.weights.memory import aligned_empty
 from llmjax.weights.packing import RowSource, RowStack
@@ -56,29 +56,12 @@ UNGATED_PROJECTIONS = MappingProxyType({"w1": "up_proj", "w2": "down_proj", "v1"
 MIXTRAL_NAMES = MappingProxyType({projection: name for name, projection in MIXTRAL_PROJECTIONS.items()})
 
 
-@dataclass(frozen=True, eq=False)
-class ExpertStack:
-    """A projection of all experts of a layer (a `StoredTensor`).
-
-    Attributes:
-        name: name in the model.
-        matrices: matrices of the experts, of one shape.
-    """
-
-    name: str
-    matrices: tuple[StoredTensor, ...]
+class ExpertStack(Derived):
+    """A projection of all experts of a layer, made of their matrices, which have one shape."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.matrices), *self.matrices[0].shape)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(matrix.nbytes for matrix in self.matrices)
-
-    @property
-    def type_name(self) -> str:
-        return " and ".join(dict.fromkeys(matrix.type_name for matrix in self.matrices))
+        return (len(self.sources), *self.sources[0].shape)
 
     def row_source(self) -> RowStack | None:
         """Codes and scales of all experts; None, with a warning if any has them, if they have no common format.
@@ -87,10 +70,10 @@ class ExpertStack:
             CheckpointError: as `read`.
         """
         sources: list[RowSource] = []
-        for matrix in self.matrices:
+        for matrix in self.sources:
             source = matrix.row_source()
             if source is None:  # plain, or it has warned why it is dequantized
-                if len({each.type_name for each in self.matrices}) > 1 or sources:
+                if len({each.type_name for each in self.sources}) > 1 or sources:
                     self._warn(f"expert {len(sources)} has to be read as plain numbers")
                 return None
             assert not isinstance(source, RowStack)
@@ -103,7 +86,7 @@ class ExpertStack:
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values [experts, out, in], read expert by expert; see `StoredTensor.read`."""
         values = aligned_empty(self.shape, dtype)
-        for expert, matrix in enumerate(self.matrices):
+        for expert, matrix in enumerate(self.sources):
             values[expert] = matrix.read(dtype)
         return values
 
@@ -111,7 +94,7 @@ class ExpertStack:
         """`read` for some experts, [their number, out, in]; zeros for a negative number."""
         values = aligned_empty((len(experts), *self.shape[1:]), dtype)
         for place, expert in enumerate(experts):
-            values[place] = self.matrices[expert].read(dtype) if expert >= 0 else 0
+            values[place] = self.sources[expert].read(dtype) if expert >= 0 else 0
         return values
 
     def _warn(self, problem: str) -> None:
@@ -175,7 +158,7 @@ def with_separate_experts(tensors: Mapping[str, StoredTensor], *, mixtral: bool)
     found: dict[str, StoredTensor] = {}
     for name, tensor in tensors.items():
         if isinstance(tensor, ExpertStack):
-            for expert, matrix in enumerate(tensor.matrices):
+            for expert, matrix in enumerate(tensor.sources):
                 found[expert_name(name, expert, mixtral=mixtral)] = matrix
         else:
             found[_mixtral_block(name) if mixtral else name] = tensor
@@ -238,7 +221,7 @@ def _cut_interleaved(tensor: StoredStack, module: str, projection: str, path: Pa
             whole = tensor.matrix(e, slice(0, tensor.shape[1]), name)
             if isinstance(whole, SafetensorsTensor):
                 whole = whole.transposed()
-            matrices.append(whole if step == 1 else RowsOf(name, whole, np.arange(first, rows, step)))
+            matrices.append(whole if step == 1 else RowsOf(name, (whole,), np.arange(first, rows, step)))
         yield ExpertStack(f"{module}.{one}.weight", tuple(matrices))
 
 
@@ -254,7 +237,7 @@ def _cut_columns(tensor: SafetensorsTensor, module: str, projection: str, path: 
     for i, one in enumerate(projections):
         own = np.arange(i * each, (i + 1) * each)
         whole = (tensor.matrix(e, slice(0, rows), f"{module}.{e}.{one}.weight").transposed() for e in range(experts))
-        yield ExpertStack(f"{module}.{one}.weight", tuple(RowsOf(matrix.name, matrix, own) for matrix in whole))
+        yield ExpertStack(f"{module}.{one}.weight", tuple(RowsOf(matrix.name, (matrix,), own) for matrix in whole))
 
 
 def _cut_rows(
@@ -275,7 +258,7 @@ def _cut_rows(
 
 def _cut_bias(tensor: StoredTensor, module: str, projection: str) -> Iterator[StoredTensor]:
     for one, first, step in _turns(projection):
-        yield ColumnsOf(f"{module}.{one}.bias", tensor, slice(first, None, step))
+        yield ColumnsOf(f"{module}.{one}.bias", (tensor,), slice(first, None, step))
 
 
 def _turns(projection: str) -> tuple[tuple[str, int, int], ...]:

@@ -2,57 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from llmjax.checkpoint.rows import RowsOf
-from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 
 LABELS = "head.0.dense.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class LabelRows:
-    """Rows of a head, or the second row minus the first (a `StoredTensor`).
+class LabelRows(Derived):
+    """Rows of a head, or the second row minus the first.
 
     Attributes:
-        source: the head, [vocabulary, D].
-        tokens: ids of the tokens.
+        sources: rows of the head, a `RowsOf`.
         difference: see ``llmjax.models.TokenLabels``.
         scale: factor of the logits.
     """
 
-    source: StoredTensor
-    tokens: tuple[int, ...]
     difference: bool
     scale: float = 1.0
 
-    @property
-    def name(self) -> str:
-        return LABELS
+    @classmethod
+    def of(cls, head: StoredTensor, tokens: Sequence[int], *, difference: bool, scale: float) -> LabelRows:
+        """The rows of some tokens in a head [vocabulary, D]."""
+        return cls(LABELS, (RowsOf(LABELS, (head,), np.asarray(tokens, np.intp)),), difference, scale)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (1 if self.difference else len(self.tokens), *self.source.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return self._rows.nbytes
-
-    @property
-    def type_name(self) -> str:
-        return self.source.type_name
-
-    def row_source(self) -> None:
-        """Rows are read as plain numbers."""
+        return (1, *self.sources[0].shape[1:]) if self.difference else self.sources[0].shape
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        rows = self._rows.read(np.dtype(np.float32))
+        rows = self.sources[0].read(np.dtype(np.float32))
         found = rows[1:] - rows[:1] if self.difference else rows
         return (found * np.float32(self.scale)).astype(dtype)
-
-    @property
-    def _rows(self) -> RowsOf:
-        return RowsOf(LABELS, self.source, np.asarray(self.tokens, np.intp))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +11,7 @@ import numpy as np
 
 from llmjax.checkpoint.rows import RowsOf
 from llmjax.checkpoint.safetensors import SafetensorsTensor
-from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models import Attention, ModelConfig
 from llmjax.models.names import QKV, Names
@@ -34,65 +33,26 @@ FUSED = re.compile(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class VectorStack:
-    """Vectors of one size, stacked (a `StoredTensor`): [n, size]."""
-
-    name: str
-    vectors: tuple[StoredTensor, ...]
+class VectorStack(Derived):
+    """Vectors of one size, stacked: [n, size]."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.vectors), *self.vectors[0].shape)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(vector.nbytes for vector in self.vectors)
-
-    @property
-    def type_name(self) -> str:
-        return self.vectors[0].type_name
-
-    def row_source(self) -> None:
-        """Vectors are plain numbers."""
+        return (len(self.sources), *self.sources[0].shape)
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        return np.stack([vector.read(dtype) for vector in self.vectors])
+        return np.stack([vector.read(dtype) for vector in self.sources])
 
 
-@dataclass(frozen=True, eq=False)
-class UnitRows:
-    """A matrix with its rows divided by their lengths (a `StoredTensor`).
-
-    Attributes:
-        source: the matrix as it is stored, which is dequantized.
-    """
-
-    source: StoredTensor
-
-    @property
-    def name(self) -> str:
-        return self.source.name
+class UnitRows(Derived):
+    """A matrix, which is dequantized, with its rows divided by their lengths."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.source.shape
-
-    @property
-    def nbytes(self) -> int:
-        return self.source.nbytes
-
-    @property
-    def type_name(self) -> str:
-        return self.source.type_name
-
-    def row_source(self) -> None:
-        """Rows are read as plain numbers."""
+        return self.sources[0].shape
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        values = self.source.read(np.dtype(np.float32))
+        values = self.sources[0].read(np.dtype(np.float32))
         lengths = np.linalg.norm(values, axis=1, keepdims=True)
         return (values / np.maximum(lengths, np.finfo(np.float32).tiny)).astype(dtype)
 
@@ -174,7 +134,7 @@ def _parts(
         parts = {f"self_attn.{part}_proj": chosen for part, chosen in _qkv_rows(mixer, names.qkv).items()}
     for part, chosen in parts.items():
         name = f"{fused['layer']}.{part}.{suffix}"
-        yield name, RowsOf(name, tensor, chosen)
+        yield name, RowsOf(name, (tensor,), chosen)
 
 
 def _qkv_rows(attention: Attention, order: QKV) -> dict[str, np.ndarray]:

@@ -9,49 +9,41 @@ from typing import Any
 import numpy as np
 
 from llmjax.checkpoint.safetensors import SafetensorsTensor
-from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.stored_tensor import Derived
 from llmjax.kernels.row_format import RowFormat
 from llmjax.weights.packing import RowSource, RowStack
 from llmjax.weights.rows import QuantizedRows
 
 
 @dataclass(frozen=True, eq=False)
-class RowsOf:
-    """Some rows of a matrix, or elements of a vector, as a tensor of their own (a `StoredTensor`).
+class RowsOf(Derived):
+    """Some rows of a matrix, or elements of a vector, as a tensor of their own.
 
     Attributes:
-        name: in the model.
-        source: the whole.
         rows: intp [n], which.
     """
 
-    name: str
-    source: StoredTensor
     rows: np.ndarray
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (len(self.rows), *self.source.shape[1:])
+        return (len(self.rows), *self.sources[0].shape[1:])
 
     @property
     def nbytes(self) -> int:
-        return self.source.nbytes * len(self.rows) // self.source.shape[0]
-
-    @property
-    def type_name(self) -> str:
-        return self.source.type_name
+        return self.sources[0].nbytes * len(self.rows) // self.sources[0].shape[0]
 
     def row_source(self) -> RowSource | None:
         """Codes and scales of a quantized matrix."""
-        source = self.source.row_source()
+        source = self.sources[0].row_source()
         assert not isinstance(source, RowStack)
         return None if source is None else _ChosenRows(source, self.rows)
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        if isinstance(self.source, SafetensorsTensor):
-            return self.source.taken(self.rows).read(dtype)
-        return self.source.read(dtype)[self.rows]
+        (source,) = self.sources
+        if isinstance(source, SafetensorsTensor):
+            return source.taken(self.rows).read(dtype)
+        return source.read(dtype)[self.rows]
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,38 +82,26 @@ class _ChosenRows:
 
 
 @dataclass(frozen=True, eq=False)
-class ColumnsOf:
-    """Some columns of a plain matrix (a `StoredTensor`).
+class ColumnsOf(Derived):
+    """Some columns of a plain matrix.
 
     Attributes:
-        name: in the model.
-        source: the whole.
         columns: which.
     """
 
-    name: str
-    source: StoredTensor
     columns: slice
 
     @property
     def shape(self) -> tuple[int, ...]:
-        rows, columns = self.source.shape
+        rows, columns = self.sources[0].shape
         return rows, len(range(columns)[self.columns])
 
     @property
     def nbytes(self) -> int:
-        return self.source.nbytes * self.shape[1] // self.source.shape[1]
-
-    @property
-    def type_name(self) -> str:
-        return self.source.type_name
-
-    def row_source(self) -> None:
-        """They are plain numbers."""
+        return self.sources[0].nbytes * self.shape[1] // self.sources[0].shape[1]
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        return np.ascontiguousarray(self.source.read(dtype)[:, self.columns])
+        return np.ascontiguousarray(self.sources[0].read(dtype)[:, self.columns])
 
 
 def _arrays(rows: QuantizedRows) -> dict[str, Any]:

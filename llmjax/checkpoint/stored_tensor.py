@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -55,3 +57,38 @@ class StoredStack(StoredTensor, Protocol):
             rows: a slice with start and stop.
             name: name of the new tensor.
         """
+
+
+@dataclass(frozen=True, eq=False)
+class Derived(ABC):
+    """A tensor that is made of stored ones when it is read (a `StoredTensor`), as plain numbers unless its class says
+    otherwise.
+
+    Attributes:
+        name: name in the model.
+        sources: the stored tensors.
+    """
+
+    name: str
+    sources: tuple[StoredTensor, ...]
+
+    @property
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]:
+        """See `StoredTensor.shape`."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(source.nbytes for source in self.sources)
+
+    @property
+    def type_name(self) -> str:
+        return " and ".join(dict.fromkeys(source.type_name for source in self.sources))
+
+    def row_source(self) -> RowSource | RowStack | None:
+        """None: it is read as plain numbers."""
+        return None
+
+    @abstractmethod
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""

@@ -102,7 +102,7 @@ class _Item:
 
     def _matrices(self) -> Iterable[StoredTensor | GGUFTensor]:
         if isinstance(self.source, ExpertStack):
-            return self.source.matrices
+            return self.source.sources
         if isinstance(self.source, GGUFTensor) and len(self.source.shape) == 3:
             return map(self.source.row_slice, range(self.source.shape[0]), range(1, self.source.shape[0] + 1))
         return (self.source,)

@@ -135,7 +135,7 @@ def rows_in_situ(tensor: StoredTensor, scheme: UniformScheme) -> RowSource | Row
     """A matrix, or a stack of experts matrix by matrix, quantized while it is read."""
     if not isinstance(tensor, ExpertStack):
         return InSituRows(tensor, scheme)
-    matrices = tensor.matrices
+    matrices = tensor.sources
     # If the first one cannot be unpacked by rows, neither can the others.
     whole = any(matrix.row_source() is None for matrix in matrices)
     return RowStack(len(matrices), lambda i: InSituRows(matrices[i], scheme, whole))

@@ -398,7 +398,7 @@ def test_quantized_while_they_are_read(tmp_path: Path, scheme: str) -> None:
     plan = QuantizationPlan.of(scheme, {}, source.model_config())
     stack: Any = source.tensors[f"{EXPERTS}.down_proj.weight"]
     whole = dequantized(plan.keep(stack).source)
-    singly = [dequantized(plan.keep(matrix).source) for matrix in stack.matrices]
+    singly = [dequantized(plan.keep(matrix).source) for matrix in stack.sources]
     np.testing.assert_array_equal(whole, np.stack(singly))
     assert np.abs(whole - stack.read(F32)).max() < 0.4
     assert plan.keep(source.tensors["model.layers.0.mlp.gate.weight"]).source is None

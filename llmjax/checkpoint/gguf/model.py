@@ -42,7 +42,7 @@ from llmjax.checkpoint.gguf.names import (
     layer_stem,
 )
 from llmjax.checkpoint.gguf.rope import ROPE_TENSORS, rope_config
-from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.weights.memory import aligned_empty
 from llmjax.weights.packing import RowSource
@@ -113,44 +113,31 @@ class ConvertedTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class UpProjections:
-    """The projections from latent vectors to keys and values, as one matrix (a `StoredTensor`).
+class UpProjections(Derived):
+    """The projections from latent vectors to keys and values, as one matrix.
 
     Attributes:
-        name: in the model.
-        keys: [heads, latent, key size]: each head's is transposed, to be multiplied with queries.
-        values: [heads, value size, latent].
+        sources: keys [heads, latent, key size], each head's transposed to be multiplied with queries; values [heads,
+            value size, latent].
     """
 
-    name: str
-    keys: GGUFTensor
-    values: GGUFTensor
+    sources: tuple[GGUFTensor, GGUFTensor]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        heads, latent, of_keys = self.keys.shape
-        return (heads * (of_keys + self.values.shape[1]), latent)
-
-    @property
-    def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
-    @property
-    def type_name(self) -> str:
-        return " and ".join(dict.fromkeys((self.keys.type_name, self.values.type_name)))
-
-    def row_source(self) -> None:
-        """They are read as plain numbers."""
+        keys, values = self.sources
+        heads, latent, of_keys = keys.shape
+        return (heads * (of_keys + values.shape[1]), latent)
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         """The values, read head by head; see `StoredTensor.read`."""
-        heads = self.keys.shape[0]
+        keys, values = self.sources
+        heads, _, of_keys = keys.shape
         found = aligned_empty(self.shape, dtype)
         by_head = found.reshape(heads, -1, self.shape[1])
-        of_keys = self.keys.shape[2]
         for head in range(heads):
-            by_head[head, :of_keys] = self.keys.row_slice(head, head + 1).read(dtype)[0].T
-            by_head[head, of_keys:] = self.values.row_slice(head, head + 1).read(dtype)[0]
+            by_head[head, :of_keys] = keys.row_slice(head, head + 1).read(dtype)[0].T
+            by_head[head, of_keys:] = values.row_slice(head, head + 1).read(dtype)[0]
         return found
 
 
@@ -355,7 +342,7 @@ def hf_joined_tensors(gguf: GGUFFile, config: Mapping[str, Any]) -> dict[str, St
                 f"{list(values.shape)} are not keys and values of the same heads"
             )
         name = f"model.layers.{layer}.{LATENT_LAYER[BOTH_UP]}.weight"
-        found[name] = UpProjections(name, keys, values)
+        found[name] = UpProjections(name, (keys, values))
     return found
 
 
