@@ -16,7 +16,7 @@ from llmjax.errors import InvalidRequest
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from llmjax.sampling.masks import Ints
+    from llmjax.arrays import Ints
 
 UNBOUNDED = 2**31  # steps that nothing here limits
 

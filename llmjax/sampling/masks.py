@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
-Ints = npt.NDArray[np.int32]
+from llmjax.arrays import Ints
 
 
 class Matcher(Protocol):

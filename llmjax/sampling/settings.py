@@ -9,11 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from llmjax.arrays import Floats, Ints
 from llmjax.errors import InvalidRequest
 from llmjax.sampling.params import MAX_BAD_WORDS, SamplingParams
-
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float32]
 
 # A bad word is tokenized twice, with and without a space before it.
 MAX_BANS = 2 * MAX_BAD_WORDS

@@ -20,6 +20,7 @@ from llmjax.engine.core.scheduler import NO_DRAFTS, Scheduler, StepPlan
 from llmjax.engine.core.stats import EngineTotals, KVStats, StatLogger, TokenTimes
 from llmjax.engine.free_run import FreeRun, Refusals
 from llmjax.errors import CompileError, GenerationFailed, LLMJaxError
+from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
 
 logger = logging.getLogger(__name__)
@@ -312,7 +313,7 @@ class Engine:
                 sequence.in_flight -= row.steps
             else:
                 constraints[i] = sequence.constraint
-        mask = self.runner.masks(pending, constraints)
+        mask = bit_masks(constraints, rows=pending.bucket.rows, vocab_size=self._vocab_size)
         self._pending = self.runner.sample(pending, mask)
         for i, constraint in constraints.items():
             constraint.masked(mask[i], vocab_size=self._vocab_size)

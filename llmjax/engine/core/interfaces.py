@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from llmjax.arrays import Ints
 
 if TYPE_CHECKING:
-    from llmjax.engine.constraint import Constraint
     from llmjax.engine.core import request, scheduler
     from llmjax.engine.drafts.drafter import Drafter
     from llmjax.sampling.settings import RequestSampling
 
 NO_TOKEN = -1  # among the tokens of a step: nothing was sampled
 NOT_FINITE = -2  # among the tokens of a step: there were NaN or infinities among the logits
-
-Ints = npt.NDArray[np.int32]
 
 
 class Logprobs(Protocol):
@@ -101,15 +97,12 @@ class Runner(Protocol):
             sampling: resolved sampling of the plan's sequences.
         """
 
-    def masks(self, pending: Any, constraints: Mapping[int, Constraint]) -> Ints:
-        """Bits of the tokens that the rows of a dispatch may sample: i32 [rows, words].
+    def sample(self, pending: PendingStep, mask: Ints) -> PendingStep:
+        """Starts what a dispatch of this runner, whose plan ``waits``, has left to do.
 
         Args:
-            constraints: by row; other rows may sample everything.
+            mask: bits of the tokens that its rows may sample: i32 [rows, words].
         """
-
-    def sample(self, pending: Any, mask: Ints) -> PendingStep:
-        """Starts what a dispatch whose plan ``waits`` has left to do."""
 
     def read_pages(self, group: int, pages: Sequence[int]) -> Any:
         """Starts to read pages of a group of layers, with the content after all earlier dispatches have run."""

@@ -13,13 +13,11 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from llmjax.arrays import Ints
 from llmjax.engine.core.page_pool import DUMMY_PAGE, PageKey, PagePool
 from llmjax.engine.core.request import Sequence
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
-
-Ints = npt.NDArray[np.int32]
 
 TABLE_CHUNK = 1024  # page table entries that a separate program writes at once
 SNAPSHOTS_A_SLOT = 6  # recurrent states kept for prefix caching, besides the two that a sequence may need

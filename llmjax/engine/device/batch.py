@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.arrays import Ints
 from llmjax.engine.core.layer_states import TableChanges
 from llmjax.engine.core.scheduler import Row, StepPlan
-from llmjax.engine.device.rows import ENDED, ROW_WORDS, Ints, NewRow, RowChanges, RowState
+from llmjax.engine.device.rows import ENDED, ROW_WORDS, NewRow, RowChanges, RowState
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.speculative import draft_lengths
 

@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 
+from llmjax.arrays import Ints
 from llmjax.engine.core.request import Sequence
 from llmjax.sampling.settings import SETTINGS_WORDS, RequestSampling
-
-Ints = npt.NDArray[np.int32]
 
 ENDED = -1  # in ``last_token``: the slot's sequence has ended; steps already planned for it compute nothing
 MAX_STOPS = 8  # most stop ids of a row on the device; the host finds further ones, a dispatch later

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llmjax.arrays import Ints
+from llmjax.engine.core import interfaces
 from llmjax.engine.core.layer_states import TableChanges
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row, StepPlan
@@ -21,7 +23,7 @@ from llmjax.engine.device.commands import Edit, ProgramName, ReadPages, RunMaske
 from llmjax.engine.device.executor import Executor
 from llmjax.engine.device.page_moves import MOST_PAGES, ReadInTurn
 from llmjax.engine.device.pending import PendingStep
-from llmjax.engine.device.rows import Ints, NewRow, row_words
+from llmjax.engine.device.rows import NewRow, row_words
 from llmjax.engine.device.slots import SlotEdits, table_edit
 from llmjax.engine.programs.cache import Executable
 from llmjax.engine.programs.compiler import StepCompiler
@@ -34,11 +36,10 @@ from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.ranks.stages import LastStage, OneStage, Stages, Step
 from llmjax.errors import InvalidRequest, LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
-from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import RequestSampling
 
 if TYPE_CHECKING:
-    from llmjax.engine.constraint import Constraint
+    pass
 
 
 class Runner:
@@ -146,20 +147,13 @@ class Runner:
         self._stages.begin(step)
         return PendingStep(plan, bucket, partial(self._stages.finish, step), partial(self._stages.settle, step))
 
-    def masks(self, pending: PendingStep, constraints: Mapping[int, Constraint]) -> Ints:
-        """Bits of the tokens that the rows of a dispatch whose plan ``waits`` may sample, as `sample` takes them.
+    def sample(self, pending: interfaces.PendingStep, mask: Ints) -> PendingStep:
+        """Starts what a dispatch of this runner, whose plan ``waits``, has left to do.
 
         Args:
-            constraints: by row; other rows may sample everything.
+            mask: bits of the tokens that its rows may sample: i32 [rows, words].
         """
-        return bit_masks(constraints, rows=pending.bucket.rows, vocab_size=self.model.config.vocab_size)
-
-    def sample(self, pending: PendingStep, mask: Ints) -> PendingStep:
-        """Starts what a dispatch whose plan ``waits`` has left to do.
-
-        Args:
-            mask: from `masks`.
-        """
+        assert isinstance(pending, PendingStep)
         output = pending.output
         sampled = self._stages.apply_to_samplers(RunMasked(pending.bucket, mask))
         if not self._on_host:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from llmjax.arrays import Ints
 from llmjax.engine.core.layer_states import TABLE_CHUNK, TableChanges
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row
@@ -15,7 +16,6 @@ from llmjax.sampling.params import MAX_SCORED, MAX_WINDOW
 from llmjax.sampling.settings import MAX_BANS, Feature, RequestSampling
 
 CHUNK = 512  # ids that an edit takes at once
-Ints = npt.NDArray[np.int32]
 
 
 def table_edit(changes: TableChanges, *, size: int) -> Edit:
