@@ -305,13 +305,13 @@ class LLM(LoadedLLM):
         self, prompts: PoolingInput | Sequence[PoolingInput], **options: Unpack[PoolingOptions]
     ) -> list[PoolingRequestOutput]:
         """What a reward model thinks of every prompt, without an activation; otherwise as ``encode``."""
-        params = options.pop("pooling_params", None) or PoolingParams()
-        raw = (
+        params = options.get("pooling_params") or PoolingParams()
+        options["pooling_params"] = (
             replace(params, use_activation=False)
             if isinstance(params, PoolingParams)
             else [replace(one, use_activation=False) for one in params]
         )
-        return self.encode(prompts, raw, pooling_task="classify", **options)
+        return self.encode(prompts, pooling_task="classify", **options)
 
     def score(
         self,

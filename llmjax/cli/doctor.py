@@ -228,7 +228,7 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     for rows in (1, 16, 512):
         x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
         findings.append(Finding(f"products, {rows} rows", LINEAR.explain(name, x, weight, None)))
-        findings.append(Finding(f"layers, {rows} rows", mlp.half.explain(name, x, mlp, None, None, None)))
+        findings.append(Finding(f"layers, {rows} rows", mlp.sublayer.explain(name, x, mlp, None, None, None)))
     return findings
 
 

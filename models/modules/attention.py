@@ -41,13 +41,15 @@ def _operands(
 
 
 # Positional arguments: x, module, before, after, context; static argument: residual.
-ATTENTION_HALF = Operation("attention half", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed)))
+ATTENTION_SUBLAYER = Operation(
+    "attention sublayer", (cpu.ATTENTION_BLOCK.taking(_operands), Implementation("in steps", mixed))
+)
 
 
 class AttentionModule(nnx.Module):
     """``o(attention(q(n), k(n), v(n)))``, with rotated and maybe normed q and k."""
 
-    half: ClassVar[Operation] = ATTENTION_HALF
+    sublayer: ClassVar[Operation] = ATTENTION_SUBLAYER
     divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
 
     def __init__(self, spec: Attention, size: int, *, dtype: jnp.dtype) -> None:
@@ -190,7 +192,7 @@ class SteppedAttentionModule(AttentionModule):
     """Attention that the fused kernels do not support: gates, sinks, clipped entries, ALiBi, other norms of q and k,
     values that are normed or are keys, chunks, norms after the heads, and keys of another layer."""
 
-    half: ClassVar[Operation] = Operation("attention half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("attention sublayer", (Implementation("in steps", mixed),))
 
 
 def attention_module(spec: Attention, size: int, *, dtype: jnp.dtype) -> AttentionModule:

@@ -31,7 +31,7 @@ class ChannelDeltaModule(nnx.Module):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("channel delta half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("channel delta sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"
     last_bias: ClassVar[None] = None
 

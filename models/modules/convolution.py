@@ -44,7 +44,7 @@ class ShortConvolutionModule(ReadOut):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("short convolution half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("short convolution sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "channels"
 
     def __init__(self, spec: ShortConvolution, size: int, *, dtype: jnp.dtype) -> None:

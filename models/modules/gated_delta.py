@@ -31,7 +31,7 @@ class GatedDeltaModule(nnx.Module):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("gated delta half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("gated delta sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"  # the columns of ``out_proj``
     last_bias: ClassVar[None] = None
 

@@ -29,7 +29,7 @@ class LatentAttentionModule(nnx.Module):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("latent attention half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("latent attention sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"  # the columns of ``o_proj``
 
     def __init__(self, spec: LatentAttention, size: int, *, dtype: jnp.dtype) -> None:

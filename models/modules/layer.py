@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +39,15 @@ from llmjax.models.modules.moe import ExpertsModule
 from llmjax.models.modules.norm import NormModule, build_norm
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.per_layer import PerLayerGate
-from llmjax.models.modules.residual import add_both, add_fed_forward, add_mixed, added, normed
+from llmjax.models.modules.residual import (
+    FeedForwardModule,
+    MixerModule,
+    add_both,
+    add_fed_forward,
+    add_mixed,
+    added,
+    normed,
+)
 
 
 class DecoderLayer(nnx.Module):
@@ -125,12 +132,12 @@ class DecoderLayer(nnx.Module):
         """The sublayer that mixes tokens, with two mixers."""
         names, spec = self.spec.residual, self.spec
         assert isinstance(names, TwoMixers) and spec.beside is not None
-        other = getattr(self, spec.beside.name)
+        other: MixerModule = getattr(self, spec.beside.name)
         n = normed(x, self.norm(names.before_mixer))
-        found, state = self.mixer.half(
+        found, state = self.mixer.sublayer(
             n if names.given == 1 else names.given * n, self.mixer, None, None, context, residual=False
         )
-        more, state_beside = other.half(n, other, None, None, beside, residual=False)
+        more, state_beside = other.sublayer(n, other, None, None, beside, residual=False)
         x = added(x, all_sum(found, self.mixer.divided), self.mixer.last_bias, None, scale=names.mixer)
         x = added(x, all_sum(more, other.divided), other.last_bias, None, scale=names.beside)
         return x, state, state_beside
@@ -143,7 +150,7 @@ class DecoderLayer(nnx.Module):
         chosen, kept = context.chosen, ()
         if beside is not None:
             chosen, *kept = getattr(self, Indexer.name)(n, mixer.latent_queries(n), beside)
-        assert chosen is not None
+        assert chosen is not None and isinstance(mixer, LatentAttentionModule)
         found, state = mixer.partial_to(n, context, chosen)
         return added(x, all_sum(found, mixer.divided), mixer.last_bias, None), (state, *kept), chosen
 
@@ -162,15 +169,17 @@ class DecoderLayer(nnx.Module):
         return add_fed_forward(x, self.part, before, after, context, scale=scale)
 
     @property
-    def mixer(self) -> Any:
+    def mixer(self) -> MixerModule:
         """The module that mixes tokens."""
-        return getattr(self, self.spec.mixer.name)
+        mixer: MixerModule = getattr(self, self.spec.mixer.name)
+        return mixer
 
     @property
-    def part(self) -> Any:
+    def part(self) -> FeedForwardModule:
         """The feed-forward module."""
         assert self.spec.feed_forward is not None
-        return getattr(self, self.spec.feed_forward.name)
+        part: FeedForwardModule = getattr(self, self.spec.feed_forward.name)
+        return part
 
     def norm(self, name: str | None) -> NormModule | None:
         """A norm by its name."""

@@ -27,7 +27,7 @@ class LightningAttentionModule(nnx.Module):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("lightning attention half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("lightning attention sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "heads"
     last_bias: ClassVar[None] = None
 

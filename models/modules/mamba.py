@@ -29,7 +29,7 @@ class MambaModule(ReadOut):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("Mamba half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("Mamba sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "channels"
 
     def __init__(self, spec: Mamba, size: int, *, dtype: jnp.dtype) -> None:

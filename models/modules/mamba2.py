@@ -31,7 +31,7 @@ class Mamba2Module(nnx.Module):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("Mamba 2 half", (Implementation("in steps", mixed),))
+    sublayer: ClassVar[Operation] = Operation("Mamba 2 sublayer", (Implementation("in steps", mixed),))
     divided: ClassVar[str] = "channels"  # channels of its heads; attention beside it is divided along "heads"
 
     def __init__(self, spec: Mamba2, size: int, *, dtype: jnp.dtype) -> None:

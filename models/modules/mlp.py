@@ -23,7 +23,7 @@ from llmjax.models.modules.residual import fed_forward
 class InnerModule(nnx.Module):
     """``down(inner(n))``."""
 
-    half: ClassVar[Operation]  # positional: x, module, before, after, context; static: residual
+    sublayer: ClassVar[Operation]  # positional: x, module, before, after, context; static: residual
     divided: ClassVar[str] = "inner"  # the columns of ``down_proj``
     spec: GatedMLP | MLP
     up_proj: Linear
@@ -73,14 +73,14 @@ def _operands(
 
 
 # Positional arguments: x, module, before, after, context; static argument: residual.
-MLP_HALF = Operation("MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
-STEPPED_HALF = Operation("MLP", (Implementation("in steps", fed_forward),))
+MLP_SUBLAYER = Operation("MLP", (cpu.MLP.taking(_operands), Implementation("in steps", fed_forward)))
+STEPPED_SUBLAYER = Operation("MLP", (Implementation("in steps", fed_forward),))
 
 
 class GatedMLPModule(InnerModule):
     """``down(activation(gate(n)) * up(n))``; the activation is computed in f32."""
 
-    half: ClassVar[Operation] = MLP_HALF
+    sublayer: ClassVar[Operation] = MLP_SUBLAYER
     spec: GatedMLP
     gate_proj: Linear
 
@@ -109,7 +109,7 @@ class GatedMLPModule(InnerModule):
 class SteppedGatedMLPModule(GatedMLPModule):
     """A gated MLP that the fused kernels do not support: with a scaled gate, a cutoff, or a norm."""
 
-    half: ClassVar[Operation] = STEPPED_HALF
+    sublayer: ClassVar[Operation] = STEPPED_SUBLAYER
 
 
 def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLPModule:
@@ -121,7 +121,7 @@ def gated_mlp_module(spec: GatedMLP, size: int, *, dtype: jnp.dtype) -> GatedMLP
 class MLPModule(InnerModule):
     """``down(activation(up(n)))``; the activation is computed in f32."""
 
-    half: ClassVar[Operation] = MLP_HALF
+    sublayer: ClassVar[Operation] = MLP_SUBLAYER
     spec: MLP
 
     def __init__(self, spec: MLP, size: int, *, dtype: jnp.dtype) -> None:

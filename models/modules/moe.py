@@ -37,7 +37,7 @@ class ExpertsModule(nnx.Module):
     """
 
     # Positional arguments: x, module, before, after, context; static argument: residual.
-    half: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
+    sublayer: ClassVar[Operation] = Operation("mixture of experts", (Implementation("in steps", fed_forward),))
     divided: ClassVar[str] = "inner"  # the columns of each expert's ``down_proj``, or whole experts
 
     def __init__(self, spec: Experts, size: int, *, dtype: jnp.dtype) -> None:

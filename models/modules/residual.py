@@ -1,7 +1,7 @@
 """The residual stream: ``x + after(part(before(x)))`` for each sublayer.
 
 A part either mixes tokens, ``part(n, context) -> (out, state)``, or takes each token by itself, ``part(n, context) ->
-out``. This is the portable implementation. Parts with kernels that fuse the whole sublayer list them in ``half``.
+out``. This is the portable implementation. Parts with kernels that fuse the whole sublayer list them in ``sublayer``.
 
 Where ``part.divided`` is divided over devices, each device has a part of the columns of the last projection: a sublayer
 is then the projection (``part.partial``), the sum over devices, and `added`.
@@ -9,19 +9,54 @@ is then the projection (``part.partial``), the sum over devices, and `added`.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import jax
 
+from llmjax.kernels.registry import Operation
 from llmjax.kernels.sharding import all_sum, parts
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.state import LayerState
 from llmjax.models.modules.norm import NormModule, is_fused
 
 
+class Sublayer(Protocol):
+    """What the modules of mixers and of feed-forward parts have in common."""
+
+    @property
+    def sublayer(self) -> Operation:
+        """`mixed` or `fed_forward`, by whatever kernels there are for them."""
+
+    @property
+    def divided(self) -> str:
+        """The logical axis along which devices divide the columns of the last projection."""
+
+    @property
+    def last_bias(self) -> jax.Array | None:
+        """The bias of the last projection, [D]."""
+
+
+class MixerModule(Sublayer, Protocol):
+    """A module that mixes tokens, [T, D] to [T, D], and gives the state that is kept of them."""
+
+    def __call__(self, n: jax.Array, context: Context) -> tuple[jax.Array, LayerState]: ...
+
+    def partial(self, n: jax.Array, context: Context) -> tuple[jax.Array, LayerState]:
+        """The same without ``last_bias``, to be summed over devices."""
+
+
+class FeedForwardModule(Sublayer, Protocol):
+    """A module that takes each token by itself, [T, D] to [T, D]."""
+
+    def __call__(self, n: jax.Array, context: Context) -> jax.Array: ...
+
+    def partial(self, n: jax.Array, context: Context) -> jax.Array:
+        """The same without ``last_bias``, to be summed over devices."""
+
+
 def mixed(
     x: jax.Array,
-    mixer: Any,
+    mixer: MixerModule,
     before: NormModule | None,
     after: NormModule | None,
     context: Context,
@@ -32,21 +67,19 @@ def mixed(
 
     Args:
         x: [T, D].
-        mixer: a module, ``(n, context) -> (out [T, D], state)``.
         before, after: norms; None: no norm.
         residual: False: only the mixer's last projection, without its bias, ``after`` and x, for `added`.
     """
     n = normed(x, before)
     if not residual:
-        partial: tuple[jax.Array, LayerState] = mixer.partial(n, context)
-        return partial
+        return mixer.partial(n, context)
     out, state = mixer(n, context)
     return x + normed(out, after), state
 
 
 def fed_forward(
     x: jax.Array,
-    feed_forward: Any,
+    feed_forward: FeedForwardModule,
     before: NormModule | None,
     after: NormModule | None,
     context: Context,
@@ -56,14 +89,13 @@ def fed_forward(
     """``x + after(feed_forward(before(x)))``; arguments as for `mixed`."""
     n = normed(x, before)
     if not residual:
-        partial: jax.Array = feed_forward.partial(n, context)
-        return partial
+        return feed_forward.partial(n, context)
     return x + normed(feed_forward(n, context), after)
 
 
 def add_mixed(
     x: jax.Array,
-    mixer: Any,
+    mixer: MixerModule,
     before: NormModule | None,
     after: NormModule | None,
     context: Context,
@@ -76,16 +108,16 @@ def add_mixed(
         scale: factor of what is added to x.
     """
     if parts(mixer.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
-        whole: tuple[jax.Array, LayerState] = mixer.half(x, mixer, before, after, context)
+        whole: tuple[jax.Array, LayerState] = mixer.sublayer(x, mixer, before, after, context)
         return whole
     n, before = (x, before) if is_fused(before) else (normed(x, before), None)
-    product, state = mixer.half(n, mixer, before, None, context, residual=False)
+    product, state = mixer.sublayer(n, mixer, before, None, context, residual=False)
     return added(x, all_sum(product, mixer.divided), mixer.last_bias, after, scale=scale), state
 
 
 def add_fed_forward(
     x: jax.Array,
-    part: Any,
+    part: FeedForwardModule,
     before: NormModule | None,
     after: NormModule | None,
     context: Context,
@@ -94,17 +126,17 @@ def add_fed_forward(
 ) -> jax.Array:
     """`fed_forward` by a kernel that fuses it; see `add_mixed`."""
     if parts(part.divided) == 1 and is_fused(before) and is_fused(after) and scale == 1:
-        whole: jax.Array = part.half(x, part, before, after, context)
+        whole: jax.Array = part.sublayer(x, part, before, after, context)
         return whole
     n, before = (x, before) if is_fused(before) else (normed(x, before), None)
-    product = part.half(n, part, before, None, context, residual=False)
+    product = part.sublayer(n, part, before, None, context, residual=False)
     return added(x, all_sum(product, part.divided), part.last_bias, after, scale=scale)
 
 
 def add_both(
     x: jax.Array,
-    mixer: Any,
-    part: Any,
+    mixer: MixerModule,
+    part: FeedForwardModule,
     before_mixer: NormModule | None,
     before: NormModule | None,
     context: Context,
@@ -119,8 +151,8 @@ def add_both(
     """
     n = normed(x, before_mixer)
     m = n if before is None else before(x)
-    mixed_product, state = mixer.half(n, mixer, None, None, context, residual=False)
-    fed_product = part.half(m, part, None, None, context, residual=False)
+    mixed_product, state = mixer.sublayer(n, mixer, None, None, context, residual=False)
+    fed_product = part.sublayer(m, part, None, None, context, residual=False)
     x = added(x, all_sum(mixed_product, mixer.divided), mixer.last_bias, None, scale=scale)
     return added(x, all_sum(fed_product, part.divided), part.last_bias, None, scale=scale), state
 

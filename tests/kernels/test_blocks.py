@@ -24,10 +24,10 @@ from llmjax.kernels.rope import Rotation
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.models import MLP, RMS, Attention, GatedMLP, RopeConfig
 from llmjax.models.layers.context import Context
-from llmjax.models.modules.attention import ATTENTION_HALF
+from llmjax.models.modules.attention import ATTENTION_SUBLAYER
 from llmjax.models.modules.layer import build_part
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.mlp import MLP_HALF, GatedMLPModule, MLPModule
+from llmjax.models.modules.mlp import MLP_SUBLAYER, GatedMLPModule, MLPModule
 from llmjax.models.modules.norm import RMSNorm, build_norm
 from llmjax.models.modules.residual import fed_forward, mixed
 from tests.kernels.attention_case import Case, filled_pages, ragged_batch, real_tokens
@@ -356,7 +356,7 @@ def test_a_page_that_does_not_exist_is_an_error() -> None:
 def test_what_the_library_takes_goes_to_it() -> None:
     def explain(platform: str, rows: int = 1, *, activation: str = "silu", dtype: Any = jnp.float32) -> str:
         mlp = GatedMLPModule(GatedMLP(inner=64, activation=activation), 64, dtype=jnp.dtype(jnp.bfloat16))
-        return MLP_HALF.explain(platform, jax.ShapeDtypeStruct((rows, 64), dtype), mlp, None, None, None)
+        return MLP_SUBLAYER.explain(platform, jax.ShapeDtypeStruct((rows, 64), dtype), mlp, None, None, None)
 
     assert explain("cpu") == "C++"
     assert "activation is tanh" in explain("cpu", activation="tanh")
@@ -365,7 +365,7 @@ def test_what_the_library_takes_goes_to_it() -> None:
     assert ("slower from" in explain("cpu", 256)) == (native.best in MAX_ROWS)
     assert "activations are bfloat16" in explain("cpu", dtype=jnp.bfloat16)
     assert explain("cuda") == "in steps"
-    assert ATTENTION_HALF.implementations[-1].name == "in steps"
+    assert ATTENTION_SUBLAYER.implementations[-1].name == "in steps"
 
 
 @each_isa

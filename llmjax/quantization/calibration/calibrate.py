@@ -30,9 +30,9 @@ from llmjax.quantization.calibration.layer import (
     F32,
     Around,
     CalibratedLayer,
-    Half,
     InputStatistics,
     Stage,
+    Sublayer,
     alone,
     check_kinds,
     chosen_keys,
@@ -96,7 +96,7 @@ class Calibration:
     plan: SavePlan
     settings: CalibrationSettings
     layer: CalibratedLayer | Expert
-    half: Half
+    sublayer: Sublayer
     inputs: Callable[[Stage], InputStatistics]
 
     def results(self) -> Iterator[Result]:
@@ -116,7 +116,7 @@ class Calibration:
         return {module: scheme for module in stage.modules if (scheme := self._scheme(module)) is not None}
 
     def _gptq(self) -> Iterator[Result]:
-        for stage in self.half.stages:
+        for stage in self.sublayer.stages:
             modules = self._modules(stage)
             if not modules:
                 continue
@@ -139,8 +139,8 @@ class Calibration:
                 )
 
     def _awq(self) -> Iterator[Result]:
-        original = {m: self.layer.values[f"{m}.weight"] for stage in self.half.stages for m in self._modules(stage)}
-        before = {stage: self.inputs(stage) for stage in self.half.stages}
+        original = {m: self.layer.values[f"{m}.weight"] for stage in self.sublayer.stages for m in self._modules(stage)}
+        before = {stage: self.inputs(stage) for stage in self.sublayer.stages}
         rows: dict[str, np.ndarray] = {}  # divisors of the rows of a projection
         columns: dict[Stage, np.ndarray] = {}
         for stage, inputs in before.items():
@@ -265,10 +265,10 @@ def calibrate(
         layer = CalibratedLayer(plan.checkpoint, config, index, platform)
         around = known[spec]
         contexts = [around.seeing(each) for each in chosen] if spec.chosen_before else [around] * len(hidden)
-        for half in layer.halves:
+        for sublayer in layer.sublayers:
             inputs = partial(layer.inputs, hidden=hidden, contexts=contexts)
-            results = Calibration(plan, settings, layer, half, inputs).results()
-            if half.has_experts:
+            results = Calibration(plan, settings, layer, sublayer, inputs).results()
+            if sublayer.has_experts:
                 results = chain(results, _experts(plan, settings, layer, hidden, contexts))
             try:
                 for result in results:
@@ -276,9 +276,11 @@ def calibrate(
                     yield result
             except CheckpointError as error:
                 raise CheckpointError(f"{plan.checkpoint.path}: layer {index}: {error}") from None
-            if half is layer.halves[0] and any(later.chosen_before for later in config.layers[index + 1 : index + 2]):
+            if sublayer is layer.sublayers[0] and any(
+                later.chosen_before for later in config.layers[index + 1 : index + 2]
+            ):
                 chosen = list(layer.run_all(chosen_keys, hidden, contexts))
-            hidden = layer.outputs(half, hidden, contexts)
+            hidden = layer.outputs(sublayer, hidden, contexts)
     rest = {name: scheme for name, scheme in plan.layers.items() if name not in done}
     _warn_of_rounded(plan, rest)
     yield from round_to_nearest(plan.tensors, rest)
@@ -306,7 +308,7 @@ def _experts(
     found = layer.run_all(dispatched, hidden, contexts)
     rows = [(np.asarray(given), np.asarray(chosen)) for given, chosen in found]
     for expert in reached(plan, layer, rows, missed):
-        yield from Calibration(plan, settings, expert, expert.half, expert.inputs).results()
+        yield from Calibration(plan, settings, expert, expert.sublayer, expert.inputs).results()
     if missed:
         logger.warning(
             "%s: %smlp.experts: no token of the text reaches %s, which are rounded to nearest; "

@@ -13,7 +13,7 @@ from llmjax.kernels.activations import CLAMPED_SWIGLU, gated
 from llmjax.kernels.linear import linear
 from llmjax.models.layers.layer import LayerSpec
 from llmjax.models.layers.moe import AS_GATE, Experts
-from llmjax.quantization.calibration.layer import CalibratedLayer, Half, InputStatistics, Stage
+from llmjax.quantization.calibration.layer import CalibratedLayer, InputStatistics, Stage, Sublayer
 from llmjax.quantization.plan import SavePlan
 
 LEAST_ROWS = 16  # fewest rows of a compiled product; numbers of tokens are rounded up to a power of 2
@@ -30,7 +30,7 @@ class Expert:
 
     Attributes:
         spec: the spec of the layer.
-        half: the stages to calibrate, in order.
+        sublayer: the stages to calibrate, in order.
         values: f32 weights [out, in] by the projections' names.
     """
 
@@ -44,7 +44,7 @@ class Expert:
         # An input that is not a multiple of the output of ``up`` cannot take scales from it.
         is_multiple = part.gated and not part.bias and part.activation != CLAMPED_SWIGLU
         second = Stage(("down_proj",), None, "up_proj" if is_multiple else None)
-        self.half = Half((Stage(first, None, None), second), None)
+        self.sublayer = Sublayer((Stage(first, None, None), second), None)
         stacks, own = layer.values, f"{part.name}.experts"
         self.values = {f"{each}.weight": stacks[f"{own}.{each}.weight"][number] for each in (*first, "down_proj")}
         biases = {each: stacks.get(f"{own}.{each}.bias") for each in first}

@@ -1,8 +1,8 @@
 """One decoder layer during calibration: the order of its projections, its weights on the host, and the layer that runs
 with them on the device.
 
-`halves_of` is all that calibration knows of models; every `DecoderLayer` can be calibrated. Inputs of projections are
-kept as sums over all tokens, so that memory does not grow with the number of tokens.
+`sublayers_of` is all that calibration knows of models; every `DecoderLayer` can be calibrated. Inputs of projections
+are kept as sums over all tokens, so that memory does not grow with the number of tokens.
 """
 
 from __future__ import annotations
@@ -37,8 +37,11 @@ from llmjax.models.layers.latent import Indexer
 from llmjax.models.layers.layer import LayerSpec, Mixer
 from llmjax.models.layers.residual import TwoMixers
 from llmjax.models.layers.rope import rotation
+from llmjax.models.modules.latent import LatentAttentionModule
 from llmjax.models.modules.layer import DecoderLayer
 from llmjax.models.modules.linear import Linear
+from llmjax.models.modules.mlp import InnerModule
+from llmjax.models.modules.moe import ExpertsModule
 from llmjax.models.modules.residual import normed
 from llmjax.platforms import Platform
 
@@ -80,7 +83,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Half:
+class Sublayer:
     """A sublayer, or both sublayers of a layer if they are parallel.
 
     Attributes:
@@ -140,20 +143,20 @@ _INDEXED: Mapping[str, str] = MappingProxyType({"q_a_proj": "wk", "q_b_proj": "w
 """Projections of an indexer by the mixer's projection with the same input."""
 
 
-def halves_of(layer: DecoderLayer) -> tuple[Half, ...]:
+def sublayers_of(layer: DecoderLayer) -> tuple[Sublayer, ...]:
     """The sublayers of a layer, in order; one entry for both if they are parallel."""
     spec = layer.spec
     mixers = _mixer_stages(layer, spec.mixer)
     if spec.beside is not None:  # its input is the mixer's, except for a factor
         mixers = _side_by_side(mixers, _mixer_stages(layer, spec.beside))
     if spec.feed_forward is None:
-        return (Half(mixers, _attention_output),)
+        return (Sublayer(mixers, _attention_output),)
     fed, has_experts = _feed_forward_stages(layer), isinstance(spec.feed_forward, Experts)
     if not isinstance(spec.residual, Parallel):
-        return Half(mixers, _attention_output), Half(fed, _mlp_output, has_experts)
+        return Sublayer(mixers, _attention_output), Sublayer(fed, _mlp_output, has_experts)
     if spec.residual.before_feed_forward is not None:
-        return (Half((*mixers, *fed), _both_outputs, has_experts),)
-    return (Half(_side_by_side(mixers, fed), _both_outputs, has_experts),)
+        return (Sublayer((*mixers, *fed), _both_outputs, has_experts),)
+    return (Sublayer(_side_by_side(mixers, fed), _both_outputs, has_experts),)
 
 
 def _side_by_side(one: tuple[Stage, ...], other: tuple[Stage, ...]) -> tuple[Stage, ...]:
@@ -238,11 +241,15 @@ def _mixer_input(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array
     return names.given * n if isinstance(names, TwoMixers) and names.given != 1 else n
 
 
+def _latent_mixer(layer: DecoderLayer) -> LatentAttentionModule:
+    assert isinstance(layer.mixer, LatentAttentionModule)
+    return layer.mixer
+
+
 def _latent(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
     """The input that ``kv_b_proj`` would have if it were not absorbed."""
-    latent: jax.Array = layer.mixer.kv_a_proj_with_mqa(_attention_input(layer, x, around))
-    normed_latent: jax.Array = layer.mixer.kv_a_layernorm(latent[:, : layer.mixer.spec.kv_rank])
-    return normed_latent
+    mixer = _latent_mixer(layer)
+    return mixer.kv_a_layernorm(mixer.kv_a_proj_with_mqa(_attention_input(layer, x, around))[:, : mixer.spec.kv_rank])
 
 
 def _sees_few(spec: LayerSpec) -> bool:
@@ -256,19 +263,19 @@ def chosen_keys(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
         assert around.mixer.chosen is not None
         return around.mixer.chosen
     n = _attention_input(layer, x, around)
-    chosen: jax.Array = getattr(layer, Indexer.name)(n, layer.mixer.latent_queries(n), around.beside)[0]
+    chosen: jax.Array = getattr(layer, Indexer.name)(n, _latent_mixer(layer).latent_queries(n), around.beside)[0]
     return chosen
 
 
 def _values_of_chosen(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
     """The input of ``o_proj`` with attention to the chosen keys."""
     attend = partial(attend_chosen, chosen=chosen_keys(layer, x, around))
-    values: jax.Array = layer.mixer.values(_attention_input(layer, x, around), around.mixer, attend)[0]
-    return values
+    return _latent_mixer(layer).values(_attention_input(layer, x, around), around.mixer, attend)[0]
 
 
 def _heads(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
-    heads: jax.Array = layer.mixer.heads(_mixer_input(layer, x, around), around.mixer)[0]
+    mixer: Any = layer.mixer  # whichever has heads
+    heads: jax.Array = mixer.heads(_mixer_input(layer, x, around), around.mixer)[0]
     return heads
 
 
@@ -291,8 +298,8 @@ def _before_feed_forward(layer: DecoderLayer) -> str | None:
 
 
 def _inner(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
-    inner: jax.Array = layer.part.inner(_mlp_input(layer, x, around))
-    return inner
+    assert isinstance(layer.part, InnerModule)
+    return layer.part.inner(_mlp_input(layer, x, around))
 
 
 def _mlp_output(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Array:
@@ -305,6 +312,7 @@ def _both_outputs(layer: DecoderLayer, x: jax.Array, around: Around) -> jax.Arra
 
 def dispatched(layer: DecoderLayer, x: jax.Array, around: Around) -> tuple[jax.Array, jax.Array]:
     """The inputs of experts, [N, in], and the chosen experts, i32 [N, choices of each row]."""
+    assert isinstance(layer.part, ExpertsModule)
     given, chosen, _ = layer.part.dispatched(_mlp_input(layer, x, around), around.mixer)
     return given, chosen
 
@@ -377,7 +385,9 @@ def check_kinds(config: ModelConfig, path: Path) -> None:
             )
         layer = DecoderLayer(spec, config.hidden_size, dtype=jnp.dtype(F32))
         shapes = shapes_of(nnx.split(layer)[1])
-        for module in (module for half in halves_of(layer) for stage in half.stages for module in stage.modules):
+        for module in (
+            module for sublayer in sublayers_of(layer) for stage in sublayer.stages for module in stage.modules
+        ):
             if f"{module}.weight" not in shapes:
                 raise CheckpointError(f"{path}: layers without {module} cannot be calibrated")
 
@@ -399,7 +409,7 @@ class CalibratedLayer:
     Attributes:
         prefix: prefix of its tensors' names.
         spec: the spec of the layer.
-        halves: the sublayers to calibrate, in order.
+        sublayers: the sublayers to calibrate, in order.
         values: f32 weights by name below the prefix; read when the layer is made.
         device, dtype: the device that the model runs on, and the type of its matrices.
 
@@ -411,7 +421,7 @@ class CalibratedLayer:
         self.prefix = f"model.layers.{index}."
         self.spec: LayerSpec = config.layers[index]
         layer = DecoderLayer(self.spec, config.hidden_size, dtype=platform.dtype)
-        self.halves: tuple[Half, ...] = halves_of(layer)
+        self.sublayers: tuple[Sublayer, ...] = sublayers_of(layer)
         self._definition, state = nnx.split(layer)
         self.device, self.dtype = platform.device, platform.dtype
         self._shapes = shapes_of(state)
@@ -443,10 +453,10 @@ class CalibratedLayer:
         assert stage.inputs is not None
         return InputStatistics.of(self.run_all(stage.inputs, hidden, contexts))
 
-    def outputs(self, half: Half, hidden: Sequence[jax.Array], contexts: Sequence[Around]) -> list[jax.Array]:
+    def outputs(self, sublayer: Sublayer, hidden: Sequence[jax.Array], contexts: Sequence[Around]) -> list[jax.Array]:
         """The residual stream after the sublayer."""
-        assert half.outputs is not None
-        return list(self.run_all(half.outputs, hidden, contexts))
+        assert sublayer.outputs is not None
+        return list(self.run_all(sublayer.outputs, hidden, contexts))
 
     def run_all(
         self,

@@ -37,7 +37,7 @@ def run(moe: ExpertsModule, x: Any, tokens: int, *, after: RMSNorm | None = None
     empty = jnp.zeros((1, 1), jnp.int32)
     batch = RaggedBatch(jnp.array([0, tokens]), jnp.array([tokens]), empty, jnp.zeros(tokens, jnp.int32))
     pages = make_pages(num_pages=1, page_size=1, num_kv_heads=1, head_dim=1, dtype=F32)
-    out: jax.Array = moe.half(jnp.asarray(x), moe, norm(), after, Context(None, pages, batch))
+    out: jax.Array = moe.sublayer(jnp.asarray(x), moe, norm(), after, Context(None, pages, batch))
     return out
 
 

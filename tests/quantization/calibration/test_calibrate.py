@@ -116,9 +116,9 @@ def test_inputs_are_those_of_the_projections(family: str, platform: Platform) ->
     def product(module: str, inputs: np.ndarray) -> np.ndarray:
         return inputs @ layer.values[f"{module}.weight"].T + layer.values.get(f"{module}.bias", 0)
 
-    attention, mlp = layer.halves
+    attention, mlp = layer.sublayers
     (qkv, heads), (normed_mlp, inner) = (
-        [np.asarray(layer.run(stage.inputs, x, around)) for stage in half.stages] for half in layer.halves
+        [np.asarray(layer.run(stage.inputs, x, around)) for stage in sublayer.stages] for sublayer in layer.sublayers
     )
     np.testing.assert_allclose(qkv, normed(np.asarray(x), layer.values["input_layernorm.weight"]), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
@@ -271,10 +271,10 @@ def test_inputs_of_last_projections(family: str, platform: Platform) -> None:
     config = models.model_config(checkpoint.config)
     layer = CalibratedLayer(checkpoint, config, 0, platform)
     x = jax.random.normal(jax.random.key(0), (24, config.hidden_size))
-    around, last = alone(config.layers[0], 24), layer.halves[0].stages[-1]
+    around, last = alone(config.layers[0], 24), layer.sublayers[0].stages[-1]
     given = np.asarray(layer.run(last.inputs, x, around))
     out = given @ layer.values[f"{last.modules[0]}.weight"].T + layer.values.get(f"{last.modules[0]}.bias", 0)
-    added = np.asarray(layer.run(layer.halves[0].outputs, x, around)) - np.asarray(x)
+    added = np.asarray(layer.run(layer.sublayers[0].outputs, x, around)) - np.asarray(x)
     scale = config.layers[0].residual.scale
     np.testing.assert_allclose(scale * out, added, rtol=1e-3, atol=1e-4)
 
@@ -324,7 +324,7 @@ def test_an_expert_is_calibrated_by_the_tokens_that_reach_it(platform: Platform)
     values = layer.values
     rows = source.tensors["model.embed_tokens.weight"].read(F32)[np.array(SEQUENCES)]
     around = alone(layer.spec, 24)
-    after = np.concatenate([layer.run(layer.halves[0].outputs, jnp.asarray(x), around) for x in rows])
+    after = np.concatenate([layer.run(layer.sublayers[0].outputs, jnp.asarray(x), around) for x in rows])
     n = norm(after, values["post_attention_layernorm.weight"], plus_one=False, eps=layer.spec.norm.eps)
     logits = n @ values["mlp.gate.weight"].T
     part = layer.spec.feed_forward
@@ -481,8 +481,8 @@ def test_outputs_of_halves_side_by_side(family: str, platform: Platform) -> None
     config = models.model_config(checkpoint.config)
     layer = CalibratedLayer(checkpoint, config, 0, platform)
     x = jax.random.normal(jax.random.key(0), (24, config.hidden_size))
-    around, half = alone(config.layers[0], 24), layer.halves[0]
-    last = {stage.modules[0]: np.asarray(layer.run(stage.inputs, x, around)) for stage in half.stages[1:]}
+    around, sublayer = alone(config.layers[0], 24), layer.sublayers[0]
+    last = {stage.modules[0]: np.asarray(layer.run(stage.inputs, x, around)) for stage in sublayer.stages[1:]}
     products = {module: given @ layer.values[f"{module}.weight"].T for module, given in last.items()}
     residual = config.layers[0].residual
     if isinstance(residual, TwoMixers):
@@ -491,7 +491,7 @@ def test_outputs_of_halves_side_by_side(family: str, platform: Platform) -> None
         factors = dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), 1.0)
     assert set(products) == set(factors)
     expected = np.asarray(x) + sum(factors[module] * product for module, product in products.items())
-    np.testing.assert_allclose(layer.run(half.outputs, x, around), expected, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(layer.run(sublayer.outputs, x, around), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_layers_that_are_not_known_are_refused_before_anything_is_calibrated(platform: Platform) -> None:
