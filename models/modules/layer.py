@@ -147,10 +147,11 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[jax.Array, tuple[LayerState, ...], jax.Array]:
         """The sublayer that mixes tokens, reading the keys that its indexer or an earlier one has chosen."""
         n, mixer = normed(x, self.norm(self.spec.residual.before_mixer)), self.mixer
+        assert isinstance(mixer, LatentAttentionModule)
         chosen, kept = context.chosen, ()
         if beside is not None:
             chosen, *kept = getattr(self, Indexer.name)(n, mixer.latent_queries(n), beside)
-        assert chosen is not None and isinstance(mixer, LatentAttentionModule)
+        assert chosen is not None
         found, state = mixer.partial_to(n, context, chosen)
         return added(x, all_sum(found, mixer.divided), mixer.last_bias, None), (state, *kept), chosen
 
