@@ -29,7 +29,7 @@ def divide_cpu(count: int) -> None:
     """Makes JAX divide the CPU into ``count`` devices, unless it has opened it or the user has chosen a number.
 
     Raises:
-        ConfigError: a CPU cannot be so many.
+        ConfigError: a CPU cannot become that many devices.
     """
     if count == 1 or xla_bridge.backends_are_initialized() or jax.config.jax_num_cpu_devices != -1:
         return
