@@ -70,11 +70,13 @@ test-slow test-exhaustive: $(dev_stamp) $(library)
 	$(WITH) $(PYTEST) --junitxml=$(REPORT) -m '$(level) and not alone' $(TESTS) $(ARGS) || test $$? -eq 5
 	$(BIN)/python -m pytest -m '$(level) and alone' $(TESTS) $(ARGS) || test $$? -eq 5
 
+# The files of the chat page are made again and compared by tests/web/test_built.py, where Node is.
 check: $(dev_stamp)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m tests.pages --check
+	$(BIN)/python -m pytest tests/web/test_built.py
 
 audit: $(dev_stamp)
 	$(BIN)/pip install --disable-pip-version-check --quiet uv

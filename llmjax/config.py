@@ -824,6 +824,7 @@ class ServerConfig:
     enable_per_request_metrics: bool = setting(
         False, "say in each answer of completions and chats how long it has waited, read and written"
     )
+    web: bool = setting(True, "answer / with a chat page for browsers")
     docs: bool = setting(
         True,
         "answer /docs and /openapi.json, which describe the endpoints",

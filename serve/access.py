@@ -19,6 +19,13 @@ from llmjax.serve.listen import is_loopback_address
 # Answered without a key: the probes of load balancers always, what scrapers and people look at unless it is guarded.
 PROBE_PATHS = frozenset({"/health", "/ping"})
 STATUS_PATHS = frozenset({"/", "/metrics", "/version"})
+PAGE_PATHS = ("/", "/web/")  # the chat page and the folder of its files, which say nothing of the model
+
+
+def open_paths(config: ServerConfig) -> frozenset[str]:
+    """Paths that need no key; one that ends in a slash, other than the first, stands for what is below it."""
+    status = frozenset() if config.guard_metrics else STATUS_PATHS
+    return PROBE_PATHS | status | frozenset(PAGE_PATHS if config.web else ())
 
 
 class HostCheck:
@@ -111,7 +118,7 @@ class ApiKeys:
     Args:
         keys: keys of clients; empty: clients need none.
         admin_keys: keys of operators, who may do what clients may, and what `check_operator` guards.
-        open_paths: paths that need no key.
+        open_paths: paths that need no key; one that ends in a slash stands for the files in that folder too.
         salted: note a salt for each key, with which requests of other keys do not share cached prefixes.
     """
 
@@ -147,7 +154,9 @@ class ApiKeys:
         await self._app(scope, receive, send)
 
     def _guards(self, scope: Scope) -> bool:
-        return self._needed and path_of(scope) not in self._open_paths
+        path = path_of(scope)
+        folder = path[: path.rfind("/") + 1]
+        return self._needed and path not in self._open_paths and (folder == "/" or folder not in self._open_paths)
 
     def _key(self, scope: Scope) -> bytes | None:
         """Digest of the key that the request brings, or None if it brings none that counts."""

@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
-from llmjax.serve.access import PROBE_PATHS, STATUS_PATHS, ApiKeys, HostCheck, OriginCheck
+from llmjax.serve.access import ApiKeys, HostCheck, OriginCheck, open_paths
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.batches.service import Batches
 from llmjax.serve.context import Server, fingerprint, model_root
@@ -42,12 +42,13 @@ from llmjax.serve.routes.generative_scoring import GENERATIVE_SCORING_ROUTES
 from llmjax.serve.routes.invocations import INVOCATION_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
-from llmjax.serve.routes.ops import ops_routes
+from llmjax.serve.routes.ops import hint, ops_routes
 from llmjax.serve.routes.pooling import POOLING_ROUTES
 from llmjax.serve.routes.refused import REFUSED_ROUTES
 from llmjax.serve.routes.render import RENDER_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
+from llmjax.serve.routes.web import WEB_ROUTES
 from llmjax.serve.traces import Traces
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def create_app(
         *RENDER_ROUTES,
     ]
     routes += ADMIN_ROUTES
+    routes += WEB_ROUTES if config.web else [Route("/", hint, methods=["GET"])]
     routes += ops_routes(registry(metrics))
     if config.docs:
         routes += docs_routes([*routes], keys=bool(config.api_key), root_path=config.root_path)
@@ -165,7 +167,7 @@ def _access(config: ServerConfig) -> list[Middleware]:
                 ApiKeys,
                 keys=config.api_key,
                 admin_keys=config.admin_key,
-                open_paths=PROBE_PATHS if config.guard_metrics else PROBE_PATHS | STATUS_PATHS,
+                open_paths=open_paths(config),
                 salted=config.keys_apart,
             )
         )

@@ -109,6 +109,8 @@ def reached(changed: Iterable[str]) -> set[str] | None:
             roots.add(names[path])
         elif path.startswith("kernels/cpu/"):
             roots.add(CPU_LIBRARY)
+        elif path.startswith(("web/", "serve/web/")):  # the chat page and what it is built into
+            folders.add("tests/web")
         elif not path.endswith(".md"):
             return None
     wanted = _importers(_with_fixtures(graph(known)), roots)

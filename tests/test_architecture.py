@@ -216,6 +216,10 @@ def test_a_change_of_data_reaches_the_tests_beside_it() -> None:
     assert reached(["README.md"]) == set()
 
 
+def test_a_change_of_the_page_reaches_the_tests_in_a_browser() -> None:
+    assert "tests/web/test_page.py" in (reached(["web/src/app.tsx", "serve/web/app.js"]) or set())
+
+
 @pytest.mark.parametrize("path", ["pyproject.toml", "Makefile", ".ci/oldest.txt"])
 def test_what_nobody_imports_may_concern_all(path: str) -> None:
     assert reached([path]) is None

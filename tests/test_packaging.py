@@ -153,6 +153,7 @@ def test_a_source_archive_has_the_folders_and_no_links(archives: dict[str, Path]
     assert all(member.isfile() for member in members)
     names = {member.name.split("/", 1)[1] for member in members}
     assert {"models/__init__.py", "kernels/cpu/src/linear.cc", "serve/__main__.py", "configs/qwen3.yaml"} <= names
+    assert {"web/src/app.tsx", "web/package-lock.json", "serve/web/app.js"} <= names
     assert {"pyproject.toml", "hatch_build.py", "LICENSE", "llmjax/version.py"} <= names
     assert not [name for name in names if name.startswith(("llmjax/models", "llmjax/kernels", "llmjax/serve/"))]
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
@@ -164,6 +165,7 @@ def test_a_wheel_has_one_package_and_the_command_of_a_module(archives: dict[str,
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"llmjax", "serve.py"}
     files = ("models/__init__.py", "kernels/registry.py", "serve/__main__.py", "serve/app.py", "configs/qwen3.yaml")
     assert {f"llmjax/{file}" for file in files} <= names
+    assert {"llmjax/serve/web/index.html", "llmjax/serve/web/app.js", "llmjax/serve/web/LICENSES.txt"} <= names
     assert "llmjax/kernels/cpu/libllmjax_cpu.so" in names
     assert not archives["wheel"].name.endswith("any.whl")
 

@@ -85,7 +85,7 @@ FLAGS: tuple[ForeignFlag, ...] = (
     *alias("--enforce-parser", "tool_call_parser", words=PARSERS),
     *refused("--mcp-command|--mcp-args|--mcp-config", MCP),
     *ours("--record-conversation"),
-    *accepted("--ui-server", "there is no web page; llmjax chat talks in a terminal", takes=NOTHING),
+    *accepted("--ui-server", "the chat page is at / of the same port", takes=NOTHING),
     *ours("--num-nodes"),
     *alias("--num-shards", "tensor_parallel_size"),
     *alias("--prefill-chunk-size", "max_num_batched_tokens", neutral="0", note=CHUNKS),

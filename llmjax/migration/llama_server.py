@@ -136,9 +136,7 @@ SERVER = [
     *refused("--props", "settings do not change while the server runs", takes=NOTHING),
     *refused("--slot-save-path", "pages are not written to disk"),
     *refused("--path|--media-path", "no files are served"),
-    *accepted(
-        "--ui --webui", "there is no web page; llmjax chat talks in a terminal", neutral="false true", takes=SWITCH
-    ),
+    *means("--ui --webui", "web", True, off=False),
     *refused("--models-dir|--models-preset|--models-max", "a server has one model; start one for each"),
     *refused("--tools|--mcp-servers-config|--mcp-servers-json", TOOLS),
     *refused(

@@ -72,7 +72,6 @@ def ops_routes(collectors: CollectorRegistry) -> list[Route]:
         return Response(generate_latest(collectors), headers={"content-type": CONTENT_TYPE_LATEST})
 
     return [
-        Route("/", hint, methods=["GET"]),
         Route("/health", health, methods=["GET"]),
         Route("/ping", health, methods=["GET", "POST"]),
         Route("/version", version, methods=["GET"]),

@@ -215,7 +215,7 @@ def values_of(*argv: str) -> dict[str, Any]:
             "-m x.gguf -c 8192 -np 4 -t 8 -ngl 99 -fa on --jinja",
             {"model": "x.gguf", "max_model_len": 8192, "max_num_seqs": 4, "threads": 8},
         ),
-        ("-c 0 -t -1 --no-webui --metrics", {}),
+        ("-c 0 -t -1 --no-webui --metrics", {"web": False}),
         (
             "-hf org/name:Q4_K_M -a name -ctk q8_0 --temp 0.1",
             {

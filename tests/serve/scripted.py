@@ -28,10 +28,11 @@ def scripted_engine(
     template: str,
     context: int,
     compile_cache_dir: str,
+    sizes: Mapping[str, int] | None = None,
 ) -> EngineConfig:
     """Settings of an engine that runs such a model, which is written here; arguments are ``write_scripted``'s."""
     folder.mkdir()
-    write_scripted(folder, scripts, special=special, template=template, context=context)
+    write_scripted(folder, scripts, special=special, template=template, context=context, sizes=sizes)
     return EngineConfig(
         model=str(folder),
         dtype="float32",
@@ -46,7 +47,13 @@ def scripted_engine(
 
 
 def write_scripted(
-    folder: Path, scripts: Mapping[str, str], *, special: Collection[str], template: str, context: int
+    folder: Path,
+    scripts: Mapping[str, str],
+    *,
+    special: Collection[str],
+    template: str,
+    context: int,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Writes checkpoint and tokenizer.
 
@@ -55,6 +62,7 @@ def write_scripted(
         special: texts that are special tokens; none may be in two scripts, or twice in one.
         template: the model's chat template.
         context: tokens.
+        sizes: characters of a token, at least, by the name of the script; 3 for the others.
     """
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(letters)}, merges=[]))
@@ -64,7 +72,11 @@ def write_scripted(
     following: dict[int, int] = {}
     used = {*letters, END}
     for name, text in scripts.items():
-        chain = [name if name in special else f"[[{name}]]", *_pieces(text, special, used), END]
+        chain = [
+            name if name in special else f"[[{name}]]",
+            *_pieces(text, special, used, shortest=(sizes or {}).get(name, 3)),
+            END,
+        ]
         plain = [token for token in chain[:-1] if token not in special]
         tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
         ids = [tokenizer.token_to_id(token) for token in chain]
@@ -76,13 +88,13 @@ def write_scripted(
     _write_llama(folder, following, vocab=tokenizer.get_vocab_size(), end=tokenizer.token_to_id(END), context=context)
 
 
-def _pieces(text: str, special: Collection[str], used: set[str]) -> list[str]:
-    """A text in tokens of three characters or more, each of them new."""
+def _pieces(text: str, special: Collection[str], used: set[str], *, shortest: int) -> list[str]:
+    """A text in tokens of ``shortest`` characters or more, each of them new."""
     pieces = []
     while text:
         whole = next((token for token in special if text.startswith(token)), None)
         limit = min((at for token in special if (at := text.find(token)) > 0), default=len(text))
-        size = min(3, limit)
+        size = min(shortest, limit)
         while size < limit and text[:size] in used:
             size += 1
         piece = whole or text[:size]

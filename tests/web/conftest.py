@@ -1,0 +1,144 @@
+"""A real browser on a real server: headless Chromium, and a tiny model that says what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.listen import bind
+from llmjax.serve.server import DrainingServer
+from tests.serve.conftest import Running, start
+from tests.serve.scripted import scripted_engine
+from tests.waiting import until
+from tests.web.scripts import CONTEXT, SCRIPTS, SPECIAL, TEMPLATE
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+# Nothing of a browser's own may ask for anything while its requests are watched.
+ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-gpu"]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    with sync_api.sync_playwright() as playwright:
+        installed = Path(playwright.chromium.executable_path)
+        found = str(installed) if installed.exists() else next(filter(None, map(shutil.which, NAMES)), None)
+        if found is None:
+            pytest.skip("no Chromium is installed: apt-get install chromium, or playwright install chromium")
+        sandbox = [] if os.getuid() else ["--no-sandbox"]
+        chromium = playwright.chromium.launch(executable_path=found, args=[*ARGUMENTS, *sandbox])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def scripted(tmp_path_factory: pytest.TempPathFactory, compile_cache_dir: str) -> EngineConfig:
+    return scripted_engine(
+        tmp_path_factory.mktemp("web") / "scripted",
+        SCRIPTS,
+        special=SPECIAL,
+        template=TEMPLATE,
+        context=CONTEXT,
+        compile_cache_dir=compile_cache_dir,
+        sizes={"code": 40},  # a line is a token
+    )
+
+
+@pytest.fixture(scope="session")
+def server(scripted: EngineConfig) -> Iterator[Running]:
+    running, stop = start(scripted, ServerConfig(port=0))
+    yield running
+    stop()
+
+
+@contextmanager
+def also_serving(running: Running, config: ServerConfig) -> Iterator[str]:
+    """Another HTTP server of the same engine, at the URL that it gives."""
+    sock = bind(config)
+    server = DrainingServer(running.engine, config, sock=sock)
+    ended = asyncio.run_coroutine_threadsafe(server.serve(sockets=[sock]), running.loop)
+    until(lambda: server.started)
+    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    server.should_exit = True
+    ended.result()
+
+
+@dataclass
+class Visitor:
+    """A page in a browser profile of its own, and what it has asked for and complained of."""
+
+    page: Any
+    url: str
+    requests: list[Any] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    expected: tuple[str, ...] = ()  # parts of complaints that a test provokes
+
+    def watch(self, page: Any) -> None:
+        page.on("request", lambda request: self.requests.append(request))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", lambda said: said.type in ("error", "warning") and self.complaints.append(said.text))
+
+    def open(self, path: str = "/") -> None:
+        self.page.goto(self.url + path)
+        self.page.get_by_role("textbox", name="Message").or_(self.page.locator("h1")).first.wait_for()
+
+    def say(self, text: str) -> None:
+        self.page.get_by_role("textbox", name="Message").fill(text)
+        self.page.keyboard.press("Enter")
+
+    def ask(self, text: str) -> Any:
+        """Sends a message and returns the answer's element when it is complete."""
+        before = self.answers.count()
+        self.say(text)
+        self.page.wait_for_function(
+            "n => document.querySelectorAll('.message.assistant[aria-busy=false]').length > n", arg=before
+        )
+        return self.answers.last
+
+    @property
+    def answers(self) -> Any:
+        return self.page.locator(".message.assistant")
+
+    def bodies(self, path: str = "/v1/chat/completions") -> list[dict[str, Any]]:
+        """What was sent to a path."""
+        return [asked.post_data_json for asked in self.requests if urlsplit(asked.url).path == path]
+
+
+@pytest.fixture
+def visitor_of(browser: Any) -> Iterator[Callable[..., Visitor]]:
+    """Makes visitors; at the end none of them may have left the origin, or complained of anything unexpected."""
+    made: list[Visitor] = []
+
+    def make(url: str, **options: Any) -> Visitor:
+        context = browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-US", **options)
+        context.set_default_timeout(20_000)
+        visitor = Visitor(context.new_page(), url)
+        context.on("page", visitor.watch)
+        visitor.watch(visitor.page)
+        made.append(visitor)
+        return visitor
+
+    yield make
+    for visitor in made:
+        asked = [request.url for request in visitor.requests]
+        visitor.page.context.close()
+        assert [url for url in asked if not url.startswith((visitor.url + "/", "data:", "blob:"))] == []
+        assert [said for said in visitor.complaints if not any(part in said for part in visitor.expected)] == []
+
+
+@pytest.fixture
+def visitor(visitor_of: Callable[..., Visitor], server: Running) -> Visitor:
+    visitor = visitor_of(server.url)
+    visitor.open()
+    return visitor
