@@ -1,4 +1,4 @@
-"""The chat page over HTTP: who gets it, with which headers, and who gets a line of text instead."""
+"""The chat page over HTTP: browsers get it, with strict headers, and other clients a line of text instead."""
 
 from __future__ import annotations
 
