@@ -13,8 +13,13 @@ MULTIMODAL = frozenset(
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
         "KimiK25ForConditionalGeneration",
         "Llama4ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
@@ -22,6 +27,7 @@ MULTIMODAL = frozenset(
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
     }
 )
 """Multimodal classes whose text model is served alone."""
@@ -38,7 +44,7 @@ OF_AXES = {
 # Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 # Prefixes in checkpoints from before and since Transformers 5.
-PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)language_model\.)")
+PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:

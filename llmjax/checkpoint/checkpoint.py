@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -31,10 +31,13 @@ from llmjax.checkpoint.overrides import check_reached, overridden
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.sentence_transformers import LogitScore, SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.vision import vision_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.registry import Conversion
+from llmjax.models.vision.registry import vision_family
+from llmjax.models.vision.spec import VisionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +68,9 @@ class Checkpoint:
         modules: sentence-transformers' modules beside the model; None: there are none, or they are not used.
         logit_score: the same for a generating model that scores pairs of texts by tokens.
         quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
+        whole_config: content of config.json as it is in the file, of which ``config`` may be the text model's part.
+        vision: the encoder of pictures; None: the model does not see.
+        vision_tensors: tensors of the encoder by its own names, see ``models/vision/functional.py``.
     """
 
     path: Path
@@ -76,6 +82,9 @@ class Checkpoint:
     convert: Conversion | None = None
     modules: SentenceModules | None = None
     logit_score: LogitScore | None = None
+    whole_config: Mapping[str, Any] = field(default_factory=dict)
+    vision: VisionSpec | None = None
+    vision_tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
         """The model that the config and the tensors describe.
@@ -194,12 +203,18 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
     from llmjax.checkpoint.formats.registry import plain_tensors, stored_method  # GGUF files need none of them
 
     written = read_object(path / CONFIG)
-    if (text := models.text_config(written)) is not None:
-        logger.warning("%s: the text model alone is read; images are not supported", path)
+    text = models.text_config(written)
+    vision = None if text is None else _vision(written, path)
     config = overridden(written if text is None else text, overrides)
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.exists() else {}
     plain = plain_tensors(stored_tensors(path), config, path)
+    seen: dict[str, StoredTensor] = {}
+    if vision is not None:
+        seen, plain = vision_tensors(plain, vision[0], vision[1], path)
+        if not seen:
+            logger.warning("%s: the text model alone is read; its encoder of images is missing", path)
+            vision = None
     if text is not None:
         plain = {models.text_name(name): tensor for name, tensor in plain.items()}
     modules = SentenceModules.read(path) if runner != "generate" and convert != "classify" else None
@@ -228,7 +243,23 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
         convert=convert,
         modules=modules if pools else None,
         logit_score=logit_score,
+        whole_config=written,
+        vision=None if vision is None else vision[0],
+        vision_tensors=MappingProxyType(seen),
     )
+
+
+def _vision(config: Mapping[str, Any], path: Path) -> tuple[VisionSpec, Mapping[str, str]] | None:
+    """The encoder of pictures, and its names of tensors; None, and a warning: only the text model is read."""
+    family = vision_family(config)
+    problem = "images are not supported"
+    if family is not None:
+        try:
+            return family.encoder(family.sight(config)), family.tensors
+        except UnsupportedModel as error:
+            problem = str(error)
+    logger.warning("%s: the text model alone is read; %s", path, problem)
+    return None
 
 
 def _bits(tensor: StoredTensor) -> np.ndarray:

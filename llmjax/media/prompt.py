@@ -29,12 +29,20 @@ class MediaPrompt:
     spans: tuple[MediaSpan, ...]  # in the order of the prompt
 
 
-def with_images(ids: Sequence[int], images: Sequence[PreparedImage], *, placeholder: Sequence[int]) -> MediaPrompt:
+def with_images(
+    ids: Sequence[int],
+    images: Sequence[PreparedImage],
+    *,
+    placeholder: Sequence[int],
+    line_breaks: Sequence[int] = (),
+) -> MediaPrompt:
     """Replaces each placeholder by the tokens of a picture, in order.
 
     Args:
         ids: the prompt with one placeholder for each picture.
-        placeholder: the ids of one placeholder, see ``ImageProcessor``.
+        placeholder: the ids of one placeholder.
+        line_breaks: ids of one, two and more line breaks, where those beside a picture join its own. For both see
+            ``ImageProcessor``.
 
     Raises:
         InvalidRequest: there are more or fewer placeholders than pictures.
@@ -54,12 +62,27 @@ def with_images(ids: Sequence[int], images: Sequence[PreparedImage], *, placehol
     spans: list[MediaSpan] = []
     done = 0
     for index, (place, image) in enumerate(zip(places, images, strict=True)):
-        out += ids[done:place]
-        spans.append(MediaSpan(len(out), len(image.tokens), index))
-        out += image.tokens
+        out = [part for parts in _joined(out, list(ids[done:place]), line_breaks) for part in parts]
+        out, tokens = _joined(out, list(image.tokens), line_breaks)
+        spans.append(MediaSpan(len(out), len(tokens), index))
+        out += tokens
         done = place + len(sought)
-    out += ids[done:]
+    out = [part for parts in _joined(out, list(ids[done:]), line_breaks) for part in parts]
     return MediaPrompt(tuple(out), tuple(spans))
+
+
+def _joined(before: list[int], after: list[int], line_breaks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Two lists of ids with the line breaks where they meet made one token, at the end of the first."""
+    sizes = {token: count for count, token in enumerate(line_breaks, start=1)}
+    end, start = len(before), 0
+    while end and before[end - 1] in sizes:
+        end -= 1
+    while start < len(after) and after[start] in sizes:
+        start += 1
+    total = sum(sizes[token] for token in before[end:] + after[:start])
+    if end == len(before) or not start or total > len(line_breaks):
+        return before, after
+    return [*before[:end], line_breaks[total - 1]], after[start:]
 
 
 def mrope_positions(

@@ -43,7 +43,7 @@ def bucket(spec: VisionSpec, patches: int) -> int:
 def num_rows(spec: VisionSpec, patches: int) -> int:
     """The feature rows of a batch with this number of patches, padding among them."""
     rows = patches // spec.side**2
-    return rows + rows // LINE_SHARE + 1 if spec.newline else rows
+    return rows + rows // LINE_SHARE + 1 if spec.sources else rows
 
 
 def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict[str, NDArray[Any]]:
@@ -89,7 +89,7 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
         found["windows"] = windows
     if spec.table is not None:
         found |= {"places": places, "place_shares": place_shares}
-    if spec.newline:
+    if spec.sources:
         found |= _sources(spec, pictures, num_rows(spec, patches))
     return found
 
@@ -105,7 +105,9 @@ def cells_of(
     at: NDArray[np.int32], rows: int, columns: int, table: TablePositions
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The cells of the table that make up each patch's position, i32 [P, K], and their weights, f32 [P, K]."""
-    if table.between == "cells":
+    if table.between != "corners":
+        if table.between == "buckets":
+            at = np.stack([_bucket(at[:, 0], rows, table.rows), _bucket(at[:, 1], columns, table.columns)], axis=1)
         return (at[:, :1] * table.columns + at[:, 1:]).astype(np.int32), np.ones((len(at), 1), np.float32)
     low, high, share = [], [], []
     for axis, (count, cells) in enumerate(((rows, table.rows), (columns, table.columns))):
@@ -118,10 +120,17 @@ def cells_of(
     return np.stack(cells_, axis=1).astype(np.int32), np.stack(shares, axis=1).astype(np.float32)
 
 
+def _bucket(places: NDArray[np.int32], count: int, cells: int) -> NDArray[np.int32]:
+    """The cells that places of ``count`` lie in; formula, with its rounding: transformers' Idefics3VisionEmbeddings."""
+    step = 1 / cells
+    bounds = np.arange(step, 1.0, step).astype(np.float32)
+    shares = np.minimum(places.astype(np.float32) * (np.float32(1) / np.float32(count)), np.float32(1 - 1e-6))
+    return np.searchsorted(bounds, shares, side="right").astype(np.int32)
+
+
 def _sources(spec: VisionSpec, pictures: Sequence[Picture], rows: int) -> dict[str, NDArray[Any]]:
     """The merged patches of which each of a batch's feature rows is a sum."""
-    widest = max((picture.sources.shape[1] for picture in pictures if picture.sources is not None), default=1)
-    sources, shares = np.zeros((rows, widest), np.int32), np.zeros((rows, widest), np.float32)
+    sources, shares = np.zeros((rows, spec.sources), np.int32), np.zeros((rows, spec.sources), np.float32)
     row = first = 0
     for picture in pictures:
         merged = len(picture.patches) // spec.side**2

@@ -38,12 +38,13 @@ class TablePositions:
     Attributes:
         rows, columns: the grid; the table has a vector for each cell, and for the class token before them.
         between: how a picture's grid is laid over it: "cells": patch (r, c) has cell (r, c); "corners": the corner
-            patches have the corner cells, and between cells vectors are mixed linearly (Qwen3-VL).
+            patches have the corner cells, and between cells vectors are mixed linearly (Qwen3-VL); "buckets": the
+            table is stretched over the picture, and a patch has the cell that its start lies in (Idefics3).
     """
 
     rows: int
     columns: int
-    between: Literal["cells", "corners"] = "cells"
+    between: Literal["cells", "corners", "buckets"] = "cells"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,8 @@ class VisionSpec:
         window: patches along each side of a window; None: no layer has windows.
         tapped: layers whose outputs are projected too, by ``tap`` with weights of their own (deepstack).
         newline: whether a learned row ends each line of a picture.
+        sources: merged patches of which a feature row is a sum; 0: rows are merged patches as they are.
+        bidirectional: in the text model, a picture's rows see each other whatever their order (Gemma 3).
         tile: patches of a tile where all are equal, as where there is a class token; None: pictures have any number.
     """
 
@@ -160,6 +163,8 @@ class VisionSpec:
     tapped: tuple[int, ...] = ()
     tap: tuple[Step, ...] = ()
     newline: bool = False
+    sources: int = 0
+    bidirectional: bool = False
     tile: int | None = None
 
     @property

@@ -83,7 +83,7 @@ SPECS = {
     "corners": spec_of(table=TablePositions(rows=5, columns=6, between="corners")),
     "deepstack": spec_of(rope=Rope2D(), tapped=(0,), tap=(Merged(2), Normed(Layer(1e-6)), Projected(16))),
     "class": spec_of(class_token=True, tile=24, table=TablePositions(rows=4, columns=6)),
-    "newline": spec_of(newline=True),
+    "newline": spec_of(newline=True, sources=2),
 }
 
 

@@ -1,0 +1,136 @@
+"""The tensors of an encoder of pictures in a checkpoint, by the encoder's own names and in its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from llmjax.checkpoint.rows import RowsOf
+from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.models.names import NUMBER
+from llmjax.models.vision.spec import VisionSpec
+
+T = TypeVar("T", bound=StoredTensor)
+
+TRANSPOSED = ".T"
+"""The ending of names in a family's table whose matrices are [in, out] in files."""
+PATCHES = "patch_embed.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class Reshaped:
+    """A tensor whose numbers are put otherwise, or added (a `StoredTensor`).
+
+    Attributes:
+        name: in the encoder.
+        source: as it is stored.
+        shape: the shape of the result.
+        change: makes it, of f32 and in f32.
+    """
+
+    name: str
+    source: StoredTensor
+    shape: tuple[int, ...]
+    change: Callable[[np.ndarray], np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return self.source.nbytes
+
+    @property
+    def type_name(self) -> str:
+        return self.source.type_name
+
+    def row_source(self) -> None:
+        """They are plain numbers."""
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        """The values; see `StoredTensor.read`."""
+        return np.ascontiguousarray(self.change(self.source.read(np.dtype(np.float32))).astype(dtype))
+
+
+def vision_tensors(
+    tensors: Mapping[str, T], spec: VisionSpec, names: Mapping[str, str], path: Path
+) -> tuple[dict[str, StoredTensor], dict[str, T]]:
+    """Divides a checkpoint's tensors.
+
+    Args:
+        tensors: by their names in files.
+        spec: the encoder, which may have fewer layers than the files.
+        names: see ``VisionFamily.tensors``.
+
+    Returns:
+        The encoder's tensors by its names, and all others by theirs.
+
+    Raises:
+        CheckpointError: two tensors have one name, or a shape that cannot be the encoder's.
+    """
+    found: dict[str, StoredTensor] = {}
+    others: dict[str, T] = {}
+    for stored, tensor in tensors.items():
+        own = _own_name(stored.removeprefix("model."), names)
+        if own is None:
+            others[stored] = tensor
+            continue
+        if _unused(own, spec):
+            continue
+        for name, part in _parts(own, tensor, path):
+            if name in found:
+                raise CheckpointError(f"{path}: tensor {name!r} is there twice, once as {stored!r}")
+            found[name] = part
+    return found, others
+
+
+def _unused(name: str, spec: VisionSpec) -> bool:
+    """Whether an encoder that was trained for more is read without a tensor."""
+    first, _, rest = name.partition(".")
+    if first == "layers":
+        return int(rest.partition(".")[0]) >= len(spec.layers)
+    return first == "norm_after" and spec.norm_after is None
+
+
+def _own_name(stored: str, names: Mapping[str, str]) -> str | None:
+    """The encoder's name of a tensor; None: it is not one of its own."""
+    numbers = NUMBER.findall(stored)
+    module, _, suffix = NUMBER.sub("*", stored).rpartition(".")
+    exact, moved = names.get(stored), names.get(stored.rpartition(".")[0])
+    if exact is not None or moved is not None:
+        return exact if exact is not None else f"{moved}.{suffix}"
+    known = names.get(f"{module}.{suffix}")
+    if known is None and (known := names.get(module)) is not None:
+        known = f"{known}.{suffix}"
+    if known is None:
+        return None
+    for number in numbers[: known.count("*")]:
+        known = known.replace("*", number, 1)
+    return known
+
+
+def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The encoder's tensors that a stored one is: one, unless queries, keys and values are together."""
+    shape = tensor.shape
+    module, _, suffix = name.rpartition(".")
+    if module.endswith(".qkv_proj"):
+        if shape[0] % 3:
+            raise CheckpointError(f"{path}: tensor {tensor.name!r} has {shape[0]} rows, not queries, keys and values")
+        for part, rows in zip("qkv", np.split(np.arange(shape[0]), 3), strict=True):
+            own = f"{module.removesuffix('qkv_proj')}{part}_proj.{suffix}"
+            yield own, RowsOf(own, tensor, rows)
+        return
+    change: Callable[[np.ndarray], Any] | None = None
+    made = shape
+    if name.endswith(TRANSPOSED):
+        name, made, change = name.removesuffix(TRANSPOSED), shape[::-1], np.transpose
+    elif name == PATCHES and len(shape) == 5:  # a still picture is the same frame twice
+        made, change = (shape[0], shape[1] * shape[3] * shape[4]), lambda x: x.sum(axis=2).reshape(len(x), -1)
+    elif len(shape) == 4:
+        made, change = (shape[0], shape[1] * shape[2] * shape[3]), lambda x: x.reshape(len(x), -1)
+    elif len(shape) == 3 or shape[:1] == (1,):
+        made = tuple(size for size in shape if size != 1)
+        change = np.squeeze
+    yield name, tensor if change is None else Reshaped(name, tensor, made, change)

@@ -1,0 +1,295 @@
+"""Lays a picture out: resizes it, and cuts it into tiles. Sizes are those of transformers' processors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from llmjax.errors import InvalidRequest
+from llmjax.models.vision.preparation import (
+    Arrangement,
+    Cropped,
+    NearestGrid,
+    Pinpoints,
+    Preparation,
+    RoundedUp,
+    SmartResize,
+    Split,
+    Stretched,
+)
+
+MAX_ASPECT = 200
+MOST_PIXELS = 4096  # along the longer side of what is split
+SHRUNK_FROM = 1.1  # times the side that rows may have
+CORNERS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class LaidOut:
+    """A picture as tiles of equal size, one if it is not cut.
+
+    Attributes:
+        tiles: in RGB.
+        arrangement: what the picture's text depends on.
+        sources, shares: see ``PreparedImage``.
+    """
+
+    tiles: Sequence[Image.Image]
+    arrangement: Arrangement
+    sources: NDArray[np.int32] | None = None
+    shares: NDArray[np.float32] | None = None
+
+
+def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = False) -> LaidOut:
+    """A picture in RGB as its encoder's family lays it out.
+
+    Args:
+        several: whether the prompt has other pictures too.
+
+    Raises:
+        InvalidRequest: its sides differ too much.
+    """
+    layout = preparation.layout
+    match layout:
+        case SmartResize():
+            return _whole(image, smart_size(image.height, image.width, layout), preparation)
+        case RoundedUp():
+            return _whole(image, rounded_up(image.height, image.width, layout), preparation)
+        case Stretched(height=height, width=width):
+            return _whole(image, (height, width), preparation)
+        case Cropped():
+            return _cropped(image, layout, preparation)
+        case Split():
+            return _split(image, layout, preparation)
+        case NearestGrid():
+            return _on_grid(image, layout, preparation)
+        case Pinpoints():
+            return _fitted(image, layout, preparation, several=several)
+
+
+def smart_size(height: int, width: int, layout: SmartResize) -> tuple[int, int]:
+    """Height and width after resizing; formula: transformers' ``smart_resize``.
+
+    Raises:
+        InvalidRequest: one side is more than 200 times the other.
+    """
+    if max(height, width) / min(height, width) > MAX_ASPECT:
+        raise InvalidRequest(f"the image is {width} x {height} pixels; one side may be {MAX_ASPECT} times the other")
+    unit = layout.unit
+    high, wide = round(height / unit) * unit, round(width / unit) * unit
+    if high * wide > layout.max_pixels:
+        shrunk = math.sqrt((height * width) / layout.max_pixels)
+        return (
+            max(unit, math.floor(height / shrunk / unit) * unit),
+            max(unit, math.floor(width / shrunk / unit) * unit),
+        )
+    if high * wide < layout.min_pixels:
+        grown = math.sqrt(layout.min_pixels / (height * width))
+        return math.ceil(height * grown / unit) * unit, math.ceil(width * grown / unit) * unit
+    return high, wide
+
+
+def rounded_up(height: int, width: int, layout: RoundedUp) -> tuple[int, int]:
+    """Height and width after resizing; formula: transformers' ``get_resize_output_image_size`` of Pixtral."""
+    ratio = max(height / layout.longest, width / layout.longest)
+    if ratio > 1:
+        height, width = math.floor(height / ratio), math.floor(width / ratio)
+    unit = layout.unit
+    high, wide = ((side - 1) // unit + 1 for side in (height, width))
+    if not high or not wide:
+        raise InvalidRequest(f"the image is {width} x {height} pixels; its sides differ too much")
+    return high * unit, wide * unit
+
+
+def split_size(height: int, width: int, layout: Split) -> tuple[int, int]:
+    """Height and width after the first resizing; formula: transformers' Idefics3 processor."""
+    aspect, longest = width / height, layout.longest
+    if width >= height:
+        width, height = longest, int(longest / aspect)
+        height += height % 2
+    else:
+        width, height = int(longest * aspect), longest
+        width += width % 2
+    height, width = max(height, 1), max(width, 1)
+    aspect = width / height
+    if width >= height and width > MOST_PIXELS:
+        width, height = MOST_PIXELS, int(MOST_PIXELS / aspect)
+    elif height > width and height > MOST_PIXELS:
+        width, height = int(MOST_PIXELS * aspect), MOST_PIXELS
+    return max(height, 1), max(width, 1)
+
+
+def tiled_size(height: int, width: int, tile: int) -> tuple[int, int]:
+    """Multiples of a tile's side that are not less than a height and width, or than what keeps their aspect."""
+    aspect = width / height
+    if width >= height:
+        width = math.ceil(width / tile) * tile
+        return math.ceil(int(width / aspect) / tile) * tile, width
+    height = math.ceil(height / tile) * tile
+    return height, math.ceil(int(height * aspect) / tile) * tile
+
+
+def nearest_grid(height: int, width: int, layout: NearestGrid) -> tuple[int, int]:
+    """Rows and columns of the grid; formula: transformers' ``get_optimal_tiled_canvas``."""
+    numbers = range(1, layout.most + 1)
+    grids = [
+        (columns, rows) for columns in numbers for rows in numbers if layout.least <= columns * rows <= layout.most
+    ]
+    best, nearest = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - columns / rows)
+        large = width * height > 0.5 * layout.tile * layout.tile * columns * rows
+        if distance < nearest or (distance == nearest and large):
+            best, nearest = (rows, columns), distance
+    return best
+
+
+def best_size(height: int, width: int, sizes: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """The size that keeps most of a picture and wastes least; formula: transformers' ``select_best_resolution``."""
+    best, kept, wasted = sizes[0], 0, math.inf
+    for high, wide in sizes:
+        scale = min(wide / width, high / height)
+        useful = min(int(width * scale) * int(height * scale), width * height)
+        waste = high * wide - useful
+        if useful > kept or (useful == kept and waste < wasted):
+            best, kept, wasted = (high, wide), useful, waste
+    return best
+
+
+def fitted_size(height: int, width: int, target: tuple[int, int]) -> tuple[int, int]:
+    """The size inside another that keeps the aspect; formula: transformers' ``get_patch_output_size``."""
+    of_width, of_height = target[1] / width, target[0] / height
+    if of_width < of_height:
+        return min(math.ceil(height * of_width), target[0]), target[1]
+    return target[0], min(math.ceil(width * of_height), target[1])
+
+
+def _cropped(image: Image.Image, layout: Cropped, preparation: Preparation) -> LaidOut:
+    short, long = sorted(image.size)
+    longer = int(layout.shortest * long / short)
+    size = (longer, layout.shortest) if image.width <= image.height else (layout.shortest, longer)
+    if max(size) > MAX_ASPECT * layout.shortest:
+        raise InvalidRequest(f"the image is {image.width} x {image.height} pixels; its sides differ too much")
+    scaled = resized(image, size, preparation)
+    top, left = ((side - layout.crop) // 2 for side in size)
+    return _one(scaled.crop((left, top, left + layout.crop, top + layout.crop)), preparation)
+
+
+def _split(image: Image.Image, layout: Split, preparation: Preparation) -> LaidOut:
+    tile = layout.tile
+    image = resized(image, split_size(image.height, image.width, layout), preparation)
+    if not layout.tiled:
+        return _one(resized(image, (tile, tile), preparation), preparation)
+    size = tiled_size(image.height, image.width, tile)
+    image = resized(image, size, preparation)
+    if size == (tile, tile):
+        return _one(image, preparation)
+    tiles = [*cut(image, tile), resized(image, (tile, tile), preparation)]
+    return _many(tiles, size[0] // tile, size[1] // tile, preparation)
+
+
+def _on_grid(image: Image.Image, layout: NearestGrid, preparation: Preparation) -> LaidOut:
+    rows, columns = nearest_grid(image.height, image.width, layout)
+    tiles = cut(resized(image, (rows * layout.tile, columns * layout.tile), preparation), layout.tile)
+    if layout.overview and len(tiles) > 1:
+        tiles.append(resized(image, (layout.tile, layout.tile), preparation))
+    return _many(tiles, rows, columns, preparation)
+
+
+def _fitted(image: Image.Image, layout: Pinpoints, preparation: Preparation, *, several: bool) -> LaidOut:
+    tile, along = layout.tile, layout.tile // preparation.patch
+    base = np.arange(along**2)[:, None]
+    if several and layout.padding is not None:
+        side = max(image.size)
+        square = Image.new("RGB", (side, side), layout.padding)
+        square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+        return _summed([resized(square, (tile, tile), preparation)], np.concatenate([base, [[-1]]]), None)
+    target = best_size(image.height, image.width, layout.sizes)
+    fitted = resized(image, fitted_size(image.height, image.width, target), preparation)
+    canvas = Image.new("RGB", (target[1], target[0]))
+    canvas.paste(fitted, ((target[1] - fitted.width) // 2, (target[0] - fitted.height) // 2))
+    tiles = [resized(image, (tile, tile), preparation), *cut(canvas, tile)]
+    rows, columns = np.arange(target[0] // tile * along), np.arange(target[1] // tile * along)
+    of_tile = rows[:, None] // along * (target[1] // tile) + columns // along + 1
+    grid = of_tile * along**2 + rows[:, None] % along * along + columns % along  # [rows, columns] of merged patches
+    grid = unpadded(grid, image.height, image.width)
+    sources, shares = grid[..., None], np.ones((*grid.shape, 1), np.float32)
+    if layout.most is not None:
+        ratio = math.sqrt(grid.shape[0] * grid.shape[1] / (layout.most * along**2))
+        if ratio > SHRUNK_FROM:
+            sources, shares = bilinear(grid, int(grid.shape[0] // ratio), int(grid.shape[1] // ratio))
+        elif sources.shape[-1] < CORNERS:
+            sources = np.pad(sources, ((0, 0), (0, 0), (0, CORNERS - 1)))
+            shares = np.pad(shares, ((0, 0), (0, 0), (0, CORNERS - 1)))
+    lines = np.pad(sources, ((0, 0), (0, 1), (0, 0)))
+    line_shares = np.pad(shares, ((0, 0), (0, 1), (0, 0)))
+    lines[:, -1], line_shares[:, -1] = -1, 0
+    line_shares[:, -1, 0] = 1
+    width = lines.shape[-1]
+    all_sources = np.concatenate([np.pad(base, ((0, 0), (0, width - 1))), lines.reshape(-1, width)])
+    of_base = np.pad(np.ones_like(base, np.float32), ((0, 0), (0, width - 1)))
+    return _summed(tiles, all_sources, np.concatenate([of_base, line_shares.reshape(-1, width)]))
+
+
+def unpadded(grid: NDArray[Any], height: int, width: int) -> NDArray[Any]:
+    """The part of a grid that a picture of a height and width covers; formula: transformers' ``unpad_image``."""
+    rows, columns = grid.shape
+    if width / height > columns / rows:
+        margin = (rows - int(round(height * (columns / width), 7))) // 2
+        return grid[margin : rows - margin]
+    margin = (columns - int(round(width * (rows / height), 7))) // 2
+    return grid[:, margin : columns - margin]
+
+
+def bilinear(grid: NDArray[Any], rows: int, columns: int) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """A grid of another size whose cells are sums of four, [rows, columns, 4], and the weights of these."""
+    places = []
+    for count, size in zip(grid.shape, (rows, columns), strict=True):
+        at = np.maximum((np.arange(size, dtype=np.float32) + 0.5) * np.float32(count / size) - 0.5, 0)
+        low = at.astype(np.int32)
+        places.append((low, np.minimum(low + 1, count - 1), (at - low).astype(np.float32)))
+    (top, bottom, down), (left, right, across) = places
+    cells = [grid[r][:, c] for r in (top, bottom) for c in (left, right)]
+    shares = [r[:, None] * c for r in (1 - down, down) for c in (1 - across, across)]
+    return np.stack(cells, axis=-1), np.stack(shares, axis=-1).astype(np.float32)
+
+
+def cut(image: Image.Image, tile: int) -> list[Image.Image]:
+    """The tiles of a picture whose sides are multiples of a tile's, line by line."""
+    corners = [(x, y) for y in range(0, image.height, tile) for x in range(0, image.width, tile)]
+    return [image.crop((x, y, x + tile, y + tile)) for x, y in corners]
+
+
+def _one(tile: Image.Image, preparation: Preparation) -> LaidOut:
+    unit = preparation.patch * preparation.side
+    height, width = tile.height // unit, tile.width // unit
+    return LaidOut([tile], Arrangement(0, 0, height, width, height * width))
+
+
+def _many(tiles: Sequence[Image.Image], rows: int, columns: int, preparation: Preparation) -> LaidOut:
+    unit = preparation.patch * preparation.side
+    height, width = tiles[0].height // unit, tiles[0].width // unit
+    return LaidOut(tiles, Arrangement(rows, columns, height, width, height * width * len(tiles)))
+
+
+def _summed(tiles: Sequence[Image.Image], sources: NDArray[Any], shares: NDArray[Any] | None) -> LaidOut:
+    if shares is None:
+        shares = np.ones_like(sources)
+    arrangement = Arrangement(0, 0, 1, len(sources), len(sources))
+    return LaidOut(tiles, arrangement, sources.astype(np.int32), shares.astype(np.float32))
+
+
+def _whole(image: Image.Image, size: tuple[int, int], preparation: Preparation) -> LaidOut:
+    """A picture as one tile of a height and width."""
+    return _one(resized(image, size, preparation), preparation)
+
+
+def resized(image: Image.Image, size: tuple[int, int], preparation: Preparation) -> Image.Image:
+    """A picture of another height and width."""
+    return image.resize((size[1], size[0]), resample=Image.Resampling(preparation.resample))

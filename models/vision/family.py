@@ -1,0 +1,65 @@
+"""The declaration of a family of models that see: what its config.json says of the encoder and of pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmjax.models.fields import Fields
+from llmjax.models.vision.preparation import Preparation
+from llmjax.models.vision.spec import VisionSpec
+
+
+@dataclass(frozen=True)
+class Sight:
+    """The parts of a model's files that speak of pictures.
+
+    Attributes:
+        whole: config.json.
+        vision: its ``vision_config``.
+        text: its ``text_config``, or all of it in older files.
+        processor: preprocessor_config.json and processor_config.json, empty where they are not read.
+    """
+
+    whole: Fields
+    vision: Fields
+    text: Fields
+    processor: Fields
+
+
+@dataclass(frozen=True, eq=False)
+class VisionFamily:
+    """Architectures whose encoders are read in the same way.
+
+    Attributes:
+        architectures: what a config.json has in ``architectures``.
+        encoder: makes the encoder's spec; raises UnsupportedModel if a key is wrong or not supported.
+        preparation: makes what is done to pictures.
+        tensors: names of modules and tensors in files, without a leading ``model.``, each with its name in the
+            encoder; ``*`` stands for a number. A function of the config.json where they depend on it.
+        defaults: what a missing key of ``vision_config`` means.
+        whole: the same of config.json.
+        processor: the same of preprocessor_config.json.
+        vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
+    """
+
+    architectures: tuple[str, ...]
+    encoder: Callable[[Sight], VisionSpec]
+    preparation: Callable[[Sight], Preparation]
+    tensors: Mapping[str, str]
+    defaults: Mapping[str, Any]
+    whole: Mapping[str, Any] = field(default_factory=dict)
+    processor: Mapping[str, Any] = field(default_factory=dict)
+    vision_types: tuple[str, ...] = ()
+
+    def sight(self, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Sight:
+        """The parts of a config.json, with what missing keys mean."""
+        whole = Fields(config, self.whole)
+        text = whole.mapping("text_config") or config
+        return Sight(
+            whole,
+            Fields(whole.mapping("vision_config"), self.defaults, name="config.json: vision_config"),
+            Fields(text, name="config.json: text_config"),
+            Fields(processor or {}, self.processor, name="preprocessor_config.json"),
+        )

@@ -1,0 +1,200 @@
+"""LLaVA 1.5, NeXT and OneVision: an early layer of CLIP or SigLIP, two matrices, and learned rows that end lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmjax.models.fields import Fields
+from llmjax.models.layers.norm import Layer
+from llmjax.models.vision.family import Sight, VisionFamily
+from llmjax.models.vision.fields import (
+    BICUBIC,
+    MAX_LAYERS,
+    OPENAI_MEAN,
+    OPENAI_STD,
+    activation,
+    preparation,
+    siglip_layers,
+    siglip_tensors,
+    square,
+)
+from llmjax.models.vision.preparation import Cropped, Layout, Pinpoints, Preparation
+from llmjax.models.vision.spec import Projected, TablePositions, VisionSpec
+
+# What Hugging Face's CLIPVisionConfig means by a missing key, in a LLaVA model.
+CLIP = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "image_size": 336,
+    "patch_size": 14,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+# The same of SiglipVisionConfig in LLaVA-OneVision.
+SIGLIP = {
+    **CLIP,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 26,
+    "image_size": 384,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+WHOLE = {
+    "image_token_index": 32000,
+    "projector_hidden_act": "gelu",
+    "multimodal_projector_bias": True,
+    "vision_feature_layer": -2,
+    "vision_feature_select_strategy": "default",
+}
+NEXT = {**WHOLE, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
+SIZES = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
+ONEVISION = {
+    **WHOLE,
+    "image_token_index": 151646,
+    "image_grid_pinpoints": SIZES,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "vision_aspect_ratio": "anyres_max_9",
+}
+# What their image processors mean by a missing key.
+PROCESSOR = {
+    "resample": BICUBIC,
+    "size": {"shortest_edge": 224},
+    "crop_size": {"height": 224, "width": 224},
+    "rescale_factor": 1 / 255,
+    "image_mean": OPENAI_MEAN,
+    "image_std": OPENAI_STD,
+}
+PROJECTOR = {
+    "multi_modal_projector.linear_1": "projector.step0",
+    "multi_modal_projector.linear_2": "projector.step1",
+    "image_newline": "newline",
+}
+TENSORS = {
+    **siglip_tensors("vision_tower"),
+    **{
+        f"{tower}.{name}": own
+        for tower in ("vision_tower", "vision_tower.vision_model")
+        for name, own in (("embeddings.class_embedding", "class_embed"), ("pre_layrnorm", "norm_before"))
+    },
+    **PROJECTOR,
+}
+
+
+def projector(whole: Fields, out: int) -> tuple[Projected, Projected]:
+    """Two matrices with an activation between them."""
+    bias = whole.flag("multimodal_projector_bias")
+    return Projected(out, bias, activation(whole, "projector_hidden_act")), Projected(out, bias)
+
+
+def encoder(sight: Sight) -> VisionSpec:
+    """See ``VisionFamily.encoder``."""
+    vision, whole = sight.vision, sight.whole
+    vision.require("num_channels", 3)
+    clip = vision.get("model_type") != "siglip_vision_model"
+    if clip != (whole.choice("vision_feature_select_strategy", ("default", "full")) == "default"):
+        raise whole.error("vision_feature_select_strategy", "is not supported for this encoder")
+    layer, all_layers = whole.get("vision_feature_layer"), vision.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    if not isinstance(layer, int) or not -all_layers <= layer < 0:
+        raise whole.error("vision_feature_layer", "is not supported; supported are numbers from the end")
+    patch, out = square(vision, "patch_size"), sight.text.integer("hidden_size")
+    along = square(vision, "image_size") // patch
+    fields: dict[str, Any] = {}
+    if whole.get("image_grid_pinpoints") is not None:
+        fields = {"newline": True, "sources": 1 if whole.get("vision_aspect_ratio") is None else 4}
+    return VisionSpec(
+        patch_values=3 * patch**2,
+        size=vision.integer("hidden_size"),
+        out=out,
+        layers=siglip_layers(vision, count=all_layers + 1 + layer),
+        projector=projector(whole, out),
+        patch_bias=not clip,
+        table=TablePositions(rows=along, columns=along),
+        class_token=clip,
+        norm_before=Layer(vision.number("layer_norm_eps")) if clip else None,
+        tile=along**2,
+        **fields,
+    )
+
+
+def pictures(sight: Sight) -> Preparation:
+    """See ``VisionFamily.preparation``."""
+    files, vision = sight.processor, sight.vision
+    crop, size = (files.get(key) for key in ("crop_size", "size"))
+    crop = crop.get("height") if isinstance(crop, dict) else crop
+    shortest = size.get("shortest_edge", size.get("height")) if isinstance(size, dict) else size
+    side = square(vision, "image_size")
+    if sight.whole.get("image_grid_pinpoints") is None:
+        files.require("do_pad", False)
+        files.require("do_center_crop", True)
+        if crop != side or not isinstance(shortest, int) or shortest < side:
+            raise files.error("crop_size", f"is not {side}, which is what the encoder takes")
+        return laid(sight, Cropped(shortest=shortest, crop=side))
+    if shortest != side:
+        raise files.error("size", f"is not {side}, which is what the encoder takes")
+    most = sight.whole.get("vision_aspect_ratio")
+    mean = files.get("image_mean")
+    square_color = tuple(int(value * 255) for value in mean) if most is not None and isinstance(mean, list) else None
+    number = None if most is None else str(most).removeprefix("anyres_max_")
+    if number is not None and not number.isdecimal():
+        raise sight.whole.error("vision_aspect_ratio", "is not supported; supported is anyres_max_ with a number")
+    return laid(
+        sight,
+        Pinpoints(
+            sizes=_sizes(sight.whole, side),
+            tile=side,
+            most=None if number is None else int(number),
+            padding=square_color,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def laid(sight: Sight, layout: Layout) -> Preparation:
+    """The preparation of pictures that are nothing but feature rows in a prompt."""
+    whole = sight.whole
+    key = "image_token_id" if whole.get("image_token_id") is not None else "image_token_index"
+    return preparation(
+        sight.processor,
+        layout=layout,
+        patch=square(sight.vision, "patch_size"),
+        side=1,
+        placeholder="<image>",
+        row_token=whole.integer(key, minimum=0),
+    )
+
+
+def _sizes(whole: Fields, tile: int) -> tuple[tuple[int, int], ...]:
+    """Heights and widths that pictures are fitted into."""
+    sizes = whole.get("image_grid_pinpoints")
+    fitting = isinstance(sizes, list) and all(
+        isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 and n % tile == 0 for n in size)
+        for size in sizes
+    )
+    if not fitting or not sizes:
+        raise whole.error("image_grid_pinpoints", f"must be a list of heights and widths, multiples of {tile}")
+    return tuple((size[0], size[1]) for size in sizes)
+
+
+TOWERS = ("clip_vision_model", "siglip_vision_model")
+FAMILIES = (
+    VisionFamily(
+        ("LlavaForConditionalGeneration",), encoder, pictures, TENSORS, CLIP, WHOLE, PROCESSOR, vision_types=TOWERS
+    ),
+    VisionFamily(
+        ("LlavaNextForConditionalGeneration",), encoder, pictures, TENSORS, CLIP, NEXT, PROCESSOR, vision_types=TOWERS
+    ),
+    VisionFamily(
+        ("LlavaOnevisionForConditionalGeneration",),
+        encoder,
+        pictures,
+        TENSORS,
+        SIGLIP,
+        ONEVISION,
+        {**PROCESSOR, "size": {"height": 384, "width": 384}},
+        vision_types=TOWERS,
+    ),
+)

@@ -1,0 +1,209 @@
+"""What is done to a picture before its encoder sees it, as data; ``llmjax.media`` does it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmartResize:
+    """Both sides become multiples of ``unit`` near their own, with the number of pixels within limits (Qwen2-VL)."""
+
+    unit: int
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretched:
+    """Every picture is stretched to one size (Gemma 3, PaliGemma)."""
+
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedUp:
+    """Both sides become the next multiples of ``unit``, after the longer one is at most ``longest`` (Pixtral)."""
+
+    unit: int
+    longest: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cropped:
+    """The shorter side becomes ``shortest``, and a square of ``crop`` pixels is cut from the middle (LLaVA 1.5)."""
+
+    shortest: int
+    crop: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The longer side becomes ``longest``, then both become multiples of a tile, and the whole picture is a last tile.
+
+    Idefics3 and SmolVLM. Without ``tiled`` the picture is one tile.
+    """
+
+    longest: int
+    tile: int
+    tiled: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pinpoints:
+    """The picture is fitted into the best of several sizes and cut into tiles; the whole one is the first (LLaVA-NeXT).
+
+    Attributes:
+        sizes: heights and widths, multiples of a tile's.
+        most: patches in this many tiles are as many rows as the tiles may become, approximately; None: no limit.
+        padding: what a picture among several is made square with, which is not cut; None: it is cut too.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    tile: int
+    most: int | None = None
+    padding: tuple[int, int, int] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearestGrid:
+    """The picture is stretched to the grid of tiles of the nearest aspect; the whole one is the last tile (InternVL).
+
+    Attributes:
+        least, most: how many tiles a grid may have.
+        overview: whether the whole picture is a tile too, if it is cut.
+    """
+
+    tile: int
+    least: int
+    most: int
+    overview: bool = True
+
+
+Layout = SmartResize | Stretched | RoundedUp | Cropped | Split | Pinpoints | NearestGrid
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """How a picture was laid out, as far as its text depends on it.
+
+    Attributes:
+        rows, columns: the grid of tiles, without the view of the whole picture; 0: there are none but that.
+        height, width: feature rows along the sides of one tile.
+        num_rows: feature rows of the whole picture.
+    """
+
+    rows: int
+    columns: int
+    height: int
+    width: int
+    num_rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surrounded:
+    """A picture's tokens are its feature rows, with texts before and after them."""
+
+    before: str = ""
+    after: str = ""
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return self.before, self.after
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        return [self.before, arrangement.num_rows, self.after]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lined:
+    """A text after each line of feature rows, and another after the last (Pixtral)."""
+
+    line_end: str
+    end: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return self.line_end, self.end
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        lines: list[str | int] = [arrangement.width, self.line_end] * arrangement.height
+        return [*lines[:-1], self.end]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered:
+    """Each tile has a text with its row and column before it (Idefics3, SmolVLM).
+
+    Attributes:
+        most: tiles along either side.
+        start: the text before every tile and after the last.
+        tile: what follows it, with places for row and column.
+        whole: the same for the view of the whole picture.
+    """
+
+    most: int
+    start: str
+    tile: str
+    whole: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        numbers = range(1, self.most + 1)
+        tiles = (self._tile(row, column) for row in numbers for column in numbers)
+        return (*tiles, self.start, self.start + self.whole, "\n", f"\n\n{self.start}{self.whole}")
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        rows = arrangement.height * arrangement.width
+        if not arrangement.rows:
+            return [self.start + self.whole, rows, self.start]
+        found: list[str | int] = []
+        for row in range(1, arrangement.rows + 1):
+            for column in range(1, arrangement.columns + 1):
+                found += [self._tile(row, column), rows]
+            found.append("\n")
+        # The line break after the last row and the one before the whole picture may be one token.
+        return [*found[:-1], f"\n\n{self.start}{self.whole}", rows, self.start]
+
+    def _tile(self, row: int, column: int) -> str:
+        return self.start + self.tile.format(row=row, column=column)
+
+
+PictureText = Surrounded | Lined | Numbered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preparation:
+    """All that is done to a picture.
+
+    Attributes:
+        patch: pixels along each side of a patch.
+        side: patches along each side of a square; they are put in order square by square.
+        resample: Pillow's number of the resampling filter.
+        rescale: what bytes are multiplied with.
+        mean, std: what is subtracted from the three channels afterwards, and what they are divided by.
+        placeholder: the text that stands for a picture in a prompt.
+        row_token: id of the token at which feature rows stand.
+        text: what replaces the placeholder.
+        joins_lines: line breaks around it and in it are one token where the tokenizer has one (Gemma 3).
+    """
+
+    layout: Layout
+    patch: int
+    side: int = 1
+    resample: int
+    rescale: float = 1 / 255
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    placeholder: str
+    row_token: int
+    text: PictureText = field(default_factory=Surrounded)
+    joins_lines: bool = False

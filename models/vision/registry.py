@@ -1,0 +1,65 @@
+"""Finds the family that reads the vision half of a config.json."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+from llmjax.models.vision.family import VisionFamily
+from llmjax.models.vision.preparation import Preparation
+from llmjax.models.vision.spec import VisionSpec
+
+_DECLARED = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+    "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
+    "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+}
+
+
+def files_of(architecture: str) -> tuple[str, ...]:
+    """The files that read an architecture's vision half, one for each kind of encoder that it may have."""
+    return tuple(file for file, architectures in _DECLARED.items() if architecture in architectures.split())
+
+
+def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
+    """The family of a whole config.json; None: the model does not see, or its encoder is not supported."""
+    named = config.get("architectures")
+    architecture = named[0] if isinstance(named, list) and named else None
+    vision = config.get("vision_config")
+    if not isinstance(architecture, str) or not isinstance(vision, Mapping):
+        return None
+    families: list[VisionFamily] = []
+    for file in files_of(architecture):
+        families += importlib.import_module(f"llmjax.models.vision.{file}").FAMILIES
+    kind = vision.get("model_type")
+    fitting = (family for family in families if architecture in family.architectures)
+    return next((family for family in fitting if not family.vision_types or kind in family.vision_types), None)
+
+
+def vision_spec_of(config: Mapping[str, Any]) -> VisionSpec | None:
+    """The encoder of a whole config.json; None: the model does not see.
+
+    Raises:
+        UnsupportedModel: a key is wrong or not supported.
+    """
+    family = vision_family(config)
+    return None if family is None else family.encoder(family.sight(config))
+
+
+def preparation_of(config: Mapping[str, Any], processor: Mapping[str, Any]) -> Preparation | None:
+    """What is done to a model's pictures; None: the model does not see.
+
+    Args:
+        config: the whole config.json.
+        processor: preprocessor_config.json.
+
+    Raises:
+        UnsupportedModel: a key is wrong or not supported.
+    """
+    family = vision_family(config)
+    return None if family is None else family.preparation(family.sight(config, processor))

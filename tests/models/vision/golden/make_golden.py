@@ -1,0 +1,632 @@
+"""Writes the golden files beside it: tiny random checkpoints of models that see, and what transformers makes of them.
+
+Needs ``torch`` (CPU), ``torchvision``, ``transformers`` and ``tokenizers``, of which the tests need the last alone:
+
+    python -m tests.models.vision.golden.make_golden [name ...]
+
+An archive a checkpoint, ``<name>.zip``, of a folder in Hugging Face layout: ``config.json``,
+``preprocessor_config.json``, ``tokenizer.json``, ``tokenizer_config.json`` with a chat template, ``model.safetensors``
+(bf16 values, which f32 holds exactly) and ``golden.npz``. The last holds pictures ``image<i>`` u8 [H, W, 3], what the
+processor makes of each (``image<i>/pixels`` and, where there is one, ``image<i>/grid``), ``image<i>/rows`` f32 [N, D],
+their feature rows, and ``image<i>/tapped`` f32 [K, N, D] where there is deepstack. A case is ``one``, ``two`` or
+``none`` pictures: ``<case>/prompt`` its text before and ``<case>/tokens`` its ids after placeholders are replaced,
+``<case>/images`` the pictures' numbers, ``<case>/logits`` f32 [n, V], and ``<case>/positions`` [3, n] where positions
+have three axes. ``sizes`` i32 [m, 2] are heights and widths, and ``counts`` i32 [m] the tokens that the processor says
+a picture of each size has, where it does.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch  # type: ignore[import-not-found,unused-ignore]
+import transformers  # type: ignore[import-not-found,unused-ignore]
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from tests.checkpoints import pack
+
+HERE = Path(__file__).parent
+SIZES = [(37, 53), (64, 20), (50, 111)]
+VOCAB = 320
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 56,
+    "intermediate_size": 72,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 7,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+}
+QWEN_TOKENS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+QWEN_IDS = {
+    "vision_start_token_id": 259,
+    "vision_end_token_id": 260,
+    "image_token_id": 261,
+    "video_token_id": 262,
+}
+QWEN_PIXELS = {"patch_size": 6, "temporal_patch_size": 2, "merge_size": 2}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model's class, its configuration, and the processor that goes with it.
+
+    Attributes:
+        tokens: special tokens after the first three, which have ids from 259 on.
+        named: attributes of the tokenizer by which the processor finds some of them.
+        picture: what stands for a picture in a prompt.
+        processor: the processor's class; None: the processor of pictures alone, and ``written`` expands prompts.
+    """
+
+    architecture: str
+    config: dict[str, Any]
+    image_processor: str
+    pixels: dict[str, Any]
+    tokens: list[str]
+    picture: str
+    processor: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
+
+
+QWEN = {"picture": "<|vision_start|><|image_pad|><|vision_end|>", "tokens": QWEN_TOKENS}
+CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
+    "qwen2-vl": lambda: Checkpoint(
+        "Qwen2VLForConditionalGeneration",
+        {
+            **QWEN_IDS,
+            "text_config": {
+                **TEXT,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            },
+            "vision_config": {
+                "depth": 3,
+                "embed_dim": 60,
+                "hidden_size": 56,
+                "mlp_ratio": 2,
+                "num_heads": 5,
+                "patch_size": 6,
+            },
+        },
+        "Qwen2VLImageProcessorPil",
+        {**QWEN_PIXELS, "size": {"shortest_edge": 576, "longest_edge": 7000}},
+        processor="Qwen2VLProcessor",
+        **QWEN,
+    ),
+    "qwen2_5-vl": lambda: Checkpoint(
+        "Qwen2_5_VLForConditionalGeneration",
+        {
+            **QWEN_IDS,
+            "text_config": {
+                **TEXT,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]},
+            },
+            "vision_config": {
+                "depth": 4,
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_heads": 5,
+                "patch_size": 6,
+                "window_size": 24,
+                "fullatt_block_indexes": [1, 3],
+                "out_hidden_size": 56,
+            },
+        },
+        "Qwen2VLImageProcessorPil",
+        {**QWEN_PIXELS, "min_pixels": 576, "max_pixels": 7000},
+        processor="Qwen2_5_VLProcessor",
+        **QWEN,
+    ),
+    "qwen3-vl": lambda: Checkpoint(
+        "Qwen3VLForConditionalGeneration",
+        {
+            **QWEN_IDS,
+            "text_config": {
+                **TEXT,
+                "head_dim": 16,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "mrope_section": [4, 2, 2],
+                    "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {
+                "depth": 4,
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_heads": 5,
+                "patch_size": 6,
+                "num_position_embeddings": 25,
+                "deepstack_visual_indexes": [0, 2],
+                "out_hidden_size": 56,
+            },
+        },
+        "Qwen2VLImageProcessorPil",
+        {
+            **QWEN_PIXELS,
+            "size": {"shortest_edge": 576, "longest_edge": 7000},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        processor="Qwen3VLProcessor",
+        **QWEN,
+    ),
+    "gemma3": lambda: Checkpoint(
+        "Gemma3ForConditionalGeneration",
+        {
+            "image_token_id": 261,
+            "image_token_index": 261,
+            "boi_token_index": 259,
+            "eoi_token_index": 260,
+            "mm_tokens_per_image": 9,
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 6,
+                "head_dim": 12,
+                "query_pre_attn_scalar": 20,
+                "sliding_window": 8,
+                "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+                "hidden_activation": "gelu_pytorch_tanh",
+            },
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 36,
+                "vision_use_head": False,
+            },
+        },
+        "Gemma3ImageProcessorPil",
+        {"size": {"height": 36, "width": 36}},
+        tokens=["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+        picture="<start_of_image>",
+        processor="Gemma3Processor",
+        settings={"image_seq_length": 9},
+        named={"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>", "image_token": "<image_soft_token>"},
+    ),
+    "idefics3": lambda: Checkpoint(
+        "Idefics3ForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "scale_factor": 2,
+            "pad_token_id": 258,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 24,
+            },
+        },
+        "Idefics3ImageProcessorPil",
+        {"size": {"longest_edge": 60}, "max_image_size": {"longest_edge": 24}},
+        tokens=[
+            "<image>",
+            "<fake_token_around_image>",
+            "<global-img>",
+            "<end_of_utterance>",
+            *[f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5)],
+        ],
+        picture="<image>",
+        processor="Idefics3Processor",
+        settings={"image_seq_len": 4},
+    ),
+    "llava": lambda: Checkpoint(
+        "LlavaForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "image_token_index": 259,
+            "image_seq_length": 9,
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "llama"},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+                "projection_dim": 32,
+            },
+        },
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 18}, "crop_size": {"height": 18, "width": 18}},
+        tokens=["<image>"],
+        picture="<image>",
+        processor="LlavaProcessor",
+        settings={"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava-next": lambda: Checkpoint(
+        "LlavaNextForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "image_token_index": 259,
+            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36], [54, 18], [18, 54]],
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+                "projection_dim": 32,
+            },
+        },
+        "LlavaNextImageProcessorPil",
+        {
+            "size": {"shortest_edge": 18},
+            "crop_size": {"height": 18, "width": 18},
+            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36], [54, 18], [18, 54]],
+        },
+        tokens=["<image>"],
+        picture="<image>",
+        processor="LlavaNextProcessor",
+        settings={"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "llava-onevision": lambda: Checkpoint(
+        "LlavaOnevisionForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "image_token_index": 259,
+            "image_grid_pinpoints": [[18 * r, 18 * c] for r in range(1, 7) for c in range(1, 7)],
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_2",
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+                "vision_use_head": False,
+            },
+        },
+        "LlavaOnevisionImageProcessorPil",
+        {
+            "size": {"height": 18, "width": 18},
+            "image_grid_pinpoints": [[18 * r, 18 * c] for r in range(1, 7) for c in range(1, 7)],
+        },
+        tokens=["<image>", "<video>"],
+        picture="<image>",
+        processor="LlavaOnevisionProcessor",
+        settings={
+            "num_image_tokens": 9,
+            "vision_feature_select_strategy": "full",
+            "vision_aspect_ratio": "anyres_max_2",
+        },
+    ),
+    "internvl": lambda: Checkpoint(
+        "InternVLForConditionalGeneration",
+        {
+            "image_token_id": 261,
+            "image_seq_length": 4,
+            "downsample_ratio": 0.5,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "qwen2"},
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "patch_size": [6, 6],
+                "image_size": [24, 24],
+                "attention_bias": True,
+                "layer_scale_init_value": 0.1,
+            },
+        },
+        "GotOcr2ImageProcessorPil",
+        {
+            "size": {"height": 24, "width": 24},
+            "crop_to_patches": True,
+            "min_patches": 1,
+            "max_patches": 6,
+            "image_mean": [0.485, 0.456, 0.406],
+            "image_std": [0.229, 0.224, 0.225],
+        },
+        tokens=["<img>", "</img>", "<IMG_CONTEXT>", "<video>"],
+        picture="<IMG_CONTEXT>",
+        processor="InternVLProcessor",
+        settings={"image_seq_length": 4},
+        named={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
+    "pixtral": lambda: Checkpoint(
+        "LlavaForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "image_token_index": 259,
+            "vision_feature_layer": -1,
+            "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 12},
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "head_dim": 12,
+                "patch_size": 6,
+                "image_size": 60,
+                "rope_theta": 1e4,
+                "hidden_act": "gelu",
+            },
+        },
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 60}, "patch_size": {"height": 6, "width": 6}},
+        tokens=["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        picture="[IMG]",
+        processor="PixtralProcessor",
+        settings={"patch_size": 6, "spatial_merge_size": 1},
+    ),
+    "mistral3": lambda: Checkpoint(
+        "Mistral3ForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "image_token_index": 259,
+            "spatial_merge_size": 2,
+            "multimodal_projector_bias": False,
+            "vision_feature_layer": -1,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 12},
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "head_dim": 12,
+                "patch_size": 6,
+                "image_size": 60,
+                "rope_theta": 1e4,
+                "hidden_act": "silu",
+            },
+        },
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 60}, "patch_size": {"height": 12, "width": 12}},
+        tokens=["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+        picture="[IMG]",
+        processor="PixtralProcessor",
+        settings={"patch_size": 6, "spatial_merge_size": 2},
+    ),
+}
+TEMPLATE = """{%- for message in messages -%}
+{{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
+{%- if part.type == 'image' %}PICTURE{% elif part.type == 'text' %}{{ part.text }}{% endif -%}
+{%- endfor %}{% endif %}
+{% endfor -%}
+{%- if add_generation_prompt %}assistant: {% endif -%}"""
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerFast:
+    """Bytes, two kinds of line breaks in a row, and the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {letter: number for number, letter in enumerate(alphabet)}
+    special = ["<s>", "</s>", "<pad>", *checkpoint.tokens]
+    breaks = ["ĊĊ", "ĊĊĊ"]
+    first = 256 + len(special)
+    own = Tokenizer(
+        models.BPE(
+            {
+                **vocabulary,
+                **{token: 256 + i for i, token in enumerate(special)},
+                **{b: first + i for i, b in enumerate(breaks)},
+            },
+            [("Ċ", "Ċ"), ("ĊĊ", "Ċ")],
+        )
+    )
+    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    own.decoder = decoders.ByteLevel()
+    own.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=own,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens=dict(checkpoint.named),
+        chat_template=TEMPLATE.replace("PICTURE", checkpoint.picture),
+    )
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Weights with enough spread that every operation shows in the features, rounded to bf16."""
+    generator = torch.Generator().manual_seed(seed)
+    plus_one = type(model).__name__.startswith("Gemma3")
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("weight") and parameter.ndim == 1:
+            near = 0.0 if plus_one and "vision_tower" not in name else 1.0
+            value = 0.3 * noise + near
+        elif parameter.ndim > 1:
+            value = noise * (1.6 / parameter[0].numel() ** 0.5)
+        else:
+            value = 0.3 * noise
+        parameter.data.copy_(value.to(torch.bfloat16).float())
+
+
+def pictures() -> list[np.ndarray]:
+    """Noise on a slope, so that a wrong place shows and a resampling too."""
+    found = []
+    for number, (height, width) in enumerate(SIZES):
+        rng = np.random.default_rng(number)
+        slope = np.linspace(0, 160, height)[:, None, None] + np.linspace(0, 60, width)[None, :, None]
+        noise = rng.integers(0, 36, (height, width, 3))
+        found.append((slope + noise).astype(np.uint8))
+    return found
+
+
+@torch.no_grad()
+def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
+    cls = getattr(transformers, checkpoint.architecture)
+    config = cls.config_class(**json.loads(json.dumps(checkpoint.config)))
+    config._attn_implementation = "eager"
+    model = cls(config).eval().float()
+    randomize(model, seed)
+    # The copy's buffers are rounded too, which the model's must not be.
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tokenizer = tokenizer_of(checkpoint)
+    tokenizer.save_pretrained(folder)
+    for extra in folder.glob("*.jinja"):
+        keys = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({**keys, "chat_template": extra.read_text()}, indent=2)
+        )
+        extra.unlink()
+    image_processor = getattr(transformers, checkpoint.image_processor)(**checkpoint.pixels)
+    image_processor.save_pretrained(folder)
+    made = getattr(transformers, checkpoint.processor)
+    made.__init__.__globals__["is_num2words_available"] = lambda: True
+    extra = {} if "video_processor" not in made.__init__.__code__.co_varnames else {"video_processor": _Nothing()}
+    made.check_argument_for_proper_class = lambda self, *args, **kwargs: None
+    processor = made(image_processor=image_processor, tokenizer=tokenizer, **extra, **checkpoint.settings)
+    if checkpoint.settings:
+        settings = {"processor_class": checkpoint.processor, **checkpoint.settings}
+        (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    images = pictures()
+    cases: dict[str, np.ndarray] = {}
+    for number, image in enumerate(images):
+        inputs = processor(text=checkpoint.picture, images=[Image.fromarray(image)], return_tensors="pt")
+        cases[f"image{number}"] = image
+        cases[f"image{number}/pixels"] = inputs["pixel_values"].numpy()
+        if "image_grid_thw" in inputs:
+            cases[f"image{number}/grid"] = inputs["image_grid_thw"][0].numpy()
+        rows, tapped = features(model, inputs)
+        cases[f"image{number}/rows"] = rows
+        if tapped is not None:
+            cases[f"image{number}/tapped"] = tapped
+    p = checkpoint.picture
+    prompts = {
+        "none": ("Nothing to see.\n\nHere!", []),
+        "one": (f"user: {p}What is it?\n", [0]),
+        "two": (f"One\n{p}\n and {p} two: which?", [1, 2]),
+        "first": (f"{p}after", [2]),
+    }
+    for case, (text, numbers) in prompts.items():
+        chosen = [Image.fromarray(images[number]) for number in numbers]
+        nested = [chosen] if checkpoint.processor == "LlavaOnevisionProcessor" else chosen
+        inputs = processor(text=text, images=nested if chosen else None, return_tensors="pt", add_special_tokens=False)
+        found = model(**inputs).logits[0].float().numpy()
+        cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
+        cases[f"{case}/images"] = np.array(numbers, np.int32)
+        cases[f"{case}/tokens"] = inputs["input_ids"][0].numpy().astype(np.int32)
+        cases[f"{case}/logits"] = found
+        if hasattr(model.model, "get_rope_index") and numbers:
+            positions, delta = model.model.get_rope_index(
+                inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
+            )
+            cases[f"{case}/positions"] = positions[:, 0].numpy().astype(np.int32)
+            cases[f"{case}/delta"] = delta.reshape(-1)[:1].numpy().astype(np.int32)
+    sizes = _sizes()
+    counts, shapes = [], []
+    for height, width in sizes:
+        image = Image.new("RGB", (width, height))
+        try:
+            inputs = processor(text=checkpoint.picture, images=[image], add_special_tokens=False)
+        except Exception as error:  # what it refuses
+            print(name, "refuses", (height, width), str(error)[:80])
+            counts.append(-1)
+            shapes.append(0)
+            continue
+        counts.append(len(inputs["input_ids"][0]))
+        shapes.append(sum(np.asarray(part).size for part in inputs["pixel_values"]))
+    cases["sizes"], cases["counts"] = np.array(sizes, np.int32), np.array(counts, np.int32)
+    cases["values"] = np.array(shapes, np.int32)
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
+    print(
+        name,
+        sum(each.numel() for each in model.parameters()),
+        sorted(cases)[:4],
+        float(np.abs(cases["one/logits"]).max()),
+    )
+
+
+class _Nothing:
+    """In place of a processor of videos."""
+
+    temporal_patch_size = 2
+    merge_size = 2
+    model_input_names = ()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
+def _sizes() -> list[tuple[int, int]]:
+    rng = np.random.default_rng(3)
+    drawn = [(int(h), int(w)) for h, w in np.exp(rng.uniform(0, 5.3, (40, 2))).astype(int) + 1]
+    exact = [(1, 1), (12, 12), (18, 18), (24, 24), (6, 6), (30, 18), (18, 30), (42, 30), (200, 1), (1, 200), (25, 23)]
+    return exact + drawn
+
+
+def features(model: torch.nn.Module, inputs: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Feature rows of the one picture, f32 [N, D], and those of deepstack, f32 [K, N, D]."""
+    names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask")
+    given = {key: inputs[key] for key in names if key in inputs}
+    out = model.model.get_image_features(**given, return_dict=True)
+    rows = out.pooler_output
+    rows = torch.cat([each.reshape(-1, each.shape[-1]) for each in rows]) if isinstance(rows, list | tuple) else rows
+    tapped = getattr(out, "deepstack_features", None)
+    if tapped is not None:
+        tapped = np.stack(
+            [
+                torch.cat(list(each)).float().numpy() if isinstance(each, list | tuple) else each.float().numpy()
+                for each in tapped
+            ]
+        )
+    return rows.reshape(-1, rows.shape[-1]).float().numpy(), tapped
+
+
+def main() -> None:
+    names = sys.argv[1:]
+    for seed, (name, checkpoint) in enumerate(CHECKPOINTS.items()):
+        if names and name not in names:
+            continue
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "model"
+            folder.mkdir()
+            write(name, checkpoint(), folder, seed)
+            pack(folder, HERE / f"{name}.zip")
+            shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
