@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from llmjax.checkpoint.rows import RowsOf
-from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.names import NUMBER
 from llmjax.models.vision.spec import VisionSpec
@@ -23,35 +23,24 @@ PATCHES = "patch_embed.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class Reshaped:
-    """A tensor whose numbers are put otherwise, or added (a `StoredTensor`).
+class Reshaped(Derived):
+    """A tensor whose numbers are put otherwise, or added.
 
     Attributes:
-        name: in the encoder.
-        source: as it is stored.
-        shape: the shape of the result.
+        made: the shape of the result.
         change: makes it, of f32 and in f32.
     """
 
-    name: str
-    source: StoredTensor
-    shape: tuple[int, ...]
+    made: tuple[int, ...]
     change: Callable[[np.ndarray], np.ndarray]
 
     @property
-    def nbytes(self) -> int:
-        return self.source.nbytes
-
-    @property
-    def type_name(self) -> str:
-        return self.source.type_name
-
-    def row_source(self) -> None:
-        """They are plain numbers."""
+    def shape(self) -> tuple[int, ...]:
+        return self.made
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        """The values; see `StoredTensor.read`."""
-        return np.ascontiguousarray(self.change(self.source.read(np.dtype(np.float32))).astype(dtype))
+        (source,) = self.sources
+        return np.ascontiguousarray(self.change(source.read(np.dtype(np.float32))).astype(dtype))
 
 
 def vision_tensors(
@@ -120,7 +109,7 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
             raise CheckpointError(f"{path}: tensor {tensor.name!r} has {shape[0]} rows, not queries, keys and values")
         for part, rows in zip("qkv", np.split(np.arange(shape[0]), 3), strict=True):
             own = f"{module.removesuffix('qkv_proj')}{part}_proj.{suffix}"
-            yield own, RowsOf(own, tensor, rows)
+            yield own, RowsOf(own, (tensor,), rows)
         return
     change: Callable[[np.ndarray], Any] | None = None
     made = shape
@@ -133,4 +122,4 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
     elif len(shape) == 3 or shape[:1] == (1,):
         made = tuple(size for size in shape if size != 1)
         change = np.squeeze
-    yield name, tensor if change is None else Reshaped(name, tensor, made, change)
+    yield name, tensor if change is None else Reshaped(name, (tensor,), made, change)
