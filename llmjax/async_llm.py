@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
@@ -33,6 +33,7 @@ from llmjax.turns import Turns
 
 logger = logging.getLogger(__name__)
 
+Stream = asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception]
 LONG_TEXT = 20_000  # characters from which tokenizing leaves the event loop's thread
 LONG_VECTORS = 2**18  # numbers from which work on them does
 
@@ -44,7 +45,7 @@ class AsyncLLM(LoadedLLM):
 
     def __init__(self, config: EngineConfig, client: RunningEngine) -> None:
         super().__init__(config, client)
-        self._streams: dict[str, asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception]] = {}
+        self._streams: dict[str, Stream] = {}
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
         self._changing = False  # between sleeping and waking, which may take minutes
@@ -317,12 +318,15 @@ class AsyncLLM(LoadedLLM):
             reading=reading,
         )
         scores: list[TokenLogprobs | None] = []
-        async with aclosing(self._outputs(request, request_id)) as outputs:
-            async for output in outputs:
+        with self._submitted(request, request_id) as stream:
+            finished = False
+            while not finished:
+                output = await _next(stream)
                 assert isinstance(output, RequestOutput)
                 if output.prompt_logprobs is not None:  # the same in all outputs that have any
                     scores = scores or await asyncio.to_thread(self._frontend.outputs.decoded, output.prompt_logprobs)
                     output.prompt_logprobs = scores
+                finished = output.finished
                 yield output
 
     async def _checked(self, form: StructuredOutputsParams, client: str) -> CheckedForm:
@@ -403,11 +407,10 @@ class AsyncLLM(LoadedLLM):
 
         async def last(name: str, ids: list[int]) -> RequestOutput:
             request = self._frontend.open(ids, params, name, priority=priority, cache_salt=search.cache_salt)
-            async with aclosing(self._outputs(request, name)) as outputs:
-                async for output in outputs:
-                    assert isinstance(output, RequestOutput)
-                    return output
-            raise EngineDead("the engine has stopped")
+            with self._submitted(request, name) as stream:
+                output = await _next(stream)
+            assert isinstance(output, RequestOutput)
+            return output
 
         params, name = search.step_params, f"{request_id}/{search.steps}"
         tasks = [asyncio.create_task(last(f"{name}.{number}", ids)) for number, ids in enumerate(search.prompts)]
@@ -463,32 +466,26 @@ class AsyncLLM(LoadedLLM):
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
         )
-        async with aclosing(self._outputs(request, request_id)) as outputs:
-            async for output in outputs:
-                assert isinstance(output, PoolingRequestOutput)
-                if output.outputs.data.size > LONG_VECTORS:
-                    yield await asyncio.to_thread(self._frontend.pooling.finished, output, pooling_params)
-                else:
-                    yield self._frontend.pooling.finished(output, pooling_params)
+        with self._submitted(request, request_id) as stream:
+            output = await _next(stream)
+        assert isinstance(output, PoolingRequestOutput)
+        if output.outputs.data.size > LONG_VECTORS:
+            yield await asyncio.to_thread(self._frontend.pooling.finished, output, pooling_params)
+        else:
+            yield self._frontend.pooling.finished(output, pooling_params)
 
-    async def _outputs(
-        self, request: EngineRequest, request_id: str
-    ) -> AsyncGenerator[RequestOutput | PoolingRequestOutput, None]:
-        """What comes of a request that has been opened; closing this aborts it."""
-        stream: asyncio.Queue[RequestOutput | PoolingRequestOutput | Exception] = asyncio.Queue()
+    @contextmanager
+    def _submitted(self, request: EngineRequest, request_id: str) -> Iterator[Stream]:
+        """Has the engine compute a request that has been opened, and gives what comes of it. The end of the block
+        aborts the request if it has not ended."""
+        stream: Stream = asyncio.Queue()
         self._streams[request_id] = stream
         try:
             self._frontend.sent(request.request_id, engine=self.client.submit(request))
             self._wake()
             # If the engine has died by now, it may not have known whom to tell; if it dies later, it tells this stream.
             self.client.check_health()
-            while True:
-                output = await stream.get()
-                if isinstance(output, Exception):
-                    raise output
-                yield output
-                if output.finished:
-                    return
+            yield stream
         finally:
             # The id may be another request's by now: its last output ends a request, not when this code runs.
             if self._streams.get(request_id) is stream:
@@ -601,6 +598,14 @@ def _client(config: EngineConfig, loading: ProcessEngine | None) -> RunningEngin
     from llmjax.engine.clients.loop import ThreadEngine
 
     return ThreadEngine(build_engine(config))
+
+
+async def _next(stream: Stream) -> RequestOutput | PoolingRequestOutput:
+    """The next output of a request; raises the error that ends it."""
+    output = await stream.get()
+    if isinstance(output, Exception):
+        raise output
+    return output
 
 
 def _num_chars(prompt: PromptInput | TextPair | PooledTokens) -> int:

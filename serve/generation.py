@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from llmjax.serve.interfaces import Engine
 from llmjax.serve.prompts import EncodedPrompt
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,12 +59,19 @@ class JobOutput:
     output: RequestOutput
 
 
-async def run_job(engine: Engine, job: Job) -> AsyncGenerator[JobOutput, None]:
-    """Outputs in the order they come; closing the generator aborts what is still running."""
-    streams = [_stream(engine, job, index) for index in range(len(job.prompts))]
-    async with aclosing(merged(streams)) as parts:
-        async for index, output in parts:
-            yield _checked(JobOutput(index, output))
+def run_job(engine: Engine, job: Job, tally: Tally) -> AsyncGenerator[JobOutput, None]:
+    """Outputs in the order they come; closing the generator aborts what is still running.
+
+    Args:
+        tally: gets what is known of the prompts; tokens of outputs are the caller's to count.
+    """
+
+    def noted(prompt: int, output: RequestOutput) -> JobOutput:
+        part = _checked(JobOutput(prompt, output))
+        tally.add_cached(part)
+        return part
+
+    return merged([_stream(engine, job, index) for index in range(len(job.prompts))], noted)
 
 
 def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutput, None]:
@@ -98,9 +106,8 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
 async def collect(engine: Engine, job: Job, tally: Tally) -> list[RequestOutput]:
     """The final output of every prompt, in the prompts' order."""
     final: dict[int, RequestOutput] = {}
-    async with aclosing(run_job(engine, job)) as parts:
+    async with aclosing(run_job(engine, job, tally)) as parts:
         async for part in parts:
-            tally.add_cached(part)
             for choice in part.output.outputs:
                 tally.add_tokens(choice)
             final[part.prompt] = part.output
@@ -122,12 +129,12 @@ def _best(choices: list[CompletionOutput], count: int) -> list[CompletionOutput]
     return best
 
 
-async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """What each of some generators gives, with its place among them, in the order it comes."""
+async def merged(streams: list[AsyncGenerator[T, None]], made: Callable[[int, T], U]) -> AsyncGenerator[U, None]:
+    """What is made of each output of some generators and of its generator's place, in the order they come."""
     if len(streams) == 1:
         async with aclosing(streams[0]) as stream:
             async for output in stream:
-                yield 0, output
+                yield made(0, output)
         return
     arrived: asyncio.Queue[tuple[int, T] | Exception | None] = asyncio.Queue(maxsize=2 * len(streams))
 
@@ -150,8 +157,8 @@ async def merged(streams: list[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple
                     running -= 1
                 case Exception() as error:
                     raise error
-                case part:
-                    yield part
+                case index, output:
+                    yield made(index, output)
     finally:
         await _cancel(*tasks)
 

@@ -64,27 +64,30 @@ class EventStream:
     a later one becomes an error event. The events are closed as soon as the client goes away.
 
     Args:
-        events: complete server-sent events, without ``end``.
+        events: what ``encode`` makes complete server-sent events of, without ``end``.
         keep_alive: seconds of silence after which a comment is sent; 0: never.
         timeout: seconds the whole stream may take, or None.
         end: what the API ends its streams with.
         failed: the API's event for an error.
+        encode: makes the bytes that are sent.
     """
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        events: AsyncGenerator[Any, None],
         *,
         keep_alive: float,
         timeout: float | None,
         end: bytes = DONE,
         failed: Callable[[ApiError], bytes] = _error_event,
+        encode: Callable[[Any], bytes] = bytes,
     ) -> None:
         self._events = events
         self._keep_alive = keep_alive
         self._timeout = timeout
         self._end = end
         self._failed = failed
+        self._encode = encode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = _Writer(send)
@@ -108,8 +111,8 @@ class EventStream:
         alive = asyncio.create_task(self._stay_alive(writer))
         try:
             async with aclosing(self._events) as events:
-                async for chunk in events:
-                    await writer.write(chunk)
+                async for each in events:
+                    await writer.write(self._encode(each))
         finally:
             alive.cancel()
 

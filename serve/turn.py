@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from llmjax.serve.context import RequestRecord, Server
 from llmjax.serve.custom_tools import NO_TOOLS, CustomTools
 from llmjax.serve.errors import ApiError
 from llmjax.serve.forms import answer_form, held_to_tools, parsers_for
-from llmjax.serve.generation import Job, Tally, collect, run_job
+from llmjax.serve.generation import Job, JobOutput, Tally, collect, run_job
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.prompts import (
     EncodedPrompt,
@@ -70,26 +69,20 @@ class Turn:
     form: AnswerFormat
     tally: Tally
 
-    async def outputs(self) -> AsyncGenerator[RequestOutput, None]:
+    def outputs(self) -> AsyncGenerator[JobOutput, None]:
         """What is new, as it comes; its tokens are the caller's to count."""
-        async with aclosing(run_job(self.engine, self.job)) as parts:
-            async for part in parts:
-                self.tally.add_cached(part)
-                yield part.output
+        return run_job(self.engine, self.job, self.tally)
 
     async def whole(self) -> RequestOutput:
         """The last output of all, with its tokens counted."""
         (output,) = await collect(self.engine, self.job, self.tally)
         return output
 
-    async def said(self) -> AsyncGenerator[Said, None]:
-        """What the one answer says, as it comes."""
-        reader = self.form.reader()
-        async with aclosing(self.outputs()) as outputs:
-            async for output in outputs:
-                for choice in output.outputs:
-                    self.tally.add_tokens(choice)
-                    yield self._read(choice, reader)
+    def said(self, part: JobOutput, reader: AnswerReader) -> Said:
+        """What an output adds to the one answer, which ``reader`` reads; its tokens are counted."""
+        (choice,) = part.output.outputs
+        self.tally.add_tokens(choice)
+        return self._read(choice, reader)
 
     async def all_said(self) -> Said:
         """All of it at once."""

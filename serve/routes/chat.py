@@ -194,16 +194,16 @@ class ChatAnswer:
         first, last = True, None
         readers = [self.turn.form.reader() for _ in range(self.body.choices)]
         joined_text = Joined()
-        async with aclosing(self.turn.outputs()) as outputs:
-            async for output in outputs:
+        async with aclosing(self.turn.outputs()) as parts:
+            async for part in parts:
                 if first:
                     first = False
                     for index in range(self.body.choices):
                         yield self._opening(index)
                         if echoed := self.body.echoed:
                             yield self._event(self._chunk(index, {"content": echoed}))
-                last = output
-                for choice in output.outputs:
+                last = part.output
+                for choice in last.outputs:
                     self.turn.tally.add_tokens(choice)
                     for chunk in self._deltas(choice, readers[choice.index], joined_text):
                         yield chunk

@@ -219,11 +219,10 @@ class CompletionAnswer:
         scores = _PromptScores(needed=self.body.scores_echo)
         offsets = await self._prompt_offsets()
         last = None
-        async with aclosing(run_job(self.server.engine, self.job)) as parts:
+        async with aclosing(run_job(self.server.engine, self.job, self.tally)) as parts:
             async for arrived in parts:
                 last = arrived.output
                 for part in scores.admit(arrived):
-                    self.tally.add_cached(part)
                     for choice in part.output.outputs:
                         self.tally.add_tokens(choice)
                         index = part.prompt * self.body.choices + choice.index

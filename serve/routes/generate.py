@@ -82,9 +82,8 @@ class GenerateAnswer:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """vLLM's ``GenerateStreamResponse``s, each with the news of a choice, then the usage."""
         first, last, told = self._prompt(), None, self.completion
-        async with aclosing(run_job(self.server.engine, self.job)) as parts:
+        async with aclosing(run_job(self.server.engine, self.job, self.tally)) as parts:
             async for part in parts:
-                self.tally.add_cached(part)
                 last = part.output
                 for choice in last.outputs:
                     self.tally.add_tokens(choice)

@@ -200,9 +200,10 @@ class MessageAnswer:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Anthropic's stream."""
-        writer, begun = self._writer(), False
-        async with aclosing(self.turn.said()) as saying:
-            async for said in saying:
+        writer, reader, begun = self._writer(), self.turn.form.reader(), False
+        async with aclosing(self.turn.outputs()) as parts:
+            async for part in parts:
+                said = self.turn.said(part, reader)
                 if not begun:
                     begun = True
                     for event in writer.begin(self._usage()):

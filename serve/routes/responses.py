@@ -79,7 +79,8 @@ async def create_response(request: Request) -> Response | ASGIApp:
         return Response(stored.body(), media_type="application/json")
     if body.stream:
         return EventStream(
-            writing.stream(),
+            writing.events(),
+            encode=writing.sent,
             keep_alive=config.sse_keep_alive_interval,
             timeout=config.request_timeout,
             end=b"",
@@ -447,19 +448,19 @@ class Writing:
         self._keep(answer)
         return answer
 
-    async def stream(self) -> AsyncGenerator[bytes, None]:
-        """OpenAI's ``ResponseStreamEvent``s. What can be retrieved is stored before the last of them."""
-        async with aclosing(self.events()) as events:
-            async for event in events:
-                if event["type"] in ("response.completed", "response.incomplete"):
-                    self._keep(orjson.dumps(self.writer.response))
-                hidden = self.body.obfuscates and "delta" in event
-                yield named_event(obfuscated(event, "delta") if hidden else event)
+    def sent(self, event: dict[str, Any]) -> bytes:
+        """An event for a stream. What can be retrieved is stored before the last of them."""
+        if event["type"] in ("response.completed", "response.incomplete"):
+            self._keep(orjson.dumps(self.writer.response))
+        hidden = self.body.obfuscates and "delta" in event
+        return named_event(obfuscated(event, "delta") if hidden else event)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        begun = False
-        async with aclosing(self.turn.said()) as saying:
-            async for said in saying:
+        """OpenAI's ``ResponseStreamEvent``s."""
+        reader, begun = self.turn.form.reader(), False
+        async with aclosing(self.turn.outputs()) as parts:
+            async for part in parts:
+                said = self.turn.said(part, reader)
                 if not begun:
                     begun = True
                     for event in self.writer.begin():
