@@ -117,7 +117,7 @@ def load(
         share = replace(share, host_memory=free_memory() // group.neighbors)
     platform = select_platform(config, share, meet=group.meet)
     check_graphs(config, platform)
-    if group.size > 1 and not config.is_staged and platform.is_cpu and group.shares_memory(len(platform.devices)):
+    if not config.is_staged and platform.is_cpu and group.shares_memory(len(platform.devices)):
         platform = replace(platform, sums_in_memory=True)
     programs = ProgramCache.of(cache_dir, platform.device)
     progress = share.rank == 0 and config.node_rank == 0

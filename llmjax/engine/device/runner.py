@@ -78,7 +78,7 @@ class Runner:
         self._numbers = itertools.count()  # numbers of page reads
         buckets = list(self._layouts)
         kept = [bucket for bucket in buckets if compiler.keeps(bucket)]
-        self._apart = compile_apart(compiler, kept=kept) if self._group.size == 1 else None
+        self._apart = compile_apart(compiler, kept=kept)
         apart: Mapping[Any, Future[None]] = {} if self._apart is None else self._apart.programs
         self.programs = StepPrograms(self._compile_step, buckets, threads=self._threads, kept=kept, apart=apart)
         self._masked = MaskedPrograms(  # after what all requests need

@@ -96,10 +96,10 @@ def compile_apart(compiler: StepCompiler, *, kept: Collection[Bucket]) -> Compil
 
     Returns:
         The process, or None if too little is left to compile for one to be worth its start, if it could not keep
-        programs anywhere, or if several devices or an accelerator run the model.
+        programs anywhere, or if several devices, several processes or an accelerator run the model.
     """
     rest = [bucket for bucket in in_turn(compiler.layouts)[FIRST:] if bucket not in kept]
-    alone = compiler.platform.is_cpu and compiler.platform.sharding is None
+    alone = compiler.platform.is_cpu and compiler.platform.sharding is None and not compiler.is_staged
     if compiler.cache.folder is None or not alone or len(rest) * compiler.model.config.num_layers < WORTH_A_PROCESS:
         return None
     specs: dict[Hashable, ProgramSpec] = {bucket: compiler.spec(bucket) for bucket in rest}
