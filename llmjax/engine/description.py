@@ -86,14 +86,14 @@ def _pair_template(model: LoadedModel) -> str | None:
 def programs_of(engine: LoadedEngine) -> list[ProgramInfo]:
     """All step programs, cheapest first."""
     ready = {program.bucket: program for program in engine.runner.programs.ready}
-    found = []
+    infos = []
     for bucket in engine.runner.programs.buckets:
         seconds = num_bytes = None
         if (program := ready.get(bucket)) is not None:
             memory = ProgramMemory.of(program.executable)
             seconds, num_bytes = program.seconds, None if memory is None else memory.total
-        found.append(ProgramInfo(decode=bucket.decode, tokens=bucket.tokens, seconds=seconds, num_bytes=num_bytes))
-    return found
+        infos.append(ProgramInfo(decode=bucket.decode, tokens=bucket.tokens, seconds=seconds, num_bytes=num_bytes))
+    return infos
 
 
 def obey(engine: LoadedEngine, control: Control) -> Any:

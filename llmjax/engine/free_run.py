@@ -42,12 +42,12 @@ class Refusals:
         """The counts that a new sequence begins with: tokens that were allowed, and that were refused, after wide masks
         (True) and after others. They are scaled to one refusal, or to the length of a sequence's memory, so that a
         sequence that behaves differently soon outweighs them."""
-        found = {}
+        priors = {}
         for wide, (allowed, refused) in self._counts.items():
             ratio = min(allowed / refused, SUREST)
             weight = min(1.0, MEMORY / ratio) if ratio else 1.0
-            found[wide] = (weight * ratio, weight)
-        return found
+            priors[wide] = (weight * ratio, weight)
+        return priors
 
     def ran(self, *, wide: bool, allowed: int, refused: bool) -> None:
         """Notes a run of some sequence."""

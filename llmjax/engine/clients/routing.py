@@ -92,8 +92,8 @@ class Router:
 
     def engine_of(self, request_id: int) -> int | None:
         """The engine of a request that has not ended."""
-        found = self._requests.get(request_id)
-        return None if found is None else found.engine
+        routed = self._requests.get(request_id)
+        return None if routed is None else routed.engine
 
     def requests_of(self, engine: int) -> list[int]:
         """The requests that an engine has not finished."""

@@ -75,8 +75,8 @@ class Failure(Message):
 
     @classmethod
     def of(cls, error: BaseException) -> Failure:
-        own = vars(error) if isinstance(error, LLMJaxError) else {}
-        attributes = {name: value for name, value in own.items() if isinstance(value, str | int | float | None)}
+        fields = vars(error) if isinstance(error, LLMJaxError) else {}
+        attributes = {name: value for name, value in fields.items() if isinstance(value, str | int | float | None)}
         trace = "".join(traceback.format_exception(error))
         return cls(
             kind=type(error).__name__, message=printable(str(error)), attributes=attributes, trace=printable(trace)

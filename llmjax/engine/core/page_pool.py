@@ -35,10 +35,10 @@ class PageKey:
     @staticmethod
     def chain(parent: bytes, tokens: Sequence[int]) -> PageKey:
         """The key of the page that follows the one with digest ``parent`` (or a root) and holds ``tokens``."""
-        own = tuple(tokens)
+        token_ids = tuple(tokens)
         digest = hashlib.blake2b(parent, digest_size=DIGEST_BYTES, person=b"llmjax page")
-        digest.update(b"".join(token.to_bytes(4, "little") for token in own))
-        return PageKey(digest.digest(), own)
+        digest.update(b"".join(token.to_bytes(4, "little") for token in token_ids))
+        return PageKey(digest.digest(), token_ids)
 
 
 class PoolWatcher:
@@ -171,8 +171,8 @@ class PagePool:
 
     def cached_pages(self) -> list[tuple[int, PageKey]]:
         """The cached pages and what they hold, the most recently used one first."""
-        found = [(page, self._keys[page]) for page in reversed(self._cached)]
-        return [(page, key) for page, key in found if key is not None]
+        pages = [(page, self._keys[page]) for page in reversed(self._cached)]
+        return [(page, key) for page, key in pages if key is not None]
 
     def check(self) -> None:
         """Raises if a page is lost or counted twice (for tests and the idle engine)."""

@@ -145,8 +145,8 @@ class Sequence:
     @property
     def missing(self) -> int:
         """Tokens to compute before the next one can be sampled; 0 when all it may have are sampled or being sampled."""
-        known = len(self.tokens) + self.in_flight
-        return known - self.num_computed if known < self.end else 0
+        num_known = len(self.tokens) + self.in_flight
+        return num_known - self.num_computed if num_known < self.end else 0
 
     @property
     def forced(self) -> bool:

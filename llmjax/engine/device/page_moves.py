@@ -148,12 +148,12 @@ class PageMover:
 def stacks_of(compiler: StepCompiler, group: int) -> list[int]:
     """Numbers of the stacks of the state that hold the layers of a group."""
     states, span = compiler.model.graph.config.states, compiler.kv_plan.groups[group].span
-    found = []
+    numbers = []
     for number, stack in enumerate(compiler.state_shapes.kv):
         state = states[stack.layers[0]]
         if state is not None and state.span == span:
-            found.append(number)
-    return found
+            numbers.append(number)
+    return numbers
 
 
 def page_shapes(compiler: StepCompiler, group: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -43,8 +43,8 @@ class RowState:
         """A field of ``ROW``, of the slots ([R]): i32 [R], or [R, size of the field]."""
         assert ROW.fields is not None
         dtype, offset, *_ = ROW.fields[name]
-        found = self.words[slot, offset // 4 : (offset + dtype.itemsize) // 4]
-        return found if dtype.shape else found[:, 0]
+        words = self.words[slot, offset // 4 : (offset + dtype.itemsize) // 4]
+        return words if dtype.shape else words[:, 0]
 
 
 def make_row_state(*, num_slots: int, num_groups: int, pages_per_sequence: int) -> RowState:

@@ -56,7 +56,7 @@ def load_draft(
         ConfigError: it cannot make drafts for the target model.
     """
     assert speculative.model is not None
-    own = config.replace(
+    draft_config = config.replace(
         model=speculative.model,
         revision=speculative.revision,
         quantization=speculative.quantization,
@@ -67,12 +67,12 @@ def load_draft(
         num_experts_offload_per_rank=0,
         speculative_config=None,
     )
-    path = resolve_model(own)
-    found = open_checkpoint(path, runner=own.runner_of_task, convert=own.conversion)
-    model = found.model_config(max_model_len=own.max_model_len)
+    path = resolve_model(draft_config)
+    checkpoint = open_checkpoint(path, runner=draft_config.runner_of_task, convert=draft_config.conversion)
+    model = checkpoint.model_config(max_model_len=draft_config.max_model_len)
     check_speculative(speculative, model, max_num_batched_tokens=config.max_num_batched_tokens)
     _check_vocabulary(config, path, model, target)
-    return load_model(own, platform, cache_dir=cache_dir, progress=progress)
+    return load_model(draft_config, platform, cache_dir=cache_dir, progress=progress)
 
 
 def _check_vocabulary(config: EngineConfig, path: Path, draft: ModelConfig, target: LoadedModel) -> None:

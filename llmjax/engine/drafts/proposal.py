@@ -59,9 +59,9 @@ def take_in(
     Returns:
         The state with what they keep of it, and the hidden states [T, D].
     """
-    own = of_groups(batch, draft.spans, model.config)
-    row, position, ragged = own.ragged(page_size=state.kv[0].page_size)
-    result = model(own.tokens, position, state.draft_kv, ragged, prompt_len=own.prompt_len[row])
+    groups_batch = of_groups(batch, draft.spans, model.config)
+    row, position, ragged = groups_batch.ragged(page_size=state.kv[0].page_size)
+    result = model(groups_batch.tokens, position, state.draft_kv, ragged, prompt_len=groups_batch.prompt_len[row])
     return replace(state, draft_kv=result.kv), result.hidden
 
 
@@ -135,7 +135,7 @@ def propose(
 
 def _as_wide(logits: jax.Array, vocab_size: int) -> jax.Array:
     """Logits [R, .] of a vocabulary that is padded to another size."""
-    own = logits.shape[1]
-    if own >= vocab_size:
+    size = logits.shape[1]
+    if size >= vocab_size:
         return logits[:, :vocab_size]
-    return jnp.pad(logits, ((0, 0), (0, vocab_size - own)), constant_values=-jnp.inf)
+    return jnp.pad(logits, ((0, 0), (0, vocab_size - size)), constant_values=-jnp.inf)

@@ -50,15 +50,15 @@ class Speculation:
         """
         if not most or len(running) > self.config.disable_by_batch_size:
             return {}
-        found = {
+        guesses = {
             sequence: guess
             for sequence in running
             if sequence.drafter is not None and (guess := sequence.drafter.drafts()[:most])
         }
-        if not found:
+        if not guesses:
             return {}
-        length = self._length(found, rows=len(running), most=most)
-        return {sequence: guess[:length] for sequence, guess in found.items()} if length else {}
+        length = self._length(guesses, rows=len(running), most=most)
+        return {sequence: guess[:length] for sequence, guess in guesses.items()} if length else {}
 
     def record(self, *, rows: int, seconds: float, drafts: int) -> None:
         """Notes how long a step took.

@@ -30,11 +30,11 @@ class Beam:
     def path(self) -> list[Beam]:
         """The beam after each of its tokens."""
         beam: Beam | None = self
-        found = []
+        beams = []
         while beam is not None:
-            found.append(beam)
+            beams.append(beam)
             beam = beam.before
-        return found[::-1]
+        return beams[::-1]
 
 
 class BeamSearch:
@@ -147,11 +147,11 @@ class BeamSearch:
         Args:
             decode: gives the text of tokens; None: they have none.
         """
-        found = []
+        sequences = []
         for beam in self.best():
             path, ended = beam.path(), self._ends(beam)
             tokens = self.prompt + [part.token for part in path]
-            found.append(
+            sequences.append(
                 BeamSearchSequence(
                     tokens=tokens,
                     logprobs=[part.logprobs for part in path if part.logprobs is not None],
@@ -161,7 +161,7 @@ class BeamSearch:
                     stop_reason=beam.token if ended else None,
                 )
             )
-        return found
+        return sequences
 
     def _ends(self, beam: Beam) -> bool:
         return beam.token in self._eos and not self.params.ignore_eos

@@ -58,15 +58,15 @@ def generation_config(config: EngineConfig, own: Mapping[str, Any]) -> dict[str,
     Raises:
         ConfigError: there is no such file.
     """
-    found = dict(own)
+    settings = dict(own)
     if config.generation_config == "none":
-        found = {}
+        settings = {}
     elif config.generation_config != "auto":
         path = Path(config.generation_config).expanduser() / GENERATION_CONFIG
         if not path.is_file():
             raise ConfigError(f"generation_config must be auto, none or a folder with {GENERATION_CONFIG}: no {path}")
-        found = read_object(path)
-    return {**found, **config.override_generation_config}
+        settings = read_object(path)
+    return {**settings, **config.override_generation_config}
 
 
 def check_generation_config(config: EngineConfig) -> None:
@@ -96,7 +96,7 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     ignored = [k for k, neutral in WITHOUT_EFFECT.items() if generation_config.get(k) not in (None, *neutral)]
     if ignored:
         logger.warning("generation_config: %s have no effect here", ", ".join(ignored))
-    found = {
+    defaults = {
         field: value for key, field in SAMPLING_DEFAULTS.items() if (value := generation_config.get(key)) is not None
     }
-    return {**found, "temperature": 0.0} if generation_config.get("do_sample") is False else found
+    return {**defaults, "temperature": 0.0} if generation_config.get("do_sample") is False else defaults

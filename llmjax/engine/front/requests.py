@@ -263,12 +263,12 @@ class Requests:
         """Each word as it is tokenized at the start of a text and after a space."""
         if self._tokenizer is None:
             return ()
-        found = []
+        tokenizations = []
         for word in words:
             for text in (word, " " + word.lstrip()):
                 if ids := self._tokenizer.encode(text, add_special_tokens=False):
-                    found.append(tuple(ids))
-        return tuple(dict.fromkeys(found))
+                    tokenizations.append(tuple(ids))
+        return tuple(dict.fromkeys(tokenizations))
 
 
 def check_keys(prompt: Mapping[str, Any]) -> None:

@@ -78,8 +78,8 @@ def scored(
         return [
             output.into(ScoringRequestOutput, ScoringOutput(score)) for output, score in zip(made, scores, strict=True)
         ]
-    found = dict(zip(pair_inputs(pairs, pooler), made, strict=True))
-    return [_cosine(found[pair.first], found[pair.second]) for pair in pairs]
+    output_of = dict(zip(pair_inputs(pairs, pooler), made, strict=True))
+    return [_cosine(output_of[pair.first], output_of[pair.second]) for pair in pairs]
 
 
 def _cosine(first: PoolingRequestOutput, second: PoolingRequestOutput) -> ScoringRequestOutput:

@@ -29,8 +29,8 @@ def with_token_labels(checkpoint: Checkpoint) -> Checkpoint:
         tokenizer = load_tokenizer(checkpoint.path, gguf=checkpoint.gguf)
     ids: list[int] = []
     for token in labels.tokens:
-        found = token if isinstance(token, int) else None if tokenizer is None else tokenizer.token_to_id(token)
-        if found is None:
+        token_id = token if isinstance(token, int) else None if tokenizer is None else tokenizer.token_to_id(token)
+        if token_id is None:
             raise CheckpointError(f"{checkpoint.path}: classifier_from_token: {token!r} is not a token of the model")
-        ids.append(found)
+        ids.append(token_id)
     return checkpoint.with_label_rows(ids)

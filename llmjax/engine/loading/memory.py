@@ -77,13 +77,13 @@ class ProgramMemory:
     @classmethod
     def of(cls, executable: Any) -> ProgramMemory | None:
         """The memory of a program as XLA has planned it; None: this device's compiler does not say."""
-        found = executable.memory_analysis()
-        if found is None:
+        analysis = executable.memory_analysis()
+        if analysis is None:
             return None
         return cls(
-            temporaries=found.temp_size_in_bytes,
-            outputs=found.output_size_in_bytes - found.alias_size_in_bytes,
-            code=found.generated_code_size_in_bytes,
+            temporaries=analysis.temp_size_in_bytes,
+            outputs=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
+            code=analysis.generated_code_size_in_bytes,
         )
 
     @property

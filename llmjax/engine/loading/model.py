@@ -79,10 +79,12 @@ class LoadedModel:
         """A digest of what is the same on every rank: the model's definition, and the shapes and types of its weights,
         not their values; where ranks have different layers, the type of their hidden states in place of the weights."""
         if self.graph.config.embeds and self.graph.config.has_head:
-            found = repr((self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())]))
+            description = repr(
+                (self.config, [(name, _kind_of(weight)) for name, weight in sorted(self.params.items())])
+            )
         else:
-            found = repr((self.config, str(self.graph.activation_dtype)))
-        return hashlib.sha256(found.encode()).hexdigest()
+            description = repr((self.config, str(self.graph.activation_dtype)))
+        return hashlib.sha256(description.encode()).hexdigest()
 
     @property
     def offloaded_bytes(self) -> int:

@@ -99,10 +99,10 @@ class PackedWeights:
         Args:
             name: name of the matrix, or of the part of it; each may be given once.
         """
-        found = self._found.get(name)
-        if found is not None and found.shape == words_shape(source, tile=tile):
-            self.mapped_bytes += found.nbytes
-            return found
+        words = self._found.get(name)
+        if words is not None and words.shape == words_shape(source, tile=tile):
+            self.mapped_bytes += words.nbytes
+            return words
         if self._found and self._path is not None:
             logger.warning("%s is not used: it does not hold %s as it should be", self._path, name)
             with contextlib.suppress(OSError):

@@ -150,11 +150,11 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
     error = 0.0
     for bucket, program, other in zip(buckets, programs, right, strict=True):
         try:
-            found = _results(program.result(), compiler, bucket)
+            results = _results(program.result(), compiler, bucket)
         except jax.errors.JaxRuntimeError as failure:
             return f"the test at start failed: {str(failure).splitlines()[0]}"
         expected = _results(other.result(), reference, bucket)
-        for (tokens, logprobs), (right_tokens, right_logprobs) in zip(found, expected, strict=True):
+        for (tokens, logprobs), (right_tokens, right_logprobs) in zip(results, expected, strict=True):
             wrong, total = wrong + int((tokens != right_tokens).sum()), total + tokens.size
             error = max(error, _largest_difference(logprobs, right_logprobs))
     if wrong:

@@ -81,7 +81,7 @@ def sources_digest(package: Path = PACKAGE) -> str:
     Raises:
         SourcesChanged: they may not be those that run.
     """
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for folder, folders, names in os.walk(package, followlinks=True):  # parts of a checkout are links
         folders.sort()
         for name in sorted(names):
@@ -91,8 +91,8 @@ def sources_digest(package: Path = PACKAGE) -> str:
                     if os.fstat(file.fileno()).st_mtime >= IMPORTED:
                         raise SourcesChanged(f"{path} has changed since this process began")
                     content = file.read()
-                found.update(_Encoder().encoded((str(path.relative_to(package)), content)))
-    return found.hexdigest()
+                hasher.update(_Encoder().encoded((str(path.relative_to(package)), content)))
+    return hasher.hexdigest()
 
 
 @functools.cache
@@ -121,9 +121,9 @@ class _Encoder:
         if (known := self._known.get(id(value))) is not None:
             return known[1]
         kind, parts = self._parts(value)
-        found = b"".join([kind.encode(), b"(", *[b"%d:%b" % (len(part), part) for part in parts], b")"])
-        self._known[id(value)] = (value, found)
-        return found
+        encoding = b"".join([kind.encode(), b"(", *[b"%d:%b" % (len(part), part) for part in parts], b")"])
+        self._known[id(value)] = (value, encoding)
+        return encoding
 
     def _parts(self, value: Any) -> tuple[str, list[bytes]]:
         match value:

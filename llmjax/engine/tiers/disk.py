@@ -216,9 +216,9 @@ class DiskPages:
 
 
 def _name(file: str) -> PageName:
-    found = NAME.fullmatch(file)
-    assert found is not None
-    return int(found[2]), bytes.fromhex(found[1])
+    match = NAME.fullmatch(file)
+    assert match is not None
+    return int(match[2]), bytes.fromhex(match[1])
 
 
 def _checksum(file: str, payload: bytes) -> bytes:

@@ -295,15 +295,15 @@ class Offload(Tier):
     def _read(self, fetch: _Fetch) -> None:
         """Runs on the reading thread."""
         assert self._disk is not None
-        found: dict[PageName, KeptPage] = {}
+        pages: dict[PageName, KeptPage] = {}
         for name in fetch.wanted:
             if fetch.given_up:
                 break
             page = self._disk.read(name)
             if page is None:
                 break  # what comes after it would be of no use
-            found[name] = page
-        self._arrived.append((fetch, found))
+            pages[name] = page
+        self._arrived.append((fetch, pages))
         self._arrival.set()
 
     def _take_in_turn(self) -> DiskThread:
@@ -315,17 +315,17 @@ class Offload(Tier):
     def _take(self, fetch: _Fetch) -> None:
         """Runs on a taking thread; pages that come too late for their request are kept for later ones."""
         assert self._taker is not None and fetch.transfer is not None and fetch.transfer.take is not None
-        found: dict[PageName, KeptPage] = {}
+        pages: dict[PageName, KeptPage] = {}
         wanted = frozenset(fetch.wanted)
         try:
             for name, page in self._taker.take(fetch.transfer.take, peer=fetch.transfer.peer):
                 if name in wanted:
-                    found[name] = page
+                    pages[name] = page
                 if fetch.given_up:
                     break
         except PagesLost as why:
             logger.warning("pages of another server are computed here: %s", why)
-        self._arrived.append((fetch, found))
+        self._arrived.append((fetch, pages))
         self._arrival.set()
 
     def _take_arrivals(self) -> None:

@@ -44,7 +44,7 @@ class PageParts:
     @property
     def whole(self) -> Shapes:
         """Shapes of the whole page's content."""
-        found = []
+        shapes = []
         for number, axis in enumerate(self.axes):
             first = self.shapes[0][number]
             shape = list(first.shape)
@@ -52,8 +52,8 @@ class PageParts:
                 shape[axis] = sum(own[number].shape[axis] for own in self.shapes)
             if self.heads is not None:
                 shape[HEADS] = max(self.heads) + 1
-            found.append(jax.ShapeDtypeStruct(tuple(shape), first.dtype))
-        return tuple(found)
+            shapes.append(jax.ShapeDtypeStruct(tuple(shape), first.dtype))
+        return tuple(shapes)
 
     def joined(self, content: PageContent) -> PageContent:
         """The whole page's content.
@@ -61,18 +61,18 @@ class PageParts:
         Args:
             content: the arrays of rank 0, of rank 1, and so on.
         """
-        found = []
+        arrays = []
         for number, axis in enumerate(self.axes):
             parts = [content[rank * len(self.axes) + number] for rank in self.order]
             array = parts[0] if axis is None else np.concatenate(parts, axis)
             if self.heads is not None:  # one of those that have it
                 array = array[:, :, [self.heads.index(head) for head in range(max(self.heads) + 1)]]
-            found.append(array)
-        return tuple(found)
+            arrays.append(array)
+        return tuple(arrays)
 
     def divided(self, content: PageContent) -> PageContent:
         """The ranks' parts of a page with this content: the inverse of `joined`, with zeros for NOTHING."""
-        found = [[*own] for own in self.shapes]
+        parts_by_rank = [[*own] for own in self.shapes]
         for number, (array, axis) in enumerate(zip(content, self.axes, strict=True)):
             if self.heads is not None:
                 heads = np.array(self.heads)
@@ -84,8 +84,8 @@ class PageParts:
                 if axis is not None:
                     end = at + self.shapes[rank][number].shape[axis]
                     part, at = array[(slice(None),) * axis + (slice(at, end),)], end
-                found[rank][number] = part
-        return tuple(array for own in found for array in own)
+                parts_by_rank[rank][number] = part
+        return tuple(array for own in parts_by_rank for array in own)
 
 
 @dataclass(frozen=True)
