@@ -58,15 +58,15 @@ class ModelConfig:
     @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct rotary embeddings, in the order of the layers."""
-        found = (layer.mixer.rope for layer in self.layers)
-        return tuple(dict.fromkeys(rope for rope in found if rope is not None))
+        ropes = (layer.mixer.rope for layer in self.layers)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     @property
     def states(self) -> tuple[StateKind | None, ...]:
         """What each layer keeps from step to step (None: it reads what another layer keeps), then the second states of
         layers that have two, in the order of the layers."""
-        own = tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
-        return own + tuple(layer.other.state for layer in self.layers if layer.other is not None)
+        states = tuple(layer.mixer.state if layer.state_of is None else None for layer in self.layers)
+        return states + tuple(layer.other.state for layer in self.layers if layer.other is not None)
 
     @property
     def spans(self) -> tuple[Span, ...]:

@@ -156,14 +156,14 @@ class CausalLM(nnx.Module):
         kept_by, chosen = config.kept_by, None
         for number, layer in enumerate(self.model.layers):
             rope = config.layers[number].mixer.rope
-            known = chosen if config.layers[number].chosen_before else None
+            chosen_before = chosen if config.layers[number].chosen_before else None
             by = None if rope is None else rotations[rope]
             vector = None if vectors is None else vectors[:, number]
             contexts = []
             for kept in kept_by[number]:
                 i, at = places[kept]
                 batch = replace(batches[config.group_of(kept)], first_page=stacks[i].first_page(at))
-                contexts.append(Context(by, stacks[i].of(at), batch, vector, known))
+                contexts.append(Context(by, stacks[i].of(at), batch, vector, chosen_before))
             x, states, chosen = decoder_layer(layer, x, *contexts)
             for kept, state in zip(kept_by[number], states, strict=True):
                 i, _ = places[kept]

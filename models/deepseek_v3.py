@@ -117,9 +117,9 @@ def v32_from_hf(fields: Fields) -> ModelConfig:
     chosen = fields.integer("index_topk")
     kinds = layer_types(fields, kinds=(INDEXED, "full_attention"))
     check_dense_first(fields, len(kinds))
-    known = {key: value for key, value in fields.values.items() if key != "layer_types"}
+    without_types = {key: value for key, value in fields.values.items() if key != "layer_types"}
     longest = {"max_position_embeddings": V32_DEFAULTS["max_position_embeddings"]}
-    model = from_hf(replace(fields, values=longest | known, defaults=DEFAULTS))
+    model = from_hf(replace(fields, values=longest | without_types, defaults=DEFAULTS))
     if (fields.max_model_len or model.max_position) > chosen:
         model = replace(model, layers=tuple(_indexed(layer, fields, interleaved=False) for layer in model.layers))
     return model
@@ -130,8 +130,8 @@ def dsa_from_hf(fields: Fields) -> ModelConfig:
     in which layers share indexers."""
     fields.require("indexer_rope_interleave", True)
     kinds = _indexer_types(fields)
-    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
-    model = v32_from_hf(replace(fields, values={**DSA_DEFAULTS, **known}, defaults=V32_DEFAULTS))
+    no_head_dim = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
+    model = v32_from_hf(replace(fields, values={**DSA_DEFAULTS, **no_head_dim}, defaults=V32_DEFAULTS))
     layers = [
         layer
         if layer.indexer is None
@@ -154,20 +154,20 @@ def _indexer_types(fields: Fields) -> list[str]:
         every = max(1, fields.integer("index_topk_freq", minimum=0))
         last = fields.integer("index_skip_topk_offset", minimum=0) - 1  # the last of the first layers, which all choose
         return [FOLLOWS if max(0, layer - last) % every else CHOOSES for layer in range(count)]
-    given = fields.get(key)
-    letters = {"F": CHOOSES, "S": FOLLOWS} if isinstance(given, str) else {CHOOSES: CHOOSES, FOLLOWS: FOLLOWS}
-    if not isinstance(given, str | list | tuple) or len(given) != count or not all(one in letters for one in given):
+    types = fields.get(key)
+    letters = {"F": CHOOSES, "S": FOLLOWS} if isinstance(types, str) else {CHOOSES: CHOOSES, FOLLOWS: FOLLOWS}
+    if not isinstance(types, str | list | tuple) or len(types) != count or not all(one in letters for one in types):
         raise fields.error(key, f"must be {CHOOSES!r} or {FOLLOWS!r} for each of num_hidden_layers = {count}")
-    if letters[given[0]] != CHOOSES:
+    if letters[types[0]] != CHOOSES:
         raise fields.error(key, "has no indexer before the first layer that shares one")
-    return [letters[one] for one in given]
+    return [letters[one] for one in types]
 
 
 def lite_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for GLM-4.7-Flash, which has V3's layers."""
     check_dense_first(fields, fields.integer("num_hidden_layers", maximum=MAX_LAYERS))
-    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
-    return from_hf(replace(fields, values={**LITE_DEFAULTS, **known}, defaults=DEFAULTS))
+    no_head_dim = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
+    return from_hf(replace(fields, values={**LITE_DEFAULTS, **no_head_dim}, defaults=DEFAULTS))
 
 
 def check_dense_first(fields: Fields, layers: int) -> None:

@@ -88,14 +88,14 @@ def layer_types(
         kinds: the kinds that the family may have.
     """
     count = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    given = fields.get("layer_types")
-    if given is None:
+    names = fields.get("layer_types")
+    if names is None:
         return tuple(default) if default is not None else ("full_attention",) * count
-    if not isinstance(given, list | tuple) or len(given) != count:
+    if not isinstance(names, list | tuple) or len(names) != count:
         raise fields.error("layer_types", f"must be a list of num_hidden_layers = {count} names")
-    for name in given:
+    for name in names:
         Fields({"layer_types": name}, name=fields.name).choice("layer_types", kinds)
-    return tuple(given)
+    return tuple(names)
 
 
 def attention_by_kind(

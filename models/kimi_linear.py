@@ -64,13 +64,13 @@ NAMES = Names(
 
 def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
-    known = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
-    fields = replace(fields, values=known)
+    no_head_dim = {key: value for key, value in fields.values.items() if key != "head_dim"}  # the rotated part alone
+    fields = replace(fields, values=no_head_dim)
     fields.require("mla_use_nope", True)
     norm, kinds = rms(fields), _kinds(fields)
     latent = replace(deepseek_v2.latent_attention(fields), rope=None)
-    own = fields.mapping("linear_attn_config")
-    delta = _delta(fields if not own else Fields(own, DEFAULTS, name="config.json: linear_attn_config"), fields)
+    linear = fields.mapping("linear_attn_config")
+    delta = _delta(fields if not linear else Fields(linear, DEFAULTS, name="config.json: linear_attn_config"), fields)
     feed_forwards = deepseek_v2.feed_forwards(fields, deepseek_v3.sigmoid_experts)
     deepseek_v3.check_dense_first(fields, len(kinds))
     layers = [
@@ -82,12 +82,12 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 def _kinds(fields: Fields) -> tuple[str, ...]:
     count = fields.integer("num_hidden_layers")
-    own = Fields(fields.mapping("linear_attn_config"), name="config.json: linear_attn_config")
-    if own.get("full_attn_layers") is None:
+    linear = Fields(fields.mapping("linear_attn_config"), name="config.json: linear_attn_config")
+    if linear.get("full_attn_layers") is None:
         return layer_types(fields, [FULL if i and i % 4 == 0 else DELTA for i in range(count)], kinds=(DELTA, FULL))
-    full, delta = (own.indices(key) for key in ("full_attn_layers", "kda_layers"))  # layers count from 1 here
+    full, delta = (linear.indices(key) for key in ("full_attn_layers", "kda_layers"))  # layers count from 1 here
     if sorted((*full, *delta)) != list(range(1, count + 1)):
-        raise own.error("full_attn_layers", f"and kda_layers are not the numbers 1 to {count}, each once")
+        raise linear.error("full_attn_layers", f"and kda_layers are not the numbers 1 to {count}, each once")
     return tuple(FULL if i + 1 in full else DELTA for i in range(count))
 
 

@@ -54,12 +54,12 @@ def from_hf(fields: Fields) -> ModelConfig:
 
 def _check_sparse_attention(fields: Fields) -> None:
     """Raises if sequences may be long enough for sparse attention over blocks of keys (InfLLM v2 in MiniCPM 4.1)."""
-    given = fields.mapping("sparse_config")
-    if not given:
+    sparse = fields.mapping("sparse_config")
+    if not sparse:
         return
-    own = Fields(given, name=f"{fields.name}: sparse_config")
-    own.require("use_nope", False)
-    dense = own.integer("dense_len", minimum=2)
+    sparse_fields = Fields(sparse, name=f"{fields.name}: sparse_config")
+    sparse_fields.require("use_nope", False)
+    dense = sparse_fields.integer("dense_len", minimum=2)
     if (fields.max_model_len or fields.integer("max_position_embeddings")) >= dense:
         problem = f"is not supported for sequences of {dense} tokens and more; set max_model_len to {dense - 1} or less"
         raise fields.error("sparse_config", problem)

@@ -59,20 +59,20 @@ def from_hf(fields: Fields) -> ModelConfig:
     ffn.require("ffn_act_fn", {"name": "gelu"}, {"name": "gelu", "approximate": "none"})
     heads = fields.integer("num_attention_heads")
     fields.require("num_key_value_heads", heads)
-    own = Fields(fields.mapping("attn_config"), {"alibi_bias_max": 8}, name=f"{fields.name}: attn_config")
-    own.require("attn_type", "multihead_attention")
-    own.require("alibi", True)
-    own.require("kv_n_heads", heads)
+    attn = Fields(fields.mapping("attn_config"), {"alibi_bias_max": 8}, name=f"{fields.name}: attn_config")
+    attn.require("attn_type", "multihead_attention")
+    attn.require("alibi", True)
+    attn.require("kv_n_heads", heads)
     for key in ("prefix_lm", "qk_ln", "qk_gn", "rope", "attn_uses_sequence_id"):
-        own.require(key, False)
-    own.require("sliding_window_size", -1)
+        attn.require(key, False)
+    attn.require("sliding_window_size", -1)
     attention = full_attention(
         fields,
         rotary=False,
         # Hugging Face's class always uses 8; StoryWriter was trained with 16.
-        slopes=alibi_slopes(heads, largest=own.number("alibi_bias_max")),
-        clip=own.optional_number("clip_qkv"),
-        scale=own.optional_number("softmax_scale") or max(fields.integer("hidden_size") // heads, 1) ** -0.5,
+        slopes=alibi_slopes(heads, largest=attn.number("alibi_bias_max")),
+        clip=attn.optional_number("clip_qkv"),
+        scale=attn.optional_number("softmax_scale") or max(fields.integer("hidden_size") // heads, 1) ** -0.5,
     )
     inner = fields.integer("expansion_ratio", maximum=1024) * fields.integer("hidden_size")
     mlp, norm = MLP(inner=inner, activation="gelu", bias=False), layer_norm(fields, "layer_norm_epsilon", bias=False)

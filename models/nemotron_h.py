@@ -186,10 +186,10 @@ def _places(fields: Fields) -> list[Place]:
 
 def _blocks(fields: Fields) -> Sequence[str]:
     key = _key(fields)
-    given = fields.get(key)
-    if not isinstance(given, str | list | tuple) or not 0 < len(given) <= MAX_LAYERS:
+    blocks = fields.get(key)
+    if not isinstance(blocks, str | list | tuple) or not 0 < len(blocks) <= MAX_LAYERS:
         raise fields.error(key, "must say what each block is")
-    kinds = [LETTERS.get(one, one) if isinstance(given, str) else OLDER.get(one, one) for one in map(str, given)]
+    kinds = [LETTERS.get(one, one) if isinstance(blocks, str) else OLDER.get(one, one) for one in map(str, blocks)]
     for kind in kinds:
         if kind not in PARTS:
             raise fields.error(key, f"has blocks of an unknown kind, {kind!r}")

@@ -73,15 +73,15 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _without_axes(text: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a text model, without those about axes of positions."""
-    found = dict(text)
+    plain = dict(text)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(key), Mapping):
-            found[key] = {
+            plain[key] = {
                 name: value
                 for name, value in rope.items()
                 if not name.startswith("mrope_") and (name not in ("type", "rope_type") or value != "mrope")
             }
-    return found
+    return plain
 
 
 def text_name(name: str) -> str:

@@ -66,15 +66,15 @@ def _experts(fields: Fields) -> Experts:
 
 def _with_one_factor(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config with one LongRoPE factor for cosines and sines; this family gives one each for short and long ones."""
-    found = dict(config)
+    changed = dict(config)
     for key in ("rope_scaling", "rope_parameters"):
         rope = config.get(key)
         if isinstance(rope, Mapping) and "short_mscale" in rope:
             if rope["short_mscale"] != rope.get("long_mscale"):
                 raise Fields(rope, name=f"config.json: {key}").error("long_mscale", "must be short_mscale")
             kept = {name: value for name, value in rope.items() if not name.endswith("_mscale")}
-            found[key] = {**kept, "attention_factor": rope["short_mscale"]}
-    return found
+            changed[key] = {**kept, "attention_factor": rope["short_mscale"]}
+    return changed
 
 
 FAMILIES = (

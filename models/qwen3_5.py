@@ -51,11 +51,11 @@ def moe_from_hf(fields: Fields) -> ModelConfig:
 
 def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without the keys for images and videos: the three positions of a text token are equal."""
-    found = dict(config)
+    text = dict(config)
     for key in ("rope_parameters", "rope_scaling"):
         if isinstance(rope := config.get(key), Mapping):
-            found[key] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
-    return found
+            text[key] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
+    return text
 
 
 FAMILIES = (

@@ -53,10 +53,10 @@ def _rotated(fields: Fields) -> list[bool]:
     count, interval = fields.integer("num_hidden_layers", maximum=MAX_LAYERS), fields.integer("no_rope_layer_interval")
     if fields.get("no_rope_layers") is None:
         return [(i + 1) % interval > 0 for i in range(count)]
-    given = fields.indices("no_rope_layers")
-    if len(given) < count or max(given) > 1:
+    flags = fields.indices("no_rope_layers")
+    if len(flags) < count or max(flags) > 1:
         raise fields.error("no_rope_layers", f"must be a list of {count} numbers, each 0 or 1")
-    return [turned == 1 for turned in given[:count]]
+    return [turned == 1 for turned in flags[:count]]
 
 
 FAMILIES = (Family(from_hf, DEFAULTS, architectures=("SmolLM3ForCausalLM",), model_types=("smollm3",)),)

@@ -101,9 +101,9 @@ class HeadShares:
         of_head = -(-self.group // self.queries)
         piece = even_share(self.kv_heads * of_head, self.devices)[..., None]  # [devices, pieces, 1]
         within = piece % of_head * self.queries + np.arange(self.queries)
-        found = piece // of_head * self.group + within
-        found = np.where((piece == NOTHING) | (within >= self.group), NOTHING, found)
-        return found.reshape(self.devices, -1)
+        heads = piece // of_head * self.group + within
+        heads = np.where((piece == NOTHING) | (within >= self.group), NOTHING, heads)
+        return heads.reshape(self.devices, -1)
 
 
 def of_entries(share: Share, size: int) -> Share:

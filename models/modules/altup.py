@@ -68,8 +68,8 @@ class AltUpModule(nnx.Module):
 
     def _routed(self, x: jax.Array) -> jax.Array:
         """Applies the router, [T, D] to f32 [T, streams]."""
-        given = self.router_norm(x.astype(jnp.float32)) / x.shape[1]
-        return jnp.tanh(self.modality_router(given))
+        normed = self.router_norm(x.astype(jnp.float32)) / x.shape[1]
+        return jnp.tanh(self.modality_router(normed))
 
 
 class LowRankModule(nnx.Module):

@@ -32,9 +32,9 @@ class Embedding(nnx.Module):
         if parts("vocab") == 1:
             rows = take_rows(weight, tokens)
         else:  # a token's row is on one device; the others have zeros
-            own = tokens - own_number("vocab") * weight.shape[0]
-            is_here = (own >= 0) & (own < weight.shape[0])
-            rows = all_sum(jnp.where(is_here[:, None], take_rows(weight, own), 0), "vocab")
+            row = tokens - own_number("vocab") * weight.shape[0]
+            is_here = (row >= 0) & (row < weight.shape[0])
+            rows = all_sum(jnp.where(is_here[:, None], take_rows(weight, row), 0), "vocab")
         rows = rows.astype(self.activation_dtype)
         return rows if self.scale == 1 else rows * jnp.asarray(self.scale, self.activation_dtype)
 

@@ -106,10 +106,10 @@ class DecoderLayer(nnx.Module):
         altup, vector = self.altup, context.vector
         assert altup is not None and self.per_layer is not None and vector is not None
         predicted = altup.predicted(x)
-        given = predicted[:, altup.spec.active]
-        computed, state = self.mix(given, context)
+        active = predicted[:, altup.spec.active]
+        computed, state = self.mix(active, context)
         if self.laurel is not None:
-            around = self.laurel(normed(given, self.norm(self.spec.residual.before_mixer)))
+            around = self.laurel(normed(active, self.norm(self.spec.residual.before_mixer)))
             computed = (computed + around) * 2**-0.5
         corrected = altup.corrected(predicted, self.feed_forward(computed, context))
         more = self.per_layer.added(altup.scaled(corrected[:, altup.spec.active]), vector)

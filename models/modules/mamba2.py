@@ -110,8 +110,8 @@ class Mamba2Module(nnx.Module):
         if whole is None:
             return None
         of = own_part(jnp.asarray(whole.numbers, jnp.int32), self.divided)
-        own = jnp.square(parts.astype(jnp.float32)).sum(axis=-1)
-        sums = all_sum(jnp.zeros((len(parts), whole.groups), jnp.float32).at[:, of].add(own), self.divided)
+        squares = jnp.square(parts.astype(jnp.float32)).sum(axis=-1)
+        sums = all_sum(jnp.zeros((len(parts), whole.groups), jnp.float32).at[:, of].add(squares), self.divided)
         return sums[:, of, None] / whole.size
 
 

@@ -98,14 +98,14 @@ class ExpertsModule(nnx.Module):
         # Padding tokens all choose the same experts, which would make one group as large as all others together.
         real = jnp.arange(len(n)) < context.batch.used
         shares = jnp.where(real[:, None], shares, 0)
-        given = normed(n, self.before_experts)
+        inputs = normed(n, self.before_experts)
         if self.spec.latent is not None:
-            given = self.fc1_latent_proj(given, context.batch.used)
+            inputs = self.fc1_latent_proj(inputs, context.batch.used)
         if self.spec.scaled_inputs:  # each expert gets the token times its own share
-            given = (given[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, given.shape[1])
+            inputs = (inputs[:, None] * shares[..., None]).astype(n.dtype).reshape(-1, inputs.shape[1])
             chosen = chosen.reshape(-1, 1)
             shares = jnp.repeat(real, self.spec.per_token)[:, None].astype(jnp.float32)
-        return given, chosen, shares
+        return inputs, chosen, shares
 
     def _own(self, chosen: jax.Array, shares: jax.Array) -> tuple[jax.Array, jax.Array]:
         """The chosen experts by their index in this device's stacks; experts of other devices get no share."""

@@ -32,9 +32,9 @@ class PerLayerModule(nnx.Module):
 
     def __call__(self, tokens: jax.Array, x: jax.Array) -> jax.Array:
         """i32 [T] and their embeddings [T, D] to [T, layers, P]."""
-        given = (self.projection(x) * self.size**-0.5).reshape(len(x), -1, self.spec.size)
-        known = jnp.where(tokens < self.spec.vocab_size, tokens, 0)
-        return (self.norm(given) + self.embed_tokens(known).reshape(given.shape)) * 2**-0.5
+        projected = (self.projection(x) * self.size**-0.5).reshape(len(x), -1, self.spec.size)
+        known_tokens = jnp.where(tokens < self.spec.vocab_size, tokens, 0)
+        return (self.norm(projected) + self.embed_tokens(known_tokens).reshape(projected.shape)) * 2**-0.5
 
 
 class PerLayerGate(nnx.Module):
