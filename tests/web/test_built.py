@@ -54,6 +54,14 @@ def test_the_types_are_right() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_the_parts_that_need_no_browser() -> None:
+    node = shutil.which("node")
+    if node is None or not (SOURCES / "node_modules" / "esbuild").exists():
+        pytest.skip("needs Node and the page's packages: npm ci --prefix web")
+    done = subprocess.run([node, "test.mjs"], cwd=SOURCES, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_page_has_no_script_or_style_in_it_and_names_nothing_elsewhere() -> None:
     page = (BUILT / "index.html").read_text()
     assert re.findall(r"<(?:script|style)\b[^>]*>(?!</)", page) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Callable
@@ -199,6 +200,18 @@ def test_files_are_attached(visitor_of: Callable[..., Visitor], server: Running)
     expect(visitor.answers.last.get_by_role("alert")).to_be_visible()
     image, text = visitor.bodies()[-1]["messages"][-1]["content"]
     assert image["image_url"]["url"].startswith("data:image/png;base64,iVBOR") and text["text"] == "What is this?"
+    large = page.evaluate(
+        "() => { const c = document.createElement('canvas'); c.width = 3000; c.height = 600;"
+        " const g = c.getContext('2d'); const d = g.createImageData(3000, 600);"
+        " let s = 1; for (let i = 0; i < d.data.length; i++) d.data[i] = (s = (s * 48271) % 2147483647) & 255;"
+        " g.putImageData(d, 0, 0); return c.toDataURL().split(',')[1]; }"
+    )
+    assert len(large) > 2**22
+    buffer = base64.b64decode(large)
+    page.get_by_label("Files to attach").set_input_files([{**picture, "name": "large.png", "buffer": buffer}])
+    expect(page.locator(".pending img")).to_have_js_property("naturalWidth", 2048)
+    page.get_by_label("Files to attach").set_input_files([{**picture, "name": "broken.png", "buffer": b"no picture"}])
+    expect(page.locator(".pending")).to_have_count(2)  # whether its content is one, the server says
 
 
 def test_settings_reach_the_server(visitor: Visitor) -> None:

@@ -47,7 +47,8 @@ export async function request(path: string, options: RequestInit = {}): Promise<
     throw new ApiError("The server does not answer.", 0, "away");
   }
   if (response.status === 401) connection.set("key");
-  else if (connection.get() !== "key" || !path.startsWith("health")) connection.set("ok");
+  // What anybody may ask says nothing of the key.
+  else if (connection.get() === "away" || path.startsWith("v1/")) connection.set("ok");
   if (!response.ok) throw await errorOf(response);
   return response;
 }

@@ -34,9 +34,10 @@ function App() {
 
   const setSettings = (next: Settings) => {
     lastSettings.set(next);
-    if (!current) return;
-    put({ ...current, settings: next });
-    void save(current.id);
+    const now = current && conversations.get().get(current.id);
+    if (!now) return;
+    put({ ...now, settings: next });
+    void save(now.id);
   };
 
   useEffect(() => {

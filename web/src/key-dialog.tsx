@@ -1,12 +1,15 @@
 /** The API key: asked for when the server wants one. */
 
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { apiKey, connection, refresh, setApiKey } from "./api";
 import { Dialog } from "./dialog";
 
 export function useKeyDialog(wanted: boolean) {
   const [asked, setAsked] = useState(false);
   const [dismissed, setDismissed] = useState(false);
+  useEffect(() => {
+    if (!wanted) setDismissed(false);
+  }, [wanted]);
   const close = () => {
     setAsked(false);
     setDismissed(true);

@@ -5,7 +5,9 @@ import { isImage, type Attachment } from "../conversation";
 import { Icon, IconButton } from "../icons";
 
 const LONGEST_TEXT = 2 * 2 ** 20;
-const LARGEST_IMAGE = 6 * 2 ** 20;
+const LARGEST_IMAGE = 64 * 2 ** 20;
+const SENT_AS_IT_IS = 2 ** 20; // larger pictures are made smaller first: servers bound the size of requests
+const LONGEST_SIDE = 2048; // pixels
 const DRAFT = "llmjax.draft";
 
 export interface ComposerProps {
@@ -22,13 +24,8 @@ async function read(file: File, sees: boolean): Promise<Attachment> {
   if (file.type.startsWith("image/") && file.type !== "image/svg+xml") {
     if (!sees) throw new Error(`${file.name} is a picture, and this model reads text only.`);
     if (file.size > LARGEST_IMAGE) throw new Error(`${file.name} is larger than ${LARGEST_IMAGE / 2 ** 20} MiB.`);
-    const data = await new Promise<string>((resolve, reject) => {
-      const reader = new FileReader();
-      reader.onload = () => resolve(String(reader.result));
-      reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
-      reader.readAsDataURL(file);
-    });
-    if (!isImage(data)) throw new Error(`${file.name}: pictures are PNG, JPEG, WebP or GIF.`);
+    const whole = file.size > SENT_AS_IT_IS ? undefined : await dataUrl(file);
+    const data = whole && isImage(whole) ? whole : await smaller(file);
     return { name: file.name, kind: "image", data };
   }
   if (file.size > LONGEST_TEXT) throw new Error(`${file.name} is larger than ${LONGEST_TEXT / 2 ** 20} MiB.`);
@@ -39,6 +36,35 @@ async function read(file: File, sees: boolean): Promise<Attachment> {
   } catch {
     throw new Error(`${file.name} is not a text in UTF-8.`);
   }
+}
+
+function dataUrl(file: File): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(String(reader.result));
+    reader.onerror = () => reject(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
+}
+
+/** A picture as a JPEG that is not too large, whatever its format. Raises Error: the browser cannot read it. */
+async function smaller(file: File): Promise<string> {
+  let picture: ImageBitmap;
+  try {
+    picture = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${file.name} is not a picture that this browser can read.`);
+  }
+  const scale = Math.min(1, LONGEST_SIDE / Math.max(picture.width, picture.height));
+  const canvas = document.createElement("canvas");
+  canvas.width = Math.max(1, Math.round(picture.width * scale));
+  canvas.height = Math.max(1, Math.round(picture.height * scale));
+  const context = canvas.getContext("2d")!;
+  context.fillStyle = "#fff"; // what is transparent would become black
+  context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(picture, 0, 0, canvas.width, canvas.height);
+  picture.close();
+  return canvas.toDataURL("image/jpeg", 0.9);
 }
 
 export function Composer(props: ComposerProps) {
