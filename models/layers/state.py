@@ -296,7 +296,7 @@ def make_stacks(
         count = -(-len(numbers) // max(1, max_elements // largest))
         each = -(-len(numbers) // count)
         for first in range(0, len(numbers), each):
-            layers = tuple(numbers[first : first + each])
-            scales = None if calibration is None or isinstance(kind, Recurrent) else calibration[jnp.asarray(layers)]
-            stacks.append(LayerStack(make(num_pages=len(layers) * pages, calibration=scales), layers))
+            some = tuple(numbers[first : first + each])
+            scales = None if calibration is None or isinstance(kind, Recurrent) else calibration[jnp.asarray(some)]
+            stacks.append(LayerStack(make(num_pages=len(some) * pages, calibration=scales), some))
     return tuple(stacks)
