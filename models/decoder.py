@@ -13,6 +13,7 @@ from llmjax.kernels.linear import linear
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.context import Context
 from llmjax.models.layers.rope import rotation
+from llmjax.models.layers.seen import Seen
 from llmjax.models.layers.state import LayerStack, LayerState
 from llmjax.models.modules.altup import Streams
 from llmjax.models.modules.embedding import Embedding, PositionEmbedding, TypeEmbedding
@@ -133,6 +134,7 @@ class CausalLM(nnx.Module):
         prompt_len: jax.Array | int = 0,
         types: jax.Array | None = None,
         before: jax.Array | None = None,
+        seen: Seen | None = None,
     ) -> Hidden:
         """Runs the layers over a packed step.
 
@@ -144,13 +146,16 @@ class CausalLM(nnx.Module):
             types: i32 [T], the segment that each token is in; None: the first one.
             before: [T, D], the residual stream from the previous pipeline stage; None: this is the first stage, and
                 tokens are embedded.
+            seen: the images among the tokens; None: the model sees none.
         """
         config = self.config
         x = self.model.embed(tokens, positions, types) if before is None else before
+        x = x if seen is None else seen.embedded(x)
         vectors = None if self.model.per_layer is None else self.model.per_layer(tokens, x)
         streams = self.model.altup
         x = x if streams is None else streams.widened(x)
-        rotations = {rope: rotation(positions, rope, prompt_len) for rope in config.ropes}
+        axes, last_key = (None, None) if seen is None else (seen.axes, seen.last_key)
+        rotations = {rope: rotation(positions, rope, prompt_len, axes) for rope in config.ropes}
         stacks = list(kv)
         places = {number: (i, at) for i, stack in enumerate(kv) for at, number in enumerate(stack.layers)}
         kept_by, chosen = config.kept_by, None
@@ -162,9 +167,10 @@ class CausalLM(nnx.Module):
             contexts = []
             for kept in kept_by[number]:
                 i, at = places[kept]
-                batch = replace(batches[config.group_of(kept)], first_page=stacks[i].first_page(at))
+                batch = replace(batches[config.group_of(kept)], first_page=stacks[i].first_page(at), last_key=last_key)
                 contexts.append(Context(by, stacks[i].of(at), batch, vector, chosen_before))
             x, states, chosen = decoder_layer(layer, x, *contexts)
+            x = x if seen is None else seen.added(x, number)
             for kept, state in zip(kept_by[number], states, strict=True):
                 i, _ = places[kept]
                 stacks[i] = stacks[i].after(state)

@@ -63,7 +63,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     if architecture is None:
         return None
     if model_type in OF_AXES:
-        text = _without_axes(text)
+        text = _of_axes(text)
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
     # Which of the two objects decides changed with Transformers 5; either may tie, and then the tensors decide.
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
@@ -71,15 +71,13 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**outer, **text, **said, "architectures": [architecture]}
 
 
-def _without_axes(text: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a text model, without those about axes of positions."""
+def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a text model whose frequencies are not scaled, under the name that others have for that."""
     plain = dict(text)
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(key), Mapping):
             plain[key] = {
-                name: value
-                for name, value in rope.items()
-                if not name.startswith("mrope_") and (name not in ("type", "rope_type") or value != "mrope")
+                name: value for name, value in rope.items() if name not in ("type", "rope_type") or value != "mrope"
             }
     return plain
 

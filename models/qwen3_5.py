@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
-
 from llmjax.models import qwen3_next
 from llmjax.models.config import ModelConfig
 from llmjax.models.family import Family
@@ -33,29 +29,18 @@ MOE_DEFAULTS = {
 
 def from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``."""
-    fields = replace(fields, values=_of_text(fields.values))
     mlps = [gated_mlp(fields)] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     return qwen3_next.hybrid(fields, mlps, in_turn=True)
 
 
 def moe_from_hf(fields: Fields) -> ModelConfig:
     """`from_hf` for Qwen3.5 with experts in all layers."""
-    fields = replace(fields, values=_of_text(fields.values))
     fields.require("mlp_only_layers", [])
     experts = softmax_experts(
         fields, inner="moe_intermediate_size", normalize=True, shared="shared_expert_intermediate_size"
     )
     feed_forwards = [experts] * fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     return qwen3_next.hybrid(fields, feed_forwards, in_turn=True)
-
-
-def _of_text(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the keys for images and videos: the three positions of a text token are equal."""
-    text = dict(config)
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(rope := config.get(key), Mapping):
-            text[key] = {name: value for name, value in rope.items() if not name.startswith("mrope_")}
-    return text
 
 
 FAMILIES = (

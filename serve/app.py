@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +54,8 @@ from llmjax.serve.traces import Traces
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+    from llmjax.serve.pictures import Pictures
 
 
 def create_app(
@@ -125,6 +128,7 @@ def create_app(
             lifetime=config.conversation_lifetime,
         ),
         files=files,
+        pictures=_pictures(engine, config),
         literal_texts=_literal_texts(engine, config),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
@@ -133,6 +137,25 @@ def create_app(
     width = max(1, 3 * engine.config.max_num_seqs // 4)
     app.state.batches = Batches(files, inner, limits=app.state.server.limits, width=width)
     return app
+
+
+def _pictures(engine: Engine, config: ServerConfig) -> Pictures | None:
+    """What reads the pictures of requests; None: the model sees none."""
+    images = getattr(engine, "images", None)
+    if images is None:
+        return None
+    from llmjax.media.pool import PicturePool  # most models need nothing of it
+    from llmjax.serve.downloads import DownloadRules
+    from llmjax.serve.pictures import PictureRules, Pictures
+
+    hosts, folder = frozenset(config.allowed_media_domains), config.allowed_local_media_path
+    rules = PictureRules(
+        folder=None if folder is None else Path(folder).expanduser(),
+        downloads=DownloadRules(hosts=hosts) if hosts else None,
+        most=engine.config.most_images,
+    )
+    pool = PicturePool(images.processor, size=max(1, (os.cpu_count() or 2) // 2))
+    return Pictures(images, pool.prepare, rules)
 
 
 def _literal_texts(engine: Engine, config: ServerConfig) -> LiteralTexts | None:

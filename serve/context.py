@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from llmjax.serve.conversations import Conversations
     from llmjax.serve.files import FileStore
     from llmjax.serve.literal_texts import LiteralTexts
+    from llmjax.serve.pictures import Pictures
     from llmjax.serve.protocol.common import GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
     from llmjax.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Server:
     responses: ResponseStore
     conversations: Conversations
     files: FileStore
+    pictures: Pictures | None = None  # None: the model sees none
     literal_texts: LiteralTexts | None = None  # None: special tokens in texts are special
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""

@@ -76,7 +76,12 @@ def run_job(engine: Engine, job: Job, tally: Tally) -> AsyncGenerator[JobOutput,
 
 def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutput, None]:
     """The outputs of one of the job's prompts."""
-    params, prompt = job.params[index], {"prompt_token_ids": job.prompts[index].token_ids}
+    params, own = job.params[index], job.prompts[index]
+    prompt: Any = {"prompt_token_ids": own.token_ids}
+    if own.media is not None:
+        from llmjax.engine.front.requests import Prompt  # it is there: the engine is loaded
+
+        prompt = Prompt(None, own.token_ids, None, own.media)
     name = engine_id(job.id, job.owner)
     if job.searches:
         return engine.beam_search(

@@ -9,6 +9,7 @@ from llmjax.serve.interfaces import Engine
 
 # A default larger than this would let the parsing of one body, which nothing can interrupt, be felt in every stream.
 MOST_BYTES = 8 * 2**20
+PICTURE_BYTES = 32 * 2**20  # where images may be in a body, as text
 # Beside the prompt: tools, schemas, metadata.
 EXTRA_BYTES = 2**20
 BYTES_PER_ID = 8  # "151643, "
@@ -45,6 +46,7 @@ class BodyLimits:
         ids = context * engine.config.max_num_seqs * BYTES_PER_ID
         # Lists of texts are longer than what runs at once: the server works through them.
         lists = MOST_BYTES if engine.info.pooler is not None else 0
-        fitting = min(max(text, ids, lists) + EXTRA_BYTES, MOST_BYTES)
+        images = PICTURE_BYTES if engine.info.vision is not None else 0
+        fitting = min(max(text, ids, lists) + EXTRA_BYTES, MOST_BYTES) + images
         size = fitting if config.max_request_bytes is None else config.max_request_bytes
         return cls(bytes=size, values=context + EXTRA_VALUES)

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from llmjax.config import TEMPLATE_FIELDS
+from llmjax.errors import InvalidRequest
 from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
@@ -17,8 +18,14 @@ from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.literal_texts import LiteralTexts
 from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
+from llmjax.serve.protocol.pictures import Picture
 from llmjax.serve.protocol.tools import checked_tools
 from llmjax.tokenizer.infill import InfillTokens, encode_suffix
+
+if TYPE_CHECKING:
+    from llmjax.engine.core.media import PromptMedia
+    from llmjax.media.image import PreparedImage
+    from llmjax.serve.pictures import Pictures
 
 T = TypeVar("T")
 
@@ -33,6 +40,7 @@ class EncodedPrompt:
 
     token_ids: list[int]
     text: str | None = None
+    media: PromptMedia | None = None  # images; None: there are none
 
 
 @dataclass(frozen=True)
@@ -139,7 +147,13 @@ async def chat_prompt(
     kwargs = {**server.config.default_chat_template_kwargs, **(variables or {}), **own}
     literal = server.literal_texts
     size = CHARS_PER_PART * (num_parts(body.messages) + len(tools))
-    messages = await off_loop(lambda: _messages(body, source, tools, literal), size=size)
+    found: list[Picture] = []
+    placeholder = None if server.pictures is None else server.pictures.images.placeholder
+    messages = await off_loop(lambda: _messages(body, source, tools, literal, found, placeholder), size=size)
+    if found and truncation is not None:
+        raise ApiError(
+            "truncate_prompt_tokens does not go with images", param="truncate_prompt_tokens", code="invalid_value"
+        )
     if literal is not None and "documents" in kwargs:
         kwargs["documents"] = literal.marked(kwargs["documents"])
     if tools and (name := tools_variable(source)) is not None:
@@ -153,23 +167,57 @@ async def chat_prompt(
         chat_template=body.chat_template,
         **kwargs,
     )
+    images = [] if server.pictures is None else await server.pictures.prepared(found)
     text = await conversation.prompt_async()
     special = body.add_special_tokens
-    return await off_loop(
+    prompt = await off_loop(
         lambda: _encoded(
             server, text, add_special_tokens=special, truncation=truncation, field="messages", literal=literal
         ),
         size=len(text),
     )
+    return prompt if server.pictures is None else _with_images(prompt, images, server.pictures)
+
+
+def with_placeholders(messages: Sequence[dict[str, Any]], placeholder: str) -> list[dict[str, Any]]:
+    """Messages in which images have the text that stands for them where a template takes no parts."""
+
+    def filled(content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        return [{**part, "text": placeholder} if part["type"] == "image" else part for part in content]
+
+    return [{**message, "content": filled(message["content"])} for message in messages]
+
+
+def _with_images(prompt: EncodedPrompt, images: Sequence[PreparedImage], pictures: Pictures) -> EncodedPrompt:
+    """The prompt with the tokens of its images; raises ``ApiError`` if it has other placeholders than theirs."""
+    try:
+        ids, media = pictures.images.placed(prompt.token_ids, images)
+    except InvalidRequest as error:
+        raise ApiError(str(error), param="messages", code="invalid_value") from error
+    return replace(prompt, token_ids=ids, media=media)
 
 
 def _messages(
-    body: ChatTemplateFields, template: str, tools: Sequence[Mapping[str, Any]], literal: LiteralTexts | None
+    body: ChatTemplateFields,
+    template: str,
+    tools: Sequence[Mapping[str, Any]],
+    literal: LiteralTexts | None,
+    pictures: list[Picture],
+    placeholder: str | None,
 ) -> list[dict[str, Any]]:
-    """Messages with what the template does not know written out, and what is ``literal`` marked."""
-    messages = template_messages(body.messages)
+    """Messages with what the template does not know written out, and what is ``literal`` marked.
+
+    Args:
+        pictures: takes the pictures, in order.
+        placeholder: the text that stands for a picture; None: the model sees none.
+    """
+    messages = template_messages(body.messages, None if placeholder is None else pictures)
     if literal is not None:
         messages = literal.messages(messages)
+    if placeholder is not None:
+        messages = with_placeholders(messages, placeholder)
     if not reads(template, "tool_calls"):
         messages = with_calls_as_text(messages, tool_role=reads(template, "tool"))
     if tools and tools_variable(template) is None:

@@ -154,6 +154,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
     ends = jnp.cumsum((count + queries - 1) // queries)  # query blocks up to and with row r
     padded = jnp.pad(q, ((0, queries), (0, 0), (0, 0), (0, 0)))
     table = jnp.pad(batch.page_table, ((0, 0), (0, per_block)))  # so that a slice never slides back
+    further = None if batch.last_key is None else jnp.pad(batch.last_key, (0, queries))
     slopes = None if rules.slopes is None else rules.slopes.reshape(kv_heads, group, 1, 1)
     seen = None if rules.window is None else rules.window * (1 if rules.causal else 2) + queries
     most = _most_blocks(batch, per_block, page_size, seen) + 1  # the first block may begin before the first key
@@ -167,7 +168,11 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
         mine = jax.lax.dynamic_slice_in_dim(padded, start, queries).transpose(1, 2, 0, 3)  # [K, G, Q, h]
         mine = mine.reshape(kv_heads, group * queries, head_dim)
         first_key = 0 if rules.window is None else jnp.maximum(position[0] - rules.window + 1, 0)
-        last_key = position[-1] if rules.causal else batch.kv_len[row] - 1
+        reach = position  # last key that each query sees
+        if further is not None:
+            own = jax.lax.dynamic_slice_in_dim(further, start, queries)
+            reach = jnp.clip(own, position, batch.kv_len[row] - 1)
+        last_key = jnp.max(reach) if rules.causal else batch.kv_len[row] - 1
         if not rules.causal and rules.window is not None:
             last_key = jnp.minimum(last_key, position[-1] + rules.window - 1)
 
@@ -176,10 +181,11 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             keys, values = (x[0] for x in gather(pages, batch.first_page + ids, q.dtype))  # [K, C, h]
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
-            visible = key[None] <= (position[:, None] if rules.causal else last_key)  # [Q, C]
+            visible = key[None] <= (reach[:, None] if rules.causal else last_key)  # [Q, C]
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window
-                visible &= key[None] < position[:, None] + rules.window
+                if not rules.causal:
+                    visible &= key[None] < position[:, None] + rules.window
             logits = product("kqh,kch->kqc", mine, keys)
             logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)
             logits = _biased(logits, slopes, jnp.abs(position[:, None] - key))

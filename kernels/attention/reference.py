@@ -75,8 +75,10 @@ def ragged_paged_attention(
         if slopes is not None:
             logits = logits - np.asarray(slopes)[:, None, None] * np.abs(behind)
         visible = (behind >= 0) if causal else np.ones_like(behind, bool)
+        if batch.last_key is not None:
+            visible = visible | (position <= np.asarray(batch.last_key)[tokens, None])
         if window is not None:
-            visible = visible & (np.abs(behind) < window)
+            visible = visible & ((behind if causal else np.abs(behind)) < window)
         logits = np.where(visible, logits, -np.inf)
         largest = logits.max(-1, keepdims=True)
         attended_to_nothing = 0.0 if sinks is None else np.exp(np.asarray(sinks)[:, None, None] - largest)

@@ -50,9 +50,11 @@ def mlp_refuses(x: jax.Array, weights: MLPWeights, *_: Any, activation: str, **_
 
 
 def attention_block_refuses(
-    x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, *_: Any, **__: Any
+    x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, batch: RaggedBatch | None = None, **_: Any
 ) -> str | None:
     """Why the library does not take these types and sizes; None: it does."""
+    if batch is not None and batch.last_key is not None:
+        return "tokens see later ones"
     heads = jax.ShapeDtypeStruct((x.shape[0], 1, pages.head_dim), x.dtype)
     projections = (weights.q, weights.k, weights.v, weights.o)
     return _refuses(x, projections) or cpu_attention.refuses(heads, pages)

@@ -15,6 +15,7 @@ from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
 from llmjax.engine.core.kv_cache import KVCache
+from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.scheduler import Scheduler
 from llmjax.engine.device.runner import Runner
@@ -213,6 +214,9 @@ def _engine(
             whole_prompts=not model.config.causal,
             chunk_steps=CHUNK_STEPS if compiler.platform.is_cpu else 0,
             micro_batches=MICRO_BATCHES if config.is_staged else 1,
+            media=None
+            if compiler.media is None
+            else MediaRows(compiler.media.num_rows, budget=compiler.max_num_batched_tokens),
         ),
         runner=Runner(compiler, group=group, compile_threads=config.compile_threads, moves_pages=config.moves_pages),
         pace=Pace(compiler.decode_steps),

@@ -11,7 +11,7 @@ from typing import Any
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control
 from llmjax.engine.front.generation_config import generation_config, sampling_defaults
-from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo
+from llmjax.engine.info import CONTEXTS, EngineInfo, PoolerInfo, ProgramInfo, VisionInfo
 from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.loading.memory import ProgramMemory
 from llmjax.engine.loading.model import LoadedModel
@@ -50,8 +50,23 @@ def info_of(engine: LoadedEngine) -> EngineInfo:
         longest_contexts={n: plan.longest_context(n) for n in CONTEXTS if n <= config.max_num_seqs},
         sampler_bytes=engine.runner.executor.sampler_bytes,
         pooler=_pooler(model),
+        vision=_vision(engine),
         dequantized_from=model.dequantized_from,
         slow=why_slow() if platform.is_cpu else None,
+    )
+
+
+def _vision(engine: LoadedEngine) -> VisionInfo | None:
+    media, encoder = engine.runner.media, engine.model.encoder
+    if media is None or encoder is None:
+        return None
+    one_step = engine.scheduler.max_num_batched_tokens - engine.config.max_num_seqs  # beside a decode of each other
+    return VisionInfo(
+        max_rows=media.num_rows,
+        max_tokens=one_step if media.whole else engine.kv_plan.max_model_len,
+        side=encoder.graph.spec.side,
+        axes=media.axes,
+        whole=media.whole,
     )
 
 

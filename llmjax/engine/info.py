@@ -43,6 +43,25 @@ class PoolerInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class VisionInfo:
+    """What a model that sees takes of images.
+
+    Attributes:
+        max_rows: most feature rows of an image.
+        max_tokens: most tokens of an image with all that stands between its rows.
+        side: patches along each side of an image that become one row.
+        axes: whether tokens have positions on three axes.
+        whole: whether tokens of an image see one another, so that it has to be in one step.
+    """
+
+    max_rows: int
+    max_tokens: int
+    side: int
+    axes: bool
+    whole: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineInfo:
     """An engine whose model is loaded.
 
@@ -67,6 +86,7 @@ class EngineInfo:
         kv_calibrated: whether the KV cache's scales were calibrated.
         longest_contexts: tokens that each of n equal requests can have, by n.
         sampler_bytes: size of the sampler's state.
+        vision: what the model takes of images; None: it sees none.
         pooler: the pooler of a model that makes vectors of texts; None: the model generates.
     """
 
@@ -94,6 +114,7 @@ class EngineInfo:
     longest_contexts: dict[int, int]
     sampler_bytes: int
     pooler: PoolerInfo | None = None
+    vision: VisionInfo | None = None
     dequantized_from: str = ""
     slow: str | None = None
 

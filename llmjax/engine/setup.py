@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control, EngineClient
 from llmjax.engine.core.stats import EngineTotals, KVStats, RequestStats, StatLogger
 from llmjax.engine.front.frontend import Frontend
-from llmjax.engine.info import SleepState
+from llmjax.engine.front.images import Images
+from llmjax.engine.info import EngineInfo, SleepState
 from llmjax.errors import InvalidRequest
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
@@ -28,6 +30,7 @@ class LoadedLLM:
 
     Attributes:
         info: what the engine says of itself.
+        images: makes prompts with images; None: the model sees none.
     """
 
     client: EngineClient
@@ -41,11 +44,17 @@ class LoadedLLM:
             # Where a process loads the model, the tokenizer is read meanwhile.
             self.tokenizer = tokenizer_of(config, client.located(), gguf=client.gguf)
             self.info = client.wait_loaded()
+            self.images = images_of(config, self.info, self.tokenizer)
         except BaseException:
             client.close()  # otherwise its compiler threads would continue in vain
             raise
         self._frontend = Frontend(
-            config, info=self.info, new_id=client.new_id, tokenizer=self.tokenizer, compiles=client.in_process
+            config,
+            info=self.info,
+            new_id=client.new_id,
+            tokenizer=self.tokenizer,
+            compiles=client.in_process,
+            images=self.images,
         )
 
     @property
@@ -143,6 +152,19 @@ def tokenizer_of(config: EngineConfig, model_path: str, *, gguf: GGUFFile | None
     if config.tokenizer is not None:
         return load_tokenizer(_tokenizer_path(config), chat_template=config.chat_template)
     return load_tokenizer(Path(model_path), gguf=gguf, chat_template=config.chat_template)
+
+
+def images_of(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | None) -> Images | None:
+    """What makes prompts with images for an engine; None: its model sees none, or there is no tokenizer."""
+    if info.vision is None or tokenizer is None:
+        return None
+    return Images.of(
+        Path(info.model_path),
+        info.vision,
+        tokenize=partial(tokenizer.encode, add_special_tokens=False),
+        detokenize=partial(tokenizer.decode, skip_special_tokens=False),
+        limit=config.most_images,
+    )
 
 
 def _tokenizer_path(config: EngineConfig) -> Path:

@@ -249,9 +249,7 @@ COMPILATION = [
 ]
 
 MULTIMODAL = [
-    *refused("--allowed-local-media-path", MEDIA),
-    *refused("--allowed-media-domains", MEDIA, takes=VALUES),
-    *accepted("--limit-mm-per-prompt|--media-io-kwargs|--mm-processor-kwargs", MEDIA),
+    *accepted("--media-io-kwargs|--mm-processor-kwargs", MEDIA),
     *accepted(
         "--language-model-only|--skip-mm-profiling|--disable-mm-preprocessor-cache",
         "",

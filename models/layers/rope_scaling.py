@@ -21,6 +21,8 @@ from llmjax.models.layers.rope_lengths import LongFrequencies, StretchedBase
 
 logger = logging.getLogger(__name__)
 
+SECTION_KEYS = ("mrope_section", "mrope_interleaved")  # which frequencies turn by which axis of positions
+SECTIONED = ("default", "yarn")  # rules that go with them
 LAYER_TYPES = ("full_attention", "sliding_attention")
 MAX_HEAD_DIM = 1 << 16  # far above any model, so that a wrong number does not make billions of frequencies
 
@@ -130,10 +132,11 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
     Raises:
         UnsupportedModel: an unknown rope_type, a key the rule does not know, or a value out of range.
     """
-    rule = _RULES[parameters.choice("rope_type", _RULES)]
+    rope_type = parameters.choice("rope_type", _RULES)
+    rule = _RULES[rope_type]
     common = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
     # "finetuned" is only a remark in older YaRN checkpoints.
-    parameters.only((*common, "finetuned", *rule.keys))
+    parameters.only((*common, "finetuned", *rule.keys, *(SECTION_KEYS if rope_type in SECTIONED else ())))
     if head_dim > MAX_HEAD_DIM:
         raise UnsupportedModel(f"{parameters.name}: heads of {head_dim} entries are more than {MAX_HEAD_DIM}")
     # The margin keeps a quotient such as 18 / 80 from losing an entry to rounding.
@@ -150,8 +153,28 @@ def resolve_rope(parameters: Fields, *, head_dim: int, lengths: RopeLengths) -> 
         inv_freq=tuple(scaled.inv_freq.astype(np.float32).tolist()),
         attention_factor=scaled.attention_factor,
         by_length=scaled.by_length,
+        axes=_axes(parameters, rotary_dim // 2),
         max_position=extended_length(parameters, lengths),
     )
+
+
+def _axes(parameters: Fields, count: int) -> tuple[int, ...] | None:
+    """The axis of positions (time, row, column) that each frequency turns by; None: positions have one axis.
+
+    Qwen2-VL (arXiv:2409.12191) gives the first frequencies to time, the next to rows, the last to columns. With
+    ``mrope_interleaved`` (Qwen3-VL) they take turns, and what is left over is of time.
+    """
+    sections = parameters.get("mrope_section")
+    if sections is None:
+        return None
+    if not isinstance(sections, list | tuple) or len(sections) != 3 or not all(isinstance(n, int) for n in sections):
+        raise parameters.error("mrope_section", "must be three integers")
+    if parameters.get("mrope_interleaved"):
+        ends = [0, *(3 * n for n in sections[1:])]
+        return tuple(i % 3 if i < ends[i % 3] else 0 for i in range(count))
+    if sum(sections) != count:
+        raise parameters.error("mrope_section", f"divides {sum(sections)} frequencies; a head has {count}")
+    return tuple(axis for axis, n in enumerate(sections) for _ in range(n))
 
 
 def extended_length(parameters: Fields, lengths: RopeLengths) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.messages.call_ids import read_id
-from llmjax.serve.messages.results import Block, blocks_of, result_text, string_of, text_block
+from llmjax.serve.messages.results import Block, blocks_of, is_image, result_content, string_of, text_block
 from llmjax.serve.protocol.chat import ChatMessage
+from llmjax.serve.protocol.pictures import TEXT_ONLY
 from llmjax.serve.sealing import unsealed
 
 ROLES = ("user", "assistant", "system")
@@ -20,15 +21,16 @@ OF_THE_SERVER = frozenset({"server_tool_use", "mcp_tool_use", "container_upload"
 
 
 def messages_of(
-    system: str | Sequence[Block] | None, messages: Sequence[Block], ignored: list[str]
+    system: str | Sequence[Block] | None, messages: Sequence[Block], ignored: list[str], *, sees: bool = False
 ) -> list[ChatMessage]:
     """The conversation. Results of tools are messages of their own there.
 
     Args:
         ignored: takes the names of blocks of which nothing can be read.
+        sees: whether the model sees images.
 
     Raises:
-        ApiError: a message is not one, or has something other than text.
+        ApiError: a message is not one, or has something that the model cannot read.
     """
     turns: list[dict[str, Any]] = []
     if system and (text := _system(system, ignored)):
@@ -42,7 +44,7 @@ def messages_of(
             blocks = [] if content == [] else blocks_of(content, f"{path}.content")
             turns += _answer(blocks, path, ignored)
         else:
-            turns += _question(blocks_of(content, f"{path}.content"), role, path, ignored)
+            turns += _question(blocks_of(content, f"{path}.content"), role, path, ignored, sees=sees)
     return [ChatMessage.model_construct(**turn) for turn in turns]
 
 
@@ -84,20 +86,26 @@ def _plain_text(block: Block, path: str) -> str:
     return string_of(block, "text", path)
 
 
-def _question(blocks: Sequence[Block], role: str, path: str, ignored: list[str]) -> list[dict[str, Any]]:
+def _question(blocks: Sequence[Block], role: str, path: str, ignored: list[str], *, sees: bool) -> list[dict[str, Any]]:
     turns: list[dict[str, Any]] = []
     for i, block in enumerate(blocks):
         place = f"{path}.content.{i}"
         if block.get("type") == "tool_result":
             id = read_id(string_of(block, "tool_use_id", place))
-            content = result_text(block.get("content") or "", f"{place}.content", ignored)
+            content = result_content(block.get("content") or "", f"{place}.content", ignored, sees=sees)
             turns.append({"role": "tool", "tool_call_id": id, "content": content})
             continue
-        if (text := text_block(block, place)) is None:
+        if is_image(block):
+            if not sees:
+                raise ApiError(f"`{place}.type`: {TEXT_ONLY}", param=f"{place}.type", code="unsupported_parameter")
+            part = dict(block)
+        elif (text := text_block(block, place)) is not None:
+            part = {"type": "text", "text": text}
+        else:
             raise _unsupported(block.get("type"), place)
         if not turns or turns[-1]["role"] != role:
             turns.append({"role": role, "content": []})
-        turns[-1]["content"].append({"type": "text", "text": text})
+        turns[-1]["content"].append(part)
     return turns
 
 

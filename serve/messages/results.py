@@ -11,6 +11,28 @@ from llmjax.serve.protocol.chat import unread_part
 Block = Mapping[str, Any]
 
 
+def result_content(content: Any, path: str, unread: list[str], *, sees: bool) -> str | list[dict[str, Any]]:
+    """A result's blocks as content of a chat: text and, for a model that sees, images.
+
+    Args:
+        unread: as for `result_text`.
+
+    Raises:
+        ApiError: it is neither a string nor blocks.
+    """
+    if not sees or not isinstance(content, list) or not any(isinstance(b, dict) and is_image(b) for b in content):
+        return result_text(content, path, unread)
+    return [
+        dict(block) if is_image(block) else {"type": "text", "text": _read(block, f"{path}.{i}", unread)}
+        for i, block in enumerate(blocks_of(content, path))
+    ]
+
+
+def is_image(block: Block) -> bool:
+    """Whether a block is an image."""
+    return block.get("type") == "image"
+
+
 def result_text(content: Any, path: str, unread: list[str]) -> str:
     """The text of a result's blocks. Of what is not text a note says so: a result cannot be asked for again.
 

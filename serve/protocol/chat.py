@@ -9,6 +9,8 @@ from pydantic import ConfigDict, Field
 
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most, object_of
+from llmjax.serve.protocol.pictures import PICTURE_PARTS, Picture, picture_of
+from llmjax.serve.protocol.pictures import TEXT_ONLY as READS_TEXT
 from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
 TEXT_PARTS = frozenset({"text", "input_text"})
@@ -225,15 +227,18 @@ def num_parts(messages: Sequence[ChatMessage]) -> int:
     return sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as chat templates know them: no empty extras, of content parts the text alone.
+def template_messages(messages: Sequence[ChatMessage], pictures: list[Picture] | None = None) -> list[dict[str, Any]]:
+    """Messages as chat templates know them: no empty extras, of content parts the text, and where pictures stand.
 
     The result of a call gets the name of the tool, which some templates want and the API does not ask for.
 
+    Args:
+        pictures: takes the pictures, in order; None: the model sees none.
+
     Raises:
-        ApiError: a message needs something other than text.
+        ApiError: a message needs something other than that.
     """
-    turns = [_template_message(message, f"messages.{i}") for i, message in enumerate(messages)]
+    turns = [_template_message(message, f"messages.{i}", pictures) for i, message in enumerate(messages)]
     names: dict[str, str] = {}
     for turn in turns:
         names |= {call["id"]: call["function"]["name"] for call in turn.get("tool_calls", ()) if "id" in call}
@@ -242,7 +247,7 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return turns
 
 
-def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
+def _template_message(message: ChatMessage, path: str, pictures: list[Picture] | None) -> dict[str, Any]:
     for field, neutral in ChatMessage.neutral_values.items():
         if getattr(message, field) not in (None, *neutral):
             raise ApiError(
@@ -258,7 +263,7 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
             param=f"{path}.content",
             code="missing_required_parameter",
         )
-    turn: dict[str, Any] = {"role": role, "content": _content(content, f"{path}.content", result=role == "tool")}
+    turn: dict[str, Any] = {"role": role, "content": _content(content, f"{path}.content", role, pictures)}
     for field in ("name", "reasoning", "reasoning_content", "tool_call_id"):
         if (value := getattr(message, field)) is not None:
             turn[field] = value
@@ -271,18 +276,34 @@ def _template_message(message: ChatMessage, path: str) -> dict[str, Any]:
 
 
 def _content(
-    content: str | list[dict[str, Any]] | None, path: str, *, result: bool
+    content: str | list[dict[str, Any]] | None, path: str, role: str, pictures: list[Picture] | None
 ) -> str | list[dict[str, str]] | None:
-    """Content as templates know it.
+    """Content as templates know it. A tool's result cannot be asked for again; in it a note stands for parts that
+    cannot be read.
 
     Args:
-        result: it is a tool's result, which cannot be asked for again; a note stands for parts that are not text.
+        pictures: as for `template_messages`.
     """
+    result = role == "tool"
     if not isinstance(content, list):
         return content
     parts = []
     for i, part in enumerate(content):
         kind = part.get("type", "text")
+        if isinstance(kind, str) and kind in PICTURE_PARTS and (pictures is not None or not result):
+            if pictures is None:
+                raise ApiError(
+                    f"`{path}.{i}.type`: {READS_TEXT}", param=f"{path}.{i}.type", code="unsupported_parameter"
+                )
+            if role not in ("user", "tool"):
+                raise ApiError(
+                    f"`{path}.{i}`: an image cannot stand in a message of role {role}",
+                    param=f"{path}.{i}.type",
+                    code="unsupported_parameter",
+                )
+            pictures.append(picture_of(part, f"{path}.{i}"))
+            parts.append({"type": "image"})
+            continue
         if result and isinstance(kind, str) and kind not in TEXT_PARTS:
             parts.append({"type": "text", "text": unread_part(kind)})
             continue

@@ -13,6 +13,7 @@ from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.chat import ChatMessage, unread_part
 from llmjax.serve.sealing import unsealed
 
+NO_IMAGE = "an image stands in messages of the user, for models that see, such as Qwen/Qwen2.5-VL-3B-Instruct"
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SYSTEM = frozenset({"system", "developer"})
 ROLES = frozenset({"user", "assistant", *SYSTEM})
@@ -64,7 +65,12 @@ def flat_name(namespace: str, name: str) -> str:
 
 
 def messages_of(
-    instructions: str | None, before: Sequence[Item], items: Sequence[Item], ignored: list[str]
+    instructions: str | None,
+    before: Sequence[Item],
+    items: Sequence[Item],
+    ignored: list[str],
+    *,
+    sees: bool = False,
 ) -> list[ChatMessage]:
     """The conversation that items are. Reasoning, words and calls that follow each other are one answer; what a system
     message says at the beginning is one message with the instructions.
@@ -73,11 +79,12 @@ def messages_of(
         before: items of earlier responses.
         items: items of the request's own input.
         ignored: takes the names of items of which nothing can be read.
+        sees: whether the model sees images.
 
     Raises:
-        ApiError: an item is not one, or has something other than text.
+        ApiError: an item is not one, or has something that the model cannot read.
     """
-    reader = _Conversation(ignored)
+    reader = _Conversation(ignored, sees=sees)
     if instructions:
         reader.say("system", instructions)
     for item in before:
@@ -88,7 +95,8 @@ def messages_of(
 
 
 class _Conversation:
-    def __init__(self, ignored: list[str]) -> None:
+    def __init__(self, ignored: list[str], *, sees: bool) -> None:
+        self._sees = sees
         self._turns: list[dict[str, Any]] = []
         self._thought: list[str] = []  # before the answer that it belongs to
         self._ignored = ignored
@@ -139,7 +147,7 @@ class _Conversation:
                 param=f"{path}.role",
                 code="invalid_value",
             )
-        self.say(role, _content(item.get("content"), f"{path}.content"))
+        self.say(role, _content(item.get("content"), f"{path}.content", images=self._sees and role == "user"))
 
     def _reasoning(self, item: Item, path: str) -> None:
         texts = [
@@ -178,7 +186,7 @@ class _Conversation:
     def _result(self, item: Item, path: str) -> None:
         item = {**item, "call_id": _call_of(item)}
         _check_text(item, "call_id", path)
-        content = _output(item.get("output"), f"{path}.output", self._ignored)
+        content = _output(item.get("output"), f"{path}.output", self._ignored, images=self._sees)
         self._turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
     def _answer(self, *, new: bool = False) -> dict[str, Any]:
@@ -202,23 +210,29 @@ def _check_text(item: Item, field: str, path: str) -> None:
         raise ApiError(f"`{path}.{field}` must be a string", param=f"{path}.{field}", code="invalid_type")
 
 
-def _content(content: Any, path: str) -> str | list[dict[str, str]]:
-    """Text, or parts of it as the chat has them."""
+def _content(content: Any, path: str, *, images: bool = False) -> str | list[dict[str, Any]]:
+    """Text, or parts of it as the chat has them, and images where there may be some."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ApiError(f"`{path}` must be a string or a list of parts", param=path, code="invalid_type")
-    return [_part(part, f"{path}.{i}") for i, part in enumerate(content)]
+    return [part if images and _is_image(part) else _part(part, f"{path}.{i}") for i, part in enumerate(content)]
 
 
-def _output(output: Any, path: str, unread: list[str]) -> str | list[dict[str, str]]:
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "input_image"
+
+
+def _output(output: Any, path: str, unread: list[str], *, images: bool = False) -> str | list[dict[str, Any]]:
     """What a tool has found: text, with a note where it is something else, or JSON."""
     if not isinstance(output, list):
         return _content(output, path)
-    parts = []
+    parts: list[dict[str, Any]] = []
     for i, part in enumerate(output):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(part, dict) and kind is None:
+        if images and _is_image(part):
+            parts.append(part)
+        elif isinstance(part, dict) and kind is None:
             parts.append({"type": "text", "text": orjson.dumps(part).decode()})
         elif isinstance(kind, str) and kind not in TEXT_PARTS and kind != "refusal":
             unread.append(f"{path}.{i}")
@@ -230,6 +244,8 @@ def _output(output: Any, path: str, unread: list[str]) -> str | list[dict[str, s
 
 def _part(part: Any, path: str) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
+    if _is_image(part):
+        raise ApiError(f"`{path}.type`: 'input_image': {NO_IMAGE}", param=f"{path}.type", code="unsupported_parameter")
     field = "refusal" if kind == "refusal" else "text"
     if not isinstance(kind, str) or (kind not in TEXT_PARTS and kind != "refusal"):
         raise ApiError(
@@ -274,7 +290,7 @@ def _listed(item: Item) -> Item:
             return {**common, **_kept(item, "call_id", RUN_BY_CLIENTS[kind][1])}
         case str() if kind in RESULTS:
             output = item["output"]
-            parts = [] if isinstance(output, str) else [_part(part, "") for part in _output(output, "", [])]
+            parts = _parts(_output(output, "", [], images=True))
             listed_parts = [_listed_part(part, "input_text") for part in parts]
             return {**common, "call_id": _call_of(item), "output": output if isinstance(output, str) else listed_parts}
         case _:
@@ -302,5 +318,7 @@ def _listed_part(part: Item, kind: str) -> Item:
     if part.get("type") == "refusal":
         refusal = part["refusal"]
         return {"type": "refusal", "refusal": refusal} if kind == "output_text" else {"type": kind, "text": refusal}
+    if _is_image(part):
+        return _kept(part, "type", "image_url", "detail")
     listed: Item = {"type": kind, "text": part["text"]}
     return {**listed, "annotations": []} if kind == "output_text" else listed

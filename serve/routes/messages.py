@@ -94,7 +94,8 @@ async def _chat(server: Server, body: CountTokensRequest, ignored: list[str]) ->
     turns = without_empty_answer(body.messages)
     blocks = sum(len(content) if isinstance(content := turn.get("content"), list) else 1 for turn in turns)
     messages = await off_loop(
-        lambda: messages_of(body.system, turns, ignored), size=CHARS_PER_PART * (blocks + len(turns))
+        lambda: messages_of(body.system, turns, ignored, sees=server.pictures is not None),
+        size=CHARS_PER_PART * (blocks + len(turns)),
     )
     prefill = is_prefill(turns)
     chat = ChatRequest.model_construct(

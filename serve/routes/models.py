@@ -22,7 +22,7 @@ def _card(server: Server, name: str) -> dict[str, Any]:
         "root": server.model_root,
         "parent": None,
         "max_model_len": engine.info.max_model_len,
-        "input_modalities": ["text"],
+        "input_modalities": ["text"] if server.pictures is None else ["text", "image"],
     }
 
 

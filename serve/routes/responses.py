@@ -184,7 +184,8 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
     input_items = await _dereferenced(server, input_items, owner_of(request))
 
     def read() -> tuple[list[Any], list[Item]]:
-        return messages_of(body.instructions, before, input_items, ignored), before + listed(input_items)
+        sees = server.pictures is not None
+        return messages_of(body.instructions, before, input_items, ignored, sees=sees), before + listed(input_items)
 
     messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(input_items)))
     given = (body.model_fields_set & GenerationRequest.model_fields.keys()) - {"response_format"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -99,6 +100,34 @@ def test_portable_equals_reference(mix, rule, kind, monkeypatch):
     out = np.asarray(out)
     assert np.isfinite(out).all()
     np.testing.assert_allclose(out[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_tokens_of_images_see_one_another(window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans of each row's chunk end at its middle and at its end; no kernel of a device takes them."""
+    monkeypatch.setattr(portable, "KEY_BLOCK", 8)
+    monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
+    case = Case(((1, 9), (21, 60), (13, 13)), heads=6, kv_heads=2, head_dim=8, page_size=PAGE, window=window, padding=5)
+    data, last_key, at = make_data(case), [], 0
+    for count, length in case.lengths:
+        first = length - count
+        middle = first + count // 2
+        last_key += [first + i if i < 2 else middle if first + i <= middle else length - 1 for i in range(count)]
+        at += count
+    spans = np.array([*last_key, *[0] * (len(data.q) - at)], np.int32)
+    batch = replace(data.batch, last_key=jnp.asarray(spans))
+    pages = filled_pages(case, data.filling, as_bits=False)
+
+    @jax.jit
+    def compute(q, k, v, pages, batch):
+        return portable.attend(q, k, v, pages, batch, None, **{"window": None, "softcap": None, **data.rules})
+
+    out, written = compute(data.q, data.k, data.v, pages, batch)
+    expected = reference.ragged_paged_attention(data.q, written, batch, **data.rules)
+    np.testing.assert_allclose(np.asarray(out)[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
+    causal = reference.ragged_paged_attention(data.q, written, data.batch, **data.rules)
+    assert np.abs(expected - causal)[data.real].max() > 0.1
+    assert cuda.refuses(data.q, data.k, data.v, pages, batch) == "tokens see later ones"
 
 
 PLUGIN = {

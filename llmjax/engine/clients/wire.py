@@ -25,6 +25,7 @@ import numpy as np
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control
+from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.core.request import EngineOutput, EngineRequest, PooledRequest, SequenceTimes, Vectors
 from llmjax.engine.core.stats import StepStats
 from llmjax.engine.info import EngineInfo
@@ -116,6 +117,7 @@ class Submit(Message, tag="submit"):
     grammar: str | None
     thinking: ThinkingBudget | None
     pooling: PooledRequest | None
+    media: PromptMedia | None
     priority: int
     cache_salt: bytes | None
     arrival_time: float
@@ -136,6 +138,7 @@ class Submit(Message, tag="submit"):
             grammar=request.grammar,
             thinking=request.thinking,
             pooling=request.pooling,
+            media=request.media,
             priority=request.priority,
             cache_salt=None if salt is None else salt.encode(errors="surrogatepass"),
             arrival_time=request.arrival_time,
@@ -153,6 +156,7 @@ class Submit(Message, tag="submit"):
             grammar=self.grammar,
             thinking=self.thinking,
             pooling=self.pooling,
+            media=self.media,
             priority=self.priority,
             cache_salt=None if salt is None else salt.decode(errors="surrogatepass"),
             arrival_time=self.arrival_time,

@@ -143,6 +143,9 @@ class Engine:
             self.runner.prepare_masks()
             if held := not self.runner.can_sample_masked():
                 logger.info("a request waits for the program that samples under masks")
+        if request.media is not None and not self.runner.can_encode(request.media):
+            held = True
+            logger.info("a request waits for the program that encodes its images")
         # Nothing below fails: a request is there as a whole, or not at all.
         self._arrivals += params.n
         self._sampling |= sampling
@@ -229,10 +232,14 @@ class Engine:
 
     def _execute(self, plan: StepPlan) -> PendingStep | None:
         """Starts the planned dispatch; None: nothing is planned."""
+        if plan.encodings:
+            self.runner.encode(plan.encodings)
         if not plan.rows:
             return None
         self.kv.tier.move(self.runner)
-        dispatched = self.runner.dispatch(plan, tables=self.kv.take_changes(), sampling=self._sampling)
+        dispatched = self.runner.dispatch(
+            plan, tables=self.kv.take_changes(), sampling=self._sampling, media=self.scheduler.media
+        )
         for row in plan.rows:
             if row.samples:
                 row.sequence.in_flight += row.steps
@@ -245,6 +252,8 @@ class Engine:
             return NO_DRAFTS
         if any(sequence.may_need_masks for sequence in running):
             return NO_DRAFTS  # masks of several tokens would have to be made one after another
+        if any(sequence.num_computed < sequence.media_end for sequence in running):
+            return NO_DRAFTS  # the token to compute is of an image
         return self._speculation.drafts(running, most=self.runner.most_drafts(len(running)))
 
     def _read_pending(self) -> list[EngineOutput]:
@@ -283,6 +292,8 @@ class Engine:
         for sequence in self.scheduler.held:
             try:
                 waits = sequence.may_need_masks and not self.runner.can_sample_masked(seconds=seconds)
+                media = sequence.request.media
+                waits = waits or (media is not None and not self.runner.can_encode(media, seconds=seconds))
             except CompileError as error:
                 ended.append(self._processor.end(sequence, error))
                 continue
@@ -332,6 +343,7 @@ class Engine:
     def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
         """Empties the prefix cache, as `KVCache.reset_prefix_cache` does, and publishes the change."""
         self.kv.reset_prefix_cache(offloaded=offloaded)
+        self.scheduler.media.forget()
         self.kv.listener.publish()
 
     def keep(self) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmjax.arrays import Ints
 
 if TYPE_CHECKING:
-    from llmjax.engine.core import request, scheduler
+    from llmjax.engine.core import media as images
+    from llmjax.engine.core import media_rows, request, scheduler
     from llmjax.engine.drafts.drafter import Drafter
     from llmjax.sampling.settings import RequestSampling
 
@@ -87,14 +88,30 @@ class Runner(Protocol):
             CompileError: they never can.
         """
 
+    def can_encode(self, media: images.PromptMedia, *, seconds: float = 0.0) -> bool:
+        """Whether the images of a prompt can be encoded, after waiting up to ``seconds`` for it.
+
+        Raises:
+            CompileError: they never can.
+        """
+
+    def encode(self, encodings: Sequence[images.Encoding]) -> None:
+        """Starts to encode images, before all later dispatches run."""
+
     def dispatch(
-        self, plan: scheduler.StepPlan, *, tables: Any, sampling: Mapping[request.Sequence, RequestSampling]
+        self,
+        plan: scheduler.StepPlan,
+        *,
+        tables: Any,
+        sampling: Mapping[request.Sequence, RequestSampling],
+        media: media_rows.MediaRows,
     ) -> PendingStep:
         """Starts a step and returns without waiting for it.
 
         Args:
             tables: what has changed in the page tables since the dispatch before.
             sampling: resolved sampling of the plan's sequences.
+            media: where the rows of the plan's images are.
         """
 
     def sample(self, pending: PendingStep, mask: Ints) -> PendingStep:

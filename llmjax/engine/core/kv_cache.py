@@ -116,7 +116,7 @@ class KVCache:
                 break
             for of_group, page in zip(pages, found, strict=True):
                 of_group.append(page)
-        return Prefix(self.groups, pages)
+        return Prefix(self.groups, pages, sequence.request.media)
 
     def _find(self, number: int, key: PageKey) -> Found | None:
         group = self.groups[number]

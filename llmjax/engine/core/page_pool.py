@@ -33,6 +33,13 @@ class PageKey:
         ).digest()
 
     @staticmethod
+    def marked(parent: bytes, marks: bytes) -> bytes:
+        """The parent of a page that has something beside its tokens, told by ``marks``; empty: it has nothing."""
+        if not marks:
+            return parent
+        return hashlib.blake2b(parent + marks, digest_size=DIGEST_BYTES, person=b"llmjax marked").digest()
+
+    @staticmethod
     def chain(parent: bytes, tokens: Sequence[int]) -> PageKey:
         """The key of the page that follows the one with digest ``parent`` (or a root) and holds ``tokens``."""
         token_ids = tuple(tokens)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmjax.engine.core.layer_states import LayerStates
+from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.core.page_pool import PageKey
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.tier import Place
@@ -35,6 +36,7 @@ class Prefix:
     Attributes:
         groups: the groups of layers.
         pages: by group, then by index of the page; None: the page is nowhere.
+        media: the images of the prompt; no prefix ends inside one that has to be computed as a whole.
 
     An example: pages of 16 tokens, of which full attention needs all, and a window of 20 tokens the last ones::
 
@@ -46,6 +48,7 @@ class Prefix:
 
     groups: list[LayerStates]
     pages: list[list[Found | None]]
+    media: PromptMedia | None = None
 
     def lengths(self, places: Places, *, most: int | None = None) -> Iterator[int]:
         """Numbers of pages after which each group has, in the given places, all that the next token needs.
@@ -66,6 +69,8 @@ class Prefix:
                 partial.append((group, pages))
         for length in range(end, 0, -1):
             tokens = length * self.groups[0].page_size
+            if self.media is not None and self.media.parts(tokens):
+                continue
             if all(_within(found, places) for g, pages in partial for found in pages[g.first_needed(tokens) : length]):
                 yield length
 
@@ -93,7 +98,10 @@ class PageKeys:
         tokens = tuple(sequence.tokens[index * self.page_size : (index + 1) * self.page_size])
         if index < len(sequence.keys):
             return PageKey(sequence.keys[index], tokens)
-        key = PageKey.chain(sequence.keys[index - 1] if index else self._root(sequence), tokens)
+        parent = sequence.keys[index - 1] if index else self._root(sequence)
+        if (media := sequence.request.media) is not None:
+            parent = PageKey.marked(parent, media.marks(index * self.page_size, (index + 1) * self.page_size))
+        key = PageKey.chain(parent, tokens)
         sequence.keys.append(key.digest)
         return key
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.constraint import Constraint
+from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.drafts.drafter import Drafter
 from llmjax.errors import LLMJaxError
 from llmjax.outputs import TokenLogprobs
@@ -45,6 +46,7 @@ class EngineRequest:
     grammar: str | None = None  # the grammar that outputs must match
     matcher: LLMatcher | None = None  # the grammar's matcher in its initial state; made again in another process
     thinking: ThinkingBudget | None = None  # how long outputs may reason
+    media: PromptMedia | None = None  # images of the prompt; None: it has none
     pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
     cache_salt: str | None = None
@@ -128,12 +130,14 @@ class Sequence:
     num_prompt_tokens: int = field(init=False)
     end: int = field(init=False)  # tokens with all that it may have
     rank: tuple[int, int] = field(init=False)  # smaller is served first, larger preempted first
+    media_end: int = field(init=False)  # first token after the last image of the prompt; 0: there is none
     between: bool = field(init=False)  # the host may have something to do between two of its tokens
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
         self.end = self.num_prompt_tokens + self.request.max_tokens
         self.rank = (self.request.priority, self.order)
+        self.media_end = 0 if self.request.media is None else self.request.media.end
         limited = self.every_token or self.constraint is not None
         self.between = limited or self.request.params.min_tokens > 0
 

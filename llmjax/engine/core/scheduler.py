@@ -13,6 +13,8 @@ from types import MappingProxyType
 import msgspec
 
 from llmjax.engine.core.kv_cache import KVCache
+from llmjax.engine.core.media import Encoding
+from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.request import Sequence, Status
 
 LEAST_CHUNK = 16  # prompt tokens of a step, however many decodes it has
@@ -60,6 +62,7 @@ class StepPlan:
     rows: list[Row]
     admitted: list[Sequence] = field(default_factory=list)
     num_preempted: int = 0
+    encodings: list[Encoding] = field(default_factory=list)  # images to encode before it
 
     @cached_property
     def num_tokens(self) -> int:
@@ -78,9 +81,11 @@ class StepPlan:
 
     @cached_property
     def decode_only(self) -> bool:
-        """Whether the decode family of programs can run it: each row has one token, and none scores its prompt."""
+        """Whether the decode family of programs can run it: each row has one token, which is not of an image, and none
+        scores its prompt."""
         prompts = [row for row in self.rows if row.start < row.sequence.num_prompt_tokens]
-        return self.num_tokens == len(self.rows) and not any(row.scores_prompt for row in prompts)
+        other = any(row.scores_prompt or row.start < row.sequence.media_end for row in prompts)
+        return self.num_tokens == len(self.rows) and not other
 
     @cached_property
     def waits(self) -> bool:
@@ -121,6 +126,7 @@ class Scheduler:
             to this number of forced tokens for each running sequence are decoded one after another, not as a chunk.
         micro_batches: number of parts into which decodes are divided, each of them a step. So a step need not continue
             the one before: one pipeline stage computes the next step while another computes the last one.
+        media: the rows of images; None: there are none.
     """
 
     def __init__(
@@ -132,8 +138,10 @@ class Scheduler:
         whole_prompts: bool = False,
         chunk_steps: int = 0,
         micro_batches: int = 1,
+        media: MediaRows | None = None,
     ) -> None:
         self.kv = kv
+        self.media = media or MediaRows()
         self.chunk_steps = chunk_steps
         self.micro_batches = micro_batches
         self.whole_prompts = whole_prompts
@@ -214,6 +222,7 @@ class Scheduler:
                 the chunks; None: as many as any step may have.
         """
         self.kv.begin_plan()
+        self.media.begin_plan()
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         for sequence in self.running:
@@ -223,7 +232,7 @@ class Scheduler:
         if self.micro_batches > 1 and not drafts:
             decodes = self._micro_batch(decodes, others=bool(chunks))
         budget, preempted = self.max_num_batched_tokens, 0
-        if chunk_tokens is not None and decodes and not self.whole_prompts:
+        if chunk_tokens is not None and decodes and not self.whole_prompts and not self._whole_images:
             budget = min(budget, max(chunk_tokens, len(decodes) + LEAST_CHUNK))
         counts: dict[Sequence, int] = {}
         for sequence in (*decodes, *chunks):
@@ -232,6 +241,8 @@ class Scheduler:
             if budget <= 0:
                 break
             count = min(sequence.missing, budget) if chunks else 1
+            if sequence.num_computed < sequence.media_end and not (count := self.media.reach(sequence, count)):
+                continue  # the next image is not encoded with this plan
             fits = sequence.num_computed + count <= sequence.room or self.kv.reserve(sequence, count)
             while not fits and not self.kv.waits_for_step(sequence):
                 victim = self.running[-1]
@@ -257,7 +268,15 @@ class Scheduler:
         admitted = self._admit(budget, rows) if not preempted else []
         if chunks or admitted:
             rows.sort(key=_longer_than_one)
-        return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted)
+        encodings = self.media.take_encodings()
+        return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted, encodings=encodings)
+
+    @property
+    def _whole_images(self) -> bool:
+        """Whether an image may come that has to be computed in one step."""
+        waiting = [] if (first := self._first_waiting()) is None else [first]
+        media = (sequence.request.media for sequence in (*self.running, *waiting) if sequence.missing > 1)
+        return any(one is not None and one.whole for one in media)
 
     def _micro_batch(self, decodes: list[Sequence], *, others: bool) -> list[Sequence]:
         """The decodes whose turn it is: none of their steps is in flight, so their next one may begin before the last
@@ -292,6 +311,8 @@ class Scheduler:
         for sequence in counts:
             if sequence.num_computed < sequence.num_prompt_tokens and sequence.wants_prompt_logprobs:
                 return 1
+            if sequence.num_computed < sequence.media_end:
+                return 1
             if sequence.missing > 1 or sequence.needs_mask:
                 return 1
             if sequence.between and sequence.steps_alone < sequence.steps_left:
@@ -320,10 +341,15 @@ class Scheduler:
                 sequence.slot = -1
                 break
             missing = sequence.missing
-            count = min(missing, budget)
+            count = self.media.reach(sequence, min(missing, budget))
+            if not count:
+                self.kv.release(sequence)
+                sequence.slot = -1
+                break
             chunk = min(missing, self.max_num_batched_tokens)
             if not self.kv.fits(sequence, chunk=chunk) or not self.kv.reserve(sequence, count):
                 self.kv.release(sequence)
+                self.media.release(sequence)
                 sequence.slot = -1
                 self._refusal = _Refusal(
                     sequence, self.kv.available, cached // self.kv.page_size, self.kv.num_snapshots
@@ -361,6 +387,7 @@ class Scheduler:
 
     def _give_back(self, sequence: Sequence) -> None:
         self.kv.release(sequence)
+        self.media.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from llmjax.arrays import Ints
 from llmjax.engine.core.layer_states import TableChanges
+from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.scheduler import Row, StepPlan
+from llmjax.engine.device.media import MediaBatch, MediaShape, pack_media, part_shapes
 from llmjax.engine.device.rows import ENDED, ROW_WORDS, NewRow, RowChanges, RowState
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.speculative import draft_lengths
@@ -100,6 +102,7 @@ class StepBatch:
     any_prompt_logprobs: jax.Array  # bool []
     waits: jax.Array  # bool []: tokens are sampled by another dispatch, after this one
     decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
+    media: MediaBatch | None = None  # images among the tokens; None: there can be none
 
     @property
     def row(self) -> jax.Array:
@@ -177,12 +180,14 @@ class BatchLayout:
         num_slots: sequences that may run at once.
         pages_per_sequence: width P of a page table.
         num_groups: KV groups.
+        media: what the batches of a model that sees have beside those of others; None: it sees nothing.
     """
 
     bucket: Bucket
     num_slots: int
     pages_per_sequence: int
     num_groups: int
+    media: MediaShape | None = None
 
     @property
     def room(self) -> int:
@@ -209,6 +214,8 @@ class BatchLayout:
         }
         if not self.bucket.decode and not self.bucket.drafts:
             shapes["targets"] = (tokens,)
+        if self.media is not None:
+            shapes |= part_shapes(self.media, tokens=tokens, rows=rows, mixed="targets" in shapes)
         return shapes
 
     @cached_property
@@ -230,18 +237,22 @@ class BatchLayout:
         parts = self.parts(packed)
         parts["slot"][:] = parts["new_slot"][:] = self.num_slots
         parts["entry"][:] = self.num_groups * self.num_slots * self.pages_per_sequence
+        for name in parts:
+            if name.startswith("media_"):
+                parts[name][:] = -1
         return packed
 
     def parts(self, packed: Ints) -> dict[str, Ints]:
         """Views of a packed batch, by field."""
         return {name: packed[place].reshape(self.shapes[name]) for name, place in self._places.items()}
 
-    def pack(self, plan: StepPlan, *, new: list[NewRow], tables: TableChanges) -> Ints:
+    def pack(self, plan: StepPlan, *, new: list[NewRow], tables: TableChanges, media: MediaRows | None = None) -> Ints:
         """The packed batch of a plan.
 
         Args:
             new: the rows whose slot has got another sequence.
             tables: at most ``room`` changes.
+            media: where the rows of the plan's images are; None: it has none.
 
         Returns:
             i32 [size]; a new array every time, because the device may read it in place.
@@ -257,12 +268,16 @@ class BatchLayout:
             part["query_start"][count + 1 :] = count
         else:
             self._pack_tokens(part, rows)
+        if media is not None and "media_places" in part:
+            pack_media(part, rows, media)
         part["slot"][:count] = [row.sequence.slot for row in rows]
         part["waits"][0] = plan.waits
         part["steps"][:count] = [row.steps if row.samples else 0 for row in rows]
         for i, new_row in enumerate(new):
             part["new_slot"][i], part["new_length"][i] = new_row.slot, new_row.length
             part["new_words"][i] = new_row.words
+            if "new_delta" in part:
+                part["new_delta"][i] = new_row.delta
         changed = len(tables.entry)
         part["entry"][:changed], part["page"][:changed] = tables.entry, tables.page
         return packed
@@ -323,8 +338,14 @@ class BatchLayout:
             targets=part.get("targets"),
             any_prompt_logprobs=part["prompt_logprobs"][0] > 0,
             waits=part["waits"][0] > 0,
+            media=MediaBatch.of(part),
             decode=decode,
         )
+
+    def deltas(self, packed: jax.Array, before: jax.Array) -> jax.Array:
+        """What the positions of slots are moved by, i32 [S], after a packed batch."""
+        part = self._taken_apart(packed)
+        return before.at[part["new_slot"]].set(part["new_delta"], mode="drop")
 
     def _taken_apart(self, packed: jax.Array) -> dict[str, jax.Array]:
         return {

@@ -17,7 +17,7 @@ class ProgramName(msgspec.Struct, array_like=True, frozen=True):
     """The name of a compiled program.
 
     Args:
-        kind: ``step`` or ``masked``.
+        kind: ``step``, ``masked`` or ``encode``.
         bucket: the shapes that it is compiled for.
     """
 
@@ -57,6 +57,20 @@ class RunMasked(Message, tag="run_masked"):
 
     bucket: Bucket
     mask: Values
+
+
+class RunEncoder(Message, tag="run_encoder"):
+    """Encodes images.
+
+    Args:
+        bucket: the shapes of their patches.
+        places: i32 [N], rows of the media pool that the batch's rows go to.
+        batch: the fields of a `PatchBatch`.
+    """
+
+    bucket: Bucket
+    places: Values
+    batch: dict[str, Values]
 
 
 class Edit(Message, tag="edit"):
@@ -110,4 +124,4 @@ class WritePages(Message, tag="write_pages"):
     arrays: list[Values]
 
 
-Command = RunStep | RunMasked | Edit | SetSampled | ReadPages | WritePages
+Command = RunStep | RunMasked | RunEncoder | Edit | SetSampled | ReadPages | WritePages

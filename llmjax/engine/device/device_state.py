@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from llmjax.engine.core.interfaces import NO_TOKEN as NO_TOKEN
 from llmjax.engine.core.interfaces import NOT_FINITE as NOT_FINITE
+from llmjax.engine.device.media import MediaShape, MediaState, make_media_state
 from llmjax.engine.device.rows import RowState, make_row_state
 from llmjax.engine.loading.memory import KVPlan
 from llmjax.models.config import ModelConfig
@@ -29,16 +30,17 @@ class DeviceState:
     rows: RowState
     sampler: SamplerState
     draft_kv: tuple[LayerStack, ...] = ()  # the stacks of a draft model's layers, with the same page numbers
+    media: MediaState | None = None  # feature rows of images; None: the model sees none
     pooled: jax.Array | None = None  # f32 [slots, D], sums of hidden states; None: the model generates
 
     @property
     def without_layers(self) -> DeviceState:
         """The state without what layers keep, which is all that heads need."""
-        return replace(self, kv=(), draft_kv=())
+        return replace(self, kv=(), draft_kv=(), media=None)
 
     def with_layers(self, other: DeviceState) -> DeviceState:
         """This state, with what the layers keep in ``other``."""
-        return replace(self, kv=other.kv, draft_kv=other.draft_kv)
+        return replace(self, kv=other.kv, draft_kv=other.draft_kv, media=other.media)
 
 
 @jax.tree_util.register_dataclass
@@ -77,6 +79,7 @@ def make_device_state(
     as_bits: bool,
     as_words: bool,
     draft: ModelConfig | None = None,
+    media: MediaShape | None = None,
 ) -> DeviceState:
     """A state without KV entries or tokens, in which no slot has a sequence.
 
@@ -86,6 +89,7 @@ def make_device_state(
         vocab_size: size of the whole model's vocabulary.
         as_bits, as_words: as in ``llmjax.kernels.attention.make_pages``.
         draft: the draft model, if there is one.
+        media: the shape of the media pool; None: the model sees nothing.
     """
     stacks = partial(
         make_stacks,
@@ -101,4 +105,5 @@ def make_device_state(
     sampler = make_sampler_state(num_slots=num_slots, vocab_size=1 if config.pooler is not None else vocab_size)
     rows = make_row_state(num_slots=num_slots, num_groups=len(plan.groups), pages_per_sequence=plan.pages_per_sequence)
     pooled = None if config.pooler is None else jnp.zeros((num_slots, config.hidden_size), jnp.float32)
-    return DeviceState(kv=kv, draft_kv=draft_kv, rows=rows, sampler=sampler, pooled=pooled)
+    pool = None if media is None else make_media_state(media, num_slots=num_slots)
+    return DeviceState(kv=kv, draft_kv=draft_kv, rows=rows, sampler=sampler, media=pool, pooled=pooled)

@@ -14,6 +14,7 @@ from llmjax.engine.device.commands import (
     Edit,
     ProgramName,
     ReadPages,
+    RunEncoder,
     RunMasked,
     RunStep,
     SetSampled,
@@ -30,6 +31,7 @@ from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.group import Group
 from llmjax.host_memory import keep_freed_blocks
+from llmjax.models.vision.batch import PatchBatch
 
 
 class Executor:
@@ -69,7 +71,11 @@ class Executor:
 
         Raises whatever XLA raises.
         """
-        build = {"step": self._compiler.compile, "masked": self._compiler.compile_masked}[program.kind]
+        build = {
+            "step": self._compiler.compile,
+            "masked": self._compiler.compile_masked,
+            "encode": self._compiler.compile_encoder,
+        }[program.kind]
         executable = self._programs[program] = build(program.bucket)
         return executable
 
@@ -94,6 +100,8 @@ class Executor:
                 return self._run_step(command)
             case RunMasked():
                 return self._run_masked(command)
+            case RunEncoder():
+                self._run_encoder(command)
             case Edit():
                 self.state = self._editor.result().apply(self.state, command)
             case SetSampled():
@@ -118,6 +126,7 @@ class Executor:
         """Has later steps use the weights that the model has now."""
         self._weights = self._compiler.weights
         self._head_weights = self._compiler.head_weights
+        self._encoder_weights = self._compiler.encoder_weights
 
     def free_state(self) -> None:
         """Frees the state's memory; no command may come before `new_state`."""
@@ -157,6 +166,11 @@ class Executor:
         self.state = state.with_layers(self.state)
         masked: Sampled = sampled
         return masked
+
+    def _run_encoder(self, command: RunEncoder) -> None:
+        program, batch = self._programs[ProgramName("encode", command.bucket)], PatchBatch(**command.batch)
+        media = program(self._encoder_weights, self.state.media, command.places, batch)
+        self.state = replace(self.state, media=media)
 
     def _read_pages(self, command: ReadPages) -> PendingPages:
         return self._page_mover.read(self.state.kv, command.group, command.pages)

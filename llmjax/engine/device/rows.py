@@ -91,6 +91,7 @@ class NewRow:
     slot: int
     length: int  # tokens that were found in the cache
     words: Ints  # [ROW_WORDS]
+    delta: int = 0  # what the positions of its tokens are moved by, because there are images before them
 
 
 def row_words(sequence: Sequence, sampling: RequestSampling) -> Ints:

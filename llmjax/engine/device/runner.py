@@ -15,12 +15,16 @@ import numpy as np
 from llmjax.arrays import Ints
 from llmjax.engine.core import interfaces
 from llmjax.engine.core.layer_states import TableChanges
+from llmjax.engine.core.media import Encoding, PromptMedia
+from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.core.tier import PageContent
 from llmjax.engine.device.batch import Bucket
 from llmjax.engine.device.commands import Edit, ProgramName, ReadPages, RunMasked, RunStep, WritePages
+from llmjax.engine.device.encoder import EncoderPrograms, commands_of
 from llmjax.engine.device.executor import Executor
+from llmjax.engine.device.media import delta_of
 from llmjax.engine.device.page_moves import MOST_PAGES, ReadInTurn
 from llmjax.engine.device.pending import PendingStep
 from llmjax.engine.device.rows import NewRow, row_words
@@ -54,6 +58,7 @@ class Runner:
     Attributes:
         executor: applies the commands at this rank.
         programs: the compiled steps.
+        media: the shape of the media pool; None: the model sees nothing.
     """
 
     def __init__(
@@ -84,6 +89,9 @@ class Runner:
         self._masked = MaskedPrograms(  # after what all requests need
             compiler, self._compile_masked, threads=self._threads, kept=apart.get(MASKED)
         )
+
+        encoder, self.media = self.model.encoder, compiler.media
+        self._encoders = None if encoder is None else EncoderPrograms(encoder.graph.spec, self._compile_encoder)
 
     def wait_ready(self) -> None:
         """Returns when any request without a grammar can be computed without waiting for the compiler.
@@ -123,14 +131,39 @@ class Runner:
         """
         return self._masked.can_sample(seconds=seconds)
 
+    def can_encode(self, media: PromptMedia, *, seconds: float = 0.0) -> bool:
+        """Whether the images of a prompt can be encoded; what is missing for that is compiled.
+
+        Args:
+            seconds: how long to wait for it.
+
+        Raises:
+            CompileError: they never can.
+        """
+        assert self._encoders is not None, "the front lets no image pass"
+        return self._encoders.ready(media, seconds=seconds)
+
+    def encode(self, encodings: Listing[Encoding]) -> None:
+        """Starts to encode images, before all later dispatches run."""
+        encoder = self.model.encoder
+        assert encoder is not None and self.media is not None
+        for command in commands_of(encoder.graph.spec, encodings, nowhere=self.media.num_rows):
+            self._stages.apply(command)
+
     def dispatch(
-        self, plan: StepPlan, *, tables: TableChanges, sampling: Mapping[Sequence, RequestSampling]
+        self,
+        plan: StepPlan,
+        *,
+        tables: TableChanges,
+        sampling: Mapping[Sequence, RequestSampling],
+        media: MediaRows,
     ) -> PendingStep:
         """Starts a step and returns without waiting for it.
 
         Args:
             tables: what has changed in the page tables since the dispatch before.
             sampling: resolved sampling of the plan's sequences.
+            media: where the rows of the plan's images are.
         """
         new = self._new_rows(plan, sampling)
         bucket = self.programs.pick(plan, usable=self._masked.ready if plan.waits else None).bucket
@@ -139,7 +172,7 @@ class Runner:
         for chunk in before:
             self._stages.apply(table_edit(chunk, size=self._table_entries))
         step = Step(
-            RunStep(bucket, layout.pack(plan, new=new, tables=last)),
+            RunStep(bucket, layout.pack(plan, new=new, tables=last, media=media)),
             slots=[row.sequence.slot for row in plan.rows],
             sampling=[row.sequence.slot for row in plan.rows if row.samples],
             copies=not self._on_host and not plan.waits,
@@ -204,6 +237,8 @@ class Runner:
             self._apart.close()
         self._threads.close(wait=wait)
         self._masked.close(wait=wait)
+        if self._encoders is not None:
+            self._encoders.close(wait=wait)
         self._group.close()
 
     def _compile_step(self, bucket: Bucket) -> Executable:
@@ -213,6 +248,10 @@ class Runner:
     def _compile_masked(self, bucket: Bucket) -> Executable:
         program = ProgramName.masked(bucket)
         return self._stages.samplers.everywhere(program, partial(self.executor.compile, program))
+
+    def _compile_encoder(self, bucket: Bucket) -> Executable:
+        program = ProgramName("encode", bucket)
+        return self._group.everywhere(program, partial(self.executor.compile, program))
 
     def _new_rows(self, plan: StepPlan, sampling: Mapping[Sequence, RequestSampling]) -> list[NewRow]:
         """The rows that are new to the device; prepares the slots of sequences for sampling."""
@@ -242,4 +281,5 @@ class Runner:
 
 def _row(row: Row, sampling: RequestSampling) -> NewRow:
     """A sequence's row, with as many tokens as the host knows."""
-    return NewRow(slot=row.sequence.slot, length=row.start, words=row_words(row.sequence, sampling))
+    words = row_words(row.sequence, sampling)
+    return NewRow(slot=row.sequence.slot, length=row.start, words=words, delta=delta_of(row))

@@ -45,6 +45,12 @@ class Sleeper:
         """Whether the engine sleeps, so that nothing can be computed."""
         return self._state_gone or self._discarded or self._on_host is not None
 
+    @property
+    def _weights(self) -> list[dict[str, Any]]:
+        """The weights of the model, and those of its encoder of images."""
+        encoder = self._model.encoder
+        return [self._model.params] if encoder is None else [self._model.params, encoder.params]
+
     def sleep(self, *, discard: bool) -> None:
         """Frees the KV cache and all other state on the device, and the device's memory of the weights.
 
@@ -55,7 +61,7 @@ class Sleeper:
         if not self._state_gone:
             self._executor.free_state()
             self._state_gone = True
-        leaves = [] if self._discarded else jax.tree.leaves(self._model.params)
+        leaves = [] if self._discarded else jax.tree.leaves(self._weights)
         if discard:
             self._on_host, self._discarded = None, True
         elif self._platform.is_cpu or self._discarded or self._on_host is not None:
@@ -73,17 +79,20 @@ class Sleeper:
         Raises:
             CheckpointError: their files have changed or gone.
         """
-        params, started = self._model.params, time.monotonic()
+        weights, started = self._weights, time.monotonic()
         if self._discarded:
             cache = use_compilation_cache(self._config.compilation_cache_dir)
             found = load_model(self._config, self._platform, cache_dir=cache, progress=False)
             if found.digest != self._model.digest:
                 raise CheckpointError(f"{self._model.path} holds another model than before: start the program again")
-            params.update(found.params)
+            self._model.params.update(found.params)
+            if self._model.encoder is not None and found.encoder is not None:
+                self._model.encoder.params.update(found.encoder.params)
         elif self._on_host is not None:
-            leaves, tree = jax.tree.flatten(params)
+            leaves, tree = jax.tree.flatten(weights)
             back = [jax.device_put(stored, leaf.sharding) for stored, leaf in zip(self._on_host, leaves, strict=True)]
-            params.update(jax.block_until_ready(jax.tree.unflatten(tree, back)))
+            for params, own in zip(weights, jax.block_until_ready(jax.tree.unflatten(tree, back)), strict=True):
+                params.update(own)
         else:
             return
         self._on_host, self._discarded = None, False

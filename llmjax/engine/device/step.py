@@ -235,7 +235,10 @@ def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tupl
     """The state with the host's changes applied, and the batch. A second call, after ``forward`` and before the heads,
     changes nothing."""
     rows = layout.changes(packed).made(state.rows)
-    return replace(state, rows=rows), layout.batch(packed, rows)
+    state = replace(state, rows=rows)
+    if state.media is not None and layout.media is not None and layout.media.axes:
+        state = replace(state, media=replace(state.media, delta=layout.deltas(packed, state.media.delta)))
+    return state, layout.batch(packed, rows)
 
 
 def forward(
@@ -254,6 +257,13 @@ def forward(
     if model.config.token_types is not None and before is None:
         types = (position >= batch.second_start[row]).astype(jnp.int32)
     result = model(
-        batch.tokens, position, state.kv, ragged, prompt_len=batch.prompt_len[row], types=types, before=before
+        batch.tokens,
+        position,
+        state.kv,
+        ragged,
+        prompt_len=batch.prompt_len[row],
+        types=types,
+        before=before,
+        seen=None if state.media is None else state.media.seen(batch.media, slot=batch.slot[row], position=position),
     )
     return replace(state, kv=result.kv), result.hidden

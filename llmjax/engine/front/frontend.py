@@ -11,6 +11,7 @@ from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import RequestStats
+from llmjax.engine.front.images import Images
 from llmjax.engine.front.outputs import Continuation, OpenRequest, Outputs, stats_of
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.pooling import PoolingPrompts
@@ -43,6 +44,7 @@ class Frontend:
         new_id: makes that engine's ids of requests; the ids that users give are known here alone.
         tokenizer: None: token ids in, token ids out.
         compiles: whether grammars are compiled here, because the engine is in this process.
+        images: makes prompts with images; None: the model sees none.
 
     Attributes:
         requests: checks and tokenizes prompts.
@@ -58,9 +60,12 @@ class Frontend:
         new_id: Callable[[], int],
         tokenizer: Tokenizer | None,
         compiles: bool,
+        images: Images | None = None,
     ) -> None:
         self.tokenizer = tokenizer
-        self.requests = Requests(config, info=info, new_id=new_id, tokenizer=tokenizer, compiles=compiles)
+        self.requests = Requests(
+            config, info=info, new_id=new_id, tokenizer=tokenizer, compiles=compiles, images=images
+        )
         self.pooling = PoolingPrompts(
             self.requests, info=info, tokenizer=tokenizer, chosen_template=config.chat_template is not None
         )

@@ -77,6 +77,8 @@ class PoolingPrompts:
         salt = None
         if isinstance(prompt, Mapping):
             check_keys(prompt)
+            if prompt.get("multi_modal_data"):
+                raise InvalidRequest("vectors are made of texts only so far", field="multi_modal_data")
             salt = prompt.get("cache_salt")
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
         if isinstance(prompt, str | TextPair):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Union
 
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
+from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.front.beam_search import MAX_BEAM_TOKENS, BeamSearch
+from llmjax.engine.front.images import TEXT_ONLY, Images, pictures_of
 from llmjax.engine.front.limits import RequestLimits
 from llmjax.engine.info import EngineInfo
 from llmjax.errors import InvalidRequest
@@ -25,12 +27,12 @@ if TYPE_CHECKING:
     from llmjax.sampling.structured import StructuredOutputsParams
     from llmjax.turns import Turn
 
-# A string, token ids, or a dict with "prompt" or "prompt_token_ids", and perhaps "cache_salt".
-PromptInput = str | Sequence[int] | Mapping[str, Any]
+# A string, token ids, a dict with "prompt" or "prompt_token_ids", perhaps images and "cache_salt", or a `Prompt`.
+PromptInput = Union[str, Sequence[int], Mapping[str, Any], "Prompt"]
 
-PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt"})
-# vLLM's, for models that read more than text; here there are none yet.
-UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"})
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
+# vLLM's, for which there is nothing here yet.
+UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"})
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,13 @@ class Prompt:
     Attributes:
         text: what it was before; None: it came as tokens.
         cache_salt: only requests with the same salt share cached prefixes.
+        media: its images; None: it has none.
     """
 
     text: str | None
     token_ids: list[int]
     cache_salt: str | None
+    media: PromptMedia | None = None
 
 
 class Requests:
@@ -64,6 +68,7 @@ class Requests:
         new_id: makes that engine's ids of requests.
         tokenizer: None: token ids in, token ids out.
         compiles: whether grammars are compiled here, because the engine is in this process.
+        images: makes prompts with images; None: the model sees none.
 
     Attributes:
         limits: what requests may ask of that engine.
@@ -77,8 +82,10 @@ class Requests:
         new_id: Callable[[], int],
         tokenizer: Tokenizer | None,
         compiles: bool,
+        images: Images | None = None,
     ) -> None:
         self.limits = RequestLimits.of(config, info)
+        self.images = images
         self._tokenizer = tokenizer
         self._new_id = new_id
         self._compiles = compiles
@@ -118,6 +125,7 @@ class Requests:
             grammar=None if form is None else form.grammar,
             matcher=None if form is None else form.matcher,
             thinking=thinking,
+            media=prompt.media,
             priority=priority,
             cache_salt=prompt.cache_salt,
             arrival_time=arrival,
@@ -137,6 +145,8 @@ class Requests:
             keep_logprobs: so that what is found has them.
         """
         read = self.prompt(prompt, cache_salt=cache_salt)
+        if read.media is not None:
+            raise InvalidRequest("a beam search does not take images", field="multi_modal_data")
         if params.candidates > self.limits.max_logprobs:
             raise InvalidRequest(
                 f"a beam_width of {params.beam_width} needs the log-probabilities of {params.candidates} tokens; the "
@@ -208,10 +218,20 @@ class Requests:
             InvalidRequest: it is not a prompt, or brings another salt; or the model does not generate.
         """
         self._check_generates()
+        if isinstance(prompt, Prompt):
+            return replace(prompt, cache_salt=cache_salt)
+        pictures: Any = []
+        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
+            if self.images is None:
+                raise InvalidRequest(f"multi_modal_data: {TEXT_ONLY}", field="multi_modal_data")
+            pictures = pictures_of(prompt["multi_modal_data"])
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = salt_of(prompt["cache_salt"], cache_salt)
-        return Prompt(text, token_ids, cache_salt)
+        if self.images is None:
+            return Prompt(text, token_ids, cache_salt)
+        token_ids, media = self.images.placed(token_ids, self.images.prepared(pictures))
+        return Prompt(text, token_ids, cache_salt, media)
 
     def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):
@@ -279,9 +299,10 @@ def check_keys(prompt: Mapping[str, Any]) -> None:
         if key in UNSUPPORTED_PROMPT_KEYS:
             if value is None or (isinstance(value, Mapping) and not value):
                 continue
-            raise InvalidRequest(f"{key} is not supported yet: models here read text only", field=key)
+            raise InvalidRequest(f"{key} is not supported yet", field=key)
         raise InvalidRequest(
-            f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have a 'cache_salt', and has no {key!r}",
+            f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have 'multi_modal_data' and a 'cache_salt', and "
+            f"has no {key!r}",
             field="prompt",
         )
 

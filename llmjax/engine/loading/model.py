@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import numpy as np
@@ -38,6 +38,9 @@ from llmjax.quantization.plan import PLAIN, STORED, Kept, QuantizationPlan
 
 logger = logging.getLogger(__name__)
 
+if TYPE_CHECKING:
+    from llmjax.models.vision.functional import EncoderGraph
+
 T = TypeVar("T")
 
 # Buffers that old checkpoints carry and that are computed here.
@@ -56,6 +59,19 @@ IGNORED_SUFFIXES = (
 
 
 @dataclass(frozen=True)
+class LoadedEncoder:
+    """A loaded encoder of images."""
+
+    graph: EncoderGraph
+    params: dict[str, jax.Array | QTensor | SplitStack]  # by name
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(weight.nbytes for weight in self.params.values())
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """A loaded model, as the runner needs it."""
 
@@ -67,12 +83,14 @@ class LoadedModel:
     load_seconds: float
     mapped_bytes: int = 0  # bytes of weights that take memory only when a step reads them
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
+    encoder: LoadedEncoder | None = None  # of images; None: the model sees none
     dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all weights."""
-        return sum(weight.nbytes for weight in self.params.values())
+        encoder = 0 if self.encoder is None else self.encoder.num_bytes
+        return sum(weight.nbytes for weight in self.params.values()) + encoder
 
     @property
     def digest(self) -> str:
@@ -181,7 +199,8 @@ def load_model(
         if kept.misfit:
             misfits.setdefault(kept.misfit, []).append(name)
         params[name] = placer.place(name, tensor, kept, shape, cut=division.cut(name, axes, shape.shape))
-    jax.block_until_ready(params)
+    encoder = _load_encoder(checkpoint, platform, programs, placer) if _sees(config, checkpoint, platform) else None
+    jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
     for misfit, names in misfits.items():
         logger.warning("rows of %d matrices, for example %s, do not fill blocks of %s", len(names), names[0], misfit)
@@ -208,7 +227,46 @@ def load_model(
         mapped_bytes=packed.mapped_bytes if platform.is_cpu else 0,
         dequantized_from=dequantized,
         kv_calibration=calibration,
+        encoder=encoder,
     )
+
+
+def _sees(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> bool:
+    """Whether the model's encoder of images is loaded."""
+    if checkpoint.vision is None:
+        return False
+    if len(platform.devices) > 1 or config.is_staged:
+        logger.warning("the model is served for text alone: its encoder of images runs on one device only so far")
+        return False
+    return True
+
+
+def _load_encoder(checkpoint: Checkpoint, platform: Platform, programs: ProgramCache, placer: Placer) -> LoadedEncoder:
+    """The encoder of images, whose matrices are kept as plain numbers.
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape.
+    """
+    spec, stored = checkpoint.vision, checkpoint.vision_tensors
+    assert spec is not None
+    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
+
+    def declared() -> tuple[EncoderGraph, dict[str, jax.ShapeDtypeStruct]]:
+        from llmjax.models.vision.functional import abstract_encoder  # with Flax, which most starts do without
+
+        return abstract_encoder(spec, **types)
+
+    graph, shapes = programs.kept(("what an encoder declares", spec, types), declared)
+    for name, shape in shapes.items():
+        if name not in stored:
+            raise CheckpointError(f"{checkpoint.path}: tensor {name} of the encoder of images is missing")
+        if tuple(stored[name].shape) != tuple(shape.shape):
+            raise CheckpointError(
+                f"{checkpoint.path}: tensor {stored[name].name} has shape {list(stored[name].shape)}, the config asks "
+                f"for {list(shape.shape)}"
+            )
+    params = {name: placer.place(name, stored[name], Kept(None), shape, cut=None) for name, shape in shapes.items()}
+    return LoadedEncoder(graph, params)
 
 
 def _check_chunks(model: ModelConfig, page_size: int) -> None:

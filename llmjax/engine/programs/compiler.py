@@ -14,15 +14,19 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.device.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.device.device_state import DeviceState, Ends, make_device_state
+from llmjax.engine.device.media import MediaShape
 from llmjax.engine.device.step import pass_on, sample_masked, step
 from llmjax.engine.drafts.proposal import DraftGraph
 from llmjax.engine.loading.memory import KVPlan, ProgramMemory
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
+from llmjax.engine.programs.encode import batch_shapes, encode_images
 from llmjax.errors import CompileError, ConfigError
 from llmjax.kernels.sharding import Axes
 from llmjax.platforms import Platform
 from llmjax.sampling.masks import mask_words
+
+MEDIA_ROWS = 8192  # rows of the media pool, and so of an image, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,9 +94,25 @@ class StepCompiler:
                 num_slots=self.max_num_seqs,
                 pages_per_sequence=self.kv_plan.pages_per_sequence,
                 num_groups=len(self.kv_plan.groups),
+                media=self.media,
             )
             for bucket in buckets
         }
+
+    @cached_property
+    def media(self) -> MediaShape | None:
+        """The shape of the media pool; None: the model sees nothing."""
+        encoder, config = self.model.encoder, self.model.graph.config
+        if encoder is None:
+            return None
+        return MediaShape(
+            num_rows=min(MEDIA_ROWS, self.kv_plan.max_model_len),
+            size=config.hidden_size,
+            dtype=str(self.model.graph.activation_dtype),
+            extra=len(encoder.graph.spec.tapped),
+            axes=any(rope.axes is not None for rope in config.ropes),
+            whole=encoder.graph.spec.bidirectional,
+        )
 
     @property
     def largest(self) -> Bucket:
@@ -132,6 +152,7 @@ class StepCompiler:
             "as_bits": self.platform.is_cpu,
             "as_words": not self.platform.has_own_kernels,
             "draft": None if self.draft_model is None else self.draft_model.graph.config,
+            "media": self.media,
         }
 
     @cached_property
@@ -231,6 +252,27 @@ class StepCompiler:
             sharding=self.platform.sharding,
         )
 
+    @property
+    def encoder_weights(self) -> tuple[jax.Array, ...]:
+        """The encoder's weights, as ``encode_images`` takes them; empty: there is none."""
+        return () if self.model.encoder is None else tuple(self.model.encoder.params.values())
+
+    def encoder_spec(self, bucket: Bucket) -> ProgramSpec:
+        """The specification of the program that encodes a bucket's patches."""
+        encoder = self.model.encoder
+        assert encoder is not None
+        shapes = jax.tree.map(
+            lambda x: self._placed(jax.ShapeDtypeStruct(x.shape, x.dtype)), batch_shapes(encoder.graph, bucket.tokens)
+        )
+        return ProgramSpec(
+            function=encode_images,
+            arguments=(_shapes(self.encoder_weights), self.state_shapes.media, *shapes),
+            device=self.platform.device,
+            static={"graph": encoder.graph, "names": tuple(encoder.params)},
+            donated=(1,),
+            options=self.options,
+        )
+
     # One object each for all buckets: their digests are worked out once.
 
     @cached_property
@@ -266,6 +308,10 @@ class StepCompiler:
         """The program that samples after that of a bucket: ``(head weights, state, Ends, mask) -> (state, Sampled)``,
         with a state that has nothing of the layers."""
         return self.cache.get(self.masked_spec(bucket))
+
+    def compile_encoder(self, bucket: Bucket) -> Executable:
+        """The program that encodes a bucket's patches: ``(weights, MediaState, places, PatchBatch) -> MediaState``."""
+        return self.cache.get(self.encoder_spec(bucket))
 
     def bytes_beside_kv(self) -> int:
         """Bytes of the device's memory that steps take beside weights and KV pages; compiles the largest program.

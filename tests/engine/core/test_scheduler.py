@@ -27,6 +27,8 @@ from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots, TableChanges
 from llmjax.engine.core.listener import CacheListener
+from llmjax.engine.core.media import Encoding, PromptImage, PromptMedia
+from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.pace import ChunkPace, Pace
 from llmjax.engine.core.page_pool import DUMMY_PAGE
 from llmjax.engine.core.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
@@ -34,6 +36,7 @@ from llmjax.engine.core.scheduler import LEAST_CHUNK, Row, Scheduler, StepPlan
 from llmjax.engine.core.tier import Giver, NoTier, PageContent, Tier
 from llmjax.engine.device.batch import READ_DEVICE, BatchLayout, make_buckets
 from llmjax.engine.device.device_state import NO_TOKEN, StepOutput
+from llmjax.engine.device.media import MediaShape
 from llmjax.engine.device.pending import PendingStep
 from llmjax.engine.device.rows import ENDED, ROW, NewRow, row_words
 from llmjax.engine.drafts.speculation import Speculation
@@ -43,6 +46,7 @@ from llmjax.engine.tiers.host import HostPages, PageFormat
 from llmjax.engine.tiers.offload import Offload, Taker
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
+from llmjax.media.image import PreparedImage
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Recurrent, Span
 from llmjax.sampling.logprobs import LogprobArrays
@@ -55,6 +59,8 @@ pytestmark = pytest.mark.smoke
 VOCAB = 5
 STOP = 4
 ALL, STATE = AllTokens(), LastState()
+MEDIA = MediaShape(num_rows=1, size=1, dtype="float32", axes=True)
+ROW_TOKEN = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +81,8 @@ class Shape:
     host_pages: int = 0  # evicted ones that are kept
     folder: Path | None = None  # where they are kept, too
     micro_batches: int = 1  # of decodes
+    media_rows: int = 0  # of the pool; 0: prompts have no images
+    encoder_budget: int = 0  # rows that are encoded before a step
 
     @property
     def pages_per_sequence(self) -> int:
@@ -88,6 +96,21 @@ def digests(tokens: Seq[int]) -> list[int]:
         digest = hash((digest, token))
         found.append(digest)
     return found
+
+
+def row_at(media: PromptMedia, position: int) -> tuple[bytes, int] | None:
+    """The image, and the row of it, that stands at a position of a prompt; None: a token."""
+    for image in media.images:
+        if (found := np.flatnonzero(image.rows == position)).size:
+            return image.image.digest, int(found[0])
+    return None
+
+
+def with_images(request: EngineRequest, tokens: Seq[int]) -> list[Any]:
+    """A request's tokens with the rows of its images in place of their ids."""
+    if (media := request.media) is None:
+        return list(tokens)
+    return [row_at(media, position) or token for position, token in enumerate(tokens)]
 
 
 def next_token(digest: int, seed: int) -> int:
@@ -134,6 +157,7 @@ class SimulatedDevice:
     shape: Shape
     content: list[dict[tuple[int, int], int]] = field(init=False)  # per group: (page, offset) -> digest; states at 0
     history: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by request id and continuation
+    rows: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # of the media pool: an image and a row of it
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -177,13 +201,24 @@ class SimulatedDevice:
     def most_drafts(self, rows: int) -> int:
         return max([bucket.drafts for bucket in self.buckets if bucket.rows >= rows], default=0)
 
-    def dispatch(self, plan: StepPlan, *, tables: TableChanges, sampling: dict[Any, RequestSampling]) -> Any:
+    def can_encode(self, media: PromptMedia, *, seconds: float = 0.0) -> bool:
+        return True
+
+    def encode(self, encodings: Seq[Encoding]) -> None:
+        for encoding in encodings:
+            for index, place in enumerate(encoding.places.tolist()):
+                self.rows[place] = (encoding.image.digest, index)
+
+    def dispatch(
+        self, plan: StepPlan, *, tables: TableChanges, sampling: dict[Any, RequestSampling], media: MediaRows
+    ) -> Any:
         bucket = next(bucket for bucket in self.buckets if bucket.holds(plan))
         layout = BatchLayout(
             bucket=bucket,
             num_slots=self.shape.max_num_seqs,
             pages_per_sequence=self.shape.pages_per_sequence,
             num_groups=len(self.shape.spans),
+            media=MEDIA if self.shape.media_rows else None,
         )
         new = [
             NewRow(row.sequence.slot, row.start, row_words(row.sequence, sampling[row.sequence]))
@@ -193,7 +228,8 @@ class SimulatedDevice:
         *before, last = tables.chunks(layout.room)
         for chunk in before:
             self._write(chunk.entry, chunk.page)
-        part = layout.parts(layout.pack(plan, new=new, tables=last))
+        part = layout.parts(layout.pack(plan, new=new, tables=last, media=media))
+        self._check_images(plan, part)
         self._begin(part)
         for i, row in enumerate(plan.rows):
             assert part["steps"][i] == (row.steps if row.samples else 0)
@@ -215,6 +251,25 @@ class SimulatedDevice:
             ends=None,
         )
         return PendingStep(plan=plan, bucket=bucket, result=lambda: output)
+
+    def _check_images(self, plan: StepPlan, part: dict[str, np.ndarray]) -> None:
+        """Each token of an image has its row of the pool, other tokens none; all tokens have their positions."""
+        at = 0
+        for row in plan.rows:
+            media = row.sequence.request.media
+            for position in range(row.start, row.start + row.count):
+                wanted = None if media is None else row_at(media, position)
+                place = int(part["media_places"][at]) if "media_places" in part else -1
+                assert self.rows.get(place) == wanted, "a token has the row of another"
+                if media is not None and position < row.sequence.num_prompt_tokens and "media_axes" in part:
+                    assert part["media_axes"][:, at].tolist() == [position] * 3
+                elif "media_axes" in part:
+                    assert part["media_axes"][:, at].tolist() == [-1] * 3
+                at += 1
+            at += len(row.drafts)
+            if media is not None and media.whole:
+                for end in (row.start, row.start + row.count):
+                    assert not any(one.start < end < one.end for one in media.images), "an image is cut"
 
     def _write(self, entry: np.ndarray, page: np.ndarray) -> None:
         known = entry < self.page_tables.size
@@ -250,7 +305,7 @@ class SimulatedDevice:
             history = self.history.setdefault((request.request_id, row.sequence.index), [*request.prompt_token_ids])
             assert tokens == history[length - len(tokens) : length], "a step computes tokens that are not the request's"
             inputs.append((slot, length - len(tokens), length))
-            known[slot] = digests(history)
+            known[slot] = digests(with_images(request, history))
         for group, span in enumerate(self.shape.spans):
             if span == STATE:
                 self._run_states(group, inputs, known)
@@ -287,7 +342,7 @@ class SimulatedDevice:
             history = self.history[row.sequence.request.request_id, row.sequence.index]
             assert history[start:] == tokens[:1]
             inputs.append((slot, start, start + len(tokens)))
-            known[slot] = digests([*history[:start], *tokens])
+            known[slot] = digests(with_images(row.sequence.request, [*history[:start], *tokens]))
             alive.append((i, slot, start, tokens))
         for group in range(len(self.shape.spans)):
             self._run_pages(group, inputs, known)
@@ -414,6 +469,7 @@ class SimulatedEngine(Engine):
                 max_num_seqs=shape.max_num_seqs,
                 max_num_batched_tokens=shape.max_num_batched_tokens,
                 micro_batches=shape.micro_batches,
+                media=MediaRows(shape.media_rows, budget=shape.encoder_budget),
             ),
             pace=Pace(shape.decode_steps, seconds=1e9),
             speculation=SometimesWorthIt(
@@ -431,6 +487,7 @@ class SimulatedEngine(Engine):
     def check(self) -> None:
         """Each page has as many holders as sequences list it; the device's tables say what the sequences do."""
         self.kv.check()
+        self.scheduler.media.check()
         running = self.scheduler.running
         assert len({sequence.slot for sequence in running}) == len(running) <= self.shape.max_num_seqs
         for group in self.kv.groups:
@@ -464,7 +521,7 @@ def request(name: str, prompt: list[int], **options: Any) -> EngineRequest:
     """A request; ``options`` are split between the request and its sampling."""
     own = {
         key: options.pop(key)
-        for key in ("priority", "cache_salt", "stop_token_ids", "max_tokens", "bad_words_token_ids")
+        for key in ("priority", "cache_salt", "stop_token_ids", "max_tokens", "bad_words_token_ids", "media")
         if key in options
     }
     own.setdefault("stop_token_ids", frozenset())
@@ -515,7 +572,8 @@ def check_results(arrivals: list[Arrival], results: dict[tuple[str, int], Result
         for index in range(asked.params.n):
             result = results.get((asked.request_id, index))
             min_tokens = asked.params.min_tokens
-            expected = alone(prompt, 3 + index, asked.max_tokens, asked.stop_token_ids, min_tokens=min_tokens)
+            marked = with_images(asked, prompt)
+            expected = alone(marked, 3 + index, asked.max_tokens, asked.stop_token_ids, min_tokens=min_tokens)
             if arrival.abort_at is not None and (result is None or result.reason == "abort"):
                 assert result is None or result.tokens == expected[: len(result.tokens)]
                 continue
@@ -544,6 +602,7 @@ def check_idle(engine: SimulatedEngine) -> None:
     assert not engine._sequences
     assert not engine._sampling
     assert len(engine.scheduler._free_slots) == engine.shape.max_num_seqs
+    assert engine.scheduler.media.used == 0
 
 
 W = LastTokens
@@ -631,6 +690,81 @@ def test_random_workloads(data: st.DataObject) -> None:
     engine.kv.reset_prefix_cache()
     stats = engine.kv_stats()
     assert stats.free == stats.total
+
+
+def image_of(name: str, num_rows: int) -> PreparedImage:
+    """An image with a token before its rows, one after them, and one in the middle."""
+    half = num_rows // 2
+    tokens = (1, *[ROW_TOKEN] * half, 2, *[ROW_TOKEN] * (num_rows - half), 1)
+    patches = np.zeros((0, 0), np.float32)
+    return PreparedImage(patches=patches, grid=(1, 1, num_rows), num_rows=num_rows, tokens=tokens, digest=name.encode())
+
+
+def prompt_with(parts: Seq[int | PreparedImage], *, whole: bool = False) -> tuple[list[int], PromptMedia | None]:
+    """A prompt of tokens and images, and its images."""
+    ids: list[int] = []
+    images = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        rows = len(ids) + np.flatnonzero(np.array(part.tokens) == ROW_TOKEN)
+        images.append(
+            PromptImage(start=len(ids), end=len(ids) + len(part.tokens), rows=rows.astype(np.int32), image=part)
+        )
+        ids += part.tokens
+    if not images:
+        return ids, None
+    axes = np.tile(np.arange(len(ids), dtype=np.int32), (3, 1))
+    return ids, PromptMedia(images=tuple(images), axes=axes, delta=0, whole=whole)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_random_workloads_with_images(data: st.DataObject) -> None:
+    draw = data.draw
+    images = [image_of(name, draw(st.integers(1, 6))) for name in "abcd"]
+    longest = max(len(image.tokens) for image in images)
+    shape = draw(shapes())
+    whole = draw(st.booleans()) and STATE not in shape.spans
+    if whole:
+        batched = max(shape.max_num_batched_tokens, longest + shape.max_num_seqs)
+        shape = replace(shape, max_num_batched_tokens=batched, drafts=0)
+    parts = [
+        draw(st.lists(st.one_of(st.integers(1, VOCAB - 1), st.sampled_from(images)), min_size=1, max_size=8))
+        for _ in range(draw(st.integers(1, 6)))
+    ]
+    prompts = [prompt_with(own, whole=whole) for own in parts]
+    length = max(len(ids) for ids, _ in prompts) + 8
+    pages = -(-length // shape.page_size) + 2
+    each = [
+        max(count, needed(span, pages, shape.max_num_batched_tokens) + 2)
+        for span, count in zip(shape.spans, shape.num_pages, strict=True)
+    ]
+    largest = max(image.num_rows for image in images)
+    shape = replace(
+        shape,
+        max_model_len=length,
+        num_pages=tuple(each),
+        media_rows=draw(st.integers(largest, 3 * largest)),
+        encoder_budget=draw(st.integers(1, 2 * largest)),
+    )
+    arrivals = []
+    for number, (ids, media) in enumerate(prompts):
+        asked = request(
+            str(number),
+            ids,
+            n=draw(st.sampled_from([1, 1, 2])),
+            max_tokens=draw(st.integers(1, 8)),
+            prompt_logprobs=draw(st.sampled_from([None, None, 0])),
+            media=media,
+        )
+        at = draw(st.integers(0, 8))
+        arrivals.append(Arrival(asked, at, draw(st.one_of(st.none(), st.integers(at, at + 15)))))
+    engine = SimulatedEngine(shape)
+    tokens = sum((len(a.request.prompt_token_ids) + a.request.max_tokens + 2) * a.request.params.n for a in arrivals)
+    check_results(arrivals, run(engine, arrivals, max_steps=40 + 2 * tokens))
+    check_idle(engine)
 
 
 def needed(span: Span, longest: int, batched: int) -> int:

@@ -1,0 +1,78 @@
+"""Images in prompts: where they stand, what follows from them for tokens and pages, and what is to be encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmjax.arrays import Ints
+from llmjax.media.image import PreparedImage
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptImage:
+    """An image in a prompt.
+
+    Attributes:
+        start, end: its tokens, with those that stand between its rows.
+        rows: i32 [num_rows], the tokens in whose place its feature rows go, as indices into the prompt.
+        image: what is encoded.
+    """
+
+    start: int
+    end: int
+    rows: Ints
+    image: PreparedImage
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PromptMedia:
+    """The images of a prompt, and what follows from them for its tokens.
+
+    Attributes:
+        images: in the order of the prompt.
+        axes: i32 [3, n], position of each token of the prompt on each axis; None: tokens have one position.
+        delta: what is added to the index of a later token to get its position on every axis.
+        whole: tokens of an image see one another, so all of them are computed in one step.
+    """
+
+    images: tuple[PromptImage, ...]
+    axes: Ints | None = None
+    delta: int = 0
+    whole: bool = False
+
+    @property
+    def end(self) -> int:
+        """The first token after the last image."""
+        return self.images[-1].end
+
+    def between(self, start: int, end: int) -> Iterator[tuple[int, PromptImage]]:
+        """The images that have tokens among ``start : end``, with their numbers."""
+        for number, image in enumerate(self.images):
+            if image.start < end and start < image.end:
+                yield number, image
+
+    def marks(self, start: int, end: int) -> bytes:
+        """What tells a page with the tokens ``start : end`` from one with the same tokens and other images; empty:
+        there are no images in it."""
+        found = (
+            one.image.digest + (start - one.start).to_bytes(8, "little", signed=True)
+            for _, one in self.between(start, end)
+        )
+        return b"".join(found)
+
+    def parts(self, tokens: int) -> bool:
+        """Whether the first ``tokens`` tokens end inside an image that has to be computed as a whole."""
+        return self.whole and any(one.start < tokens < one.end for one in self.images)
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """An image to encode before the next step.
+
+    Attributes:
+        places: i32 [num_rows], rows of the device's pool that its feature rows go to.
+    """
+
+    image: PreparedImage
+    places: Ints

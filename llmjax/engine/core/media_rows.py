@@ -1,0 +1,139 @@
+"""The rows of the device's media pool: which image has which, and which images are encoded next."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmjax.arrays import Ints
+from llmjax.engine.core.media import Encoding
+from llmjax.engine.core.request import Sequence
+from llmjax.media.image import PreparedImage
+
+
+@dataclass(eq=False)
+class _Entry:
+    """An image that is encoded, or will be before the step that is being planned."""
+
+    digest: bytes
+    places: Ints
+    holders: int = 0
+
+
+class MediaRows:
+    """The rows of the device's media pool: given to images when a step needs them, and kept by the images' digests
+    until others need the room.
+
+    A sequence holds an image from the plan that computes the first of its tokens to the plan after the last one. As it
+    waits with no image half computed but the one that it holds, a pool that has room for any image has room for all.
+
+    Args:
+        num_rows: rows of the pool, at least those of the largest image.
+        budget: most rows that are encoded before one step; one image always is.
+    """
+
+    def __init__(self, num_rows: int = 0, *, budget: int = 0) -> None:
+        self.num_rows = num_rows
+        self.budget = budget
+        self.queries = self.hits = 0  # images that sequences have asked for, and those that were there
+        self._free = list(range(num_rows))
+        self._entries: dict[bytes, _Entry] = {}
+        self._idle: OrderedDict[bytes, _Entry] = OrderedDict()  # entries that nobody holds, least recently held first
+        self._held: dict[Sequence, dict[int, _Entry]] = {}  # by the number of the image in the prompt
+        self._encodings: list[Encoding] = []
+        self._left = 0
+
+    def begin_plan(self) -> None:
+        """Lets go of the images whose tokens all earlier steps have computed."""
+        self._left = self.budget
+        for sequence, held in list(self._held.items()):
+            media = sequence.request.media
+            assert media is not None
+            for number in [number for number in held if media.images[number].end <= sequence.num_computed]:
+                self._let_go(held.pop(number))
+            if not held:
+                del self._held[sequence]
+
+    def reach(self, sequence: Sequence, count: int) -> int:
+        """How many of a sequence's next ``count`` tokens can be computed now: those before the first image that does
+        not come into the pool with this plan. The others are held."""
+        media, start = sequence.request.media, sequence.num_computed
+        if media is None or start >= media.end:
+            return count
+        for number, image in media.between(start, start + count):
+            if (media.whole and image.end > start + count) or not self._hold(sequence, number, image.image):
+                return max(image.start - start, 0)
+        return count
+
+    def take_encodings(self) -> list[Encoding]:
+        """The images to encode before the planned step; each is told once."""
+        encodings, self._encodings = self._encodings, []
+        return encodings
+
+    def places(self, sequence: Sequence, number: int) -> Ints:
+        """The rows of an image that the sequence holds, i32 [num_rows]."""
+        return self._held[sequence][number].places
+
+    def release(self, sequence: Sequence) -> None:
+        """Lets go of all images of a sequence."""
+        for entry in self._held.pop(sequence, {}).values():
+            self._let_go(entry)
+
+    def forget(self) -> None:
+        """Forgets the images that nobody holds."""
+        while self._idle:
+            self._drop()
+
+    def check(self) -> None:
+        """Raises AssertionError if a row is lost or is in two places."""
+        listed = [row for entry in self._entries.values() for row in entry.places.tolist()]
+        assert sorted(listed + self._free) == list(range(self.num_rows))
+        holders = [entry for held in self._held.values() for entry in held.values()]
+        assert all(entry.holders == holders.count(entry) for entry in self._entries.values())
+        assert {digest for digest, entry in self._entries.items() if not entry.holders} == self._idle.keys()
+
+    @property
+    def used(self) -> int:
+        """Rows of images that sequences hold."""
+        return sum(len(entry.places) for entry in self._entries.values() if entry.holders)
+
+    def _hold(self, sequence: Sequence, number: int, image: PreparedImage) -> bool:
+        held = self._held.get(sequence, {})
+        if number in held:
+            return True
+        entry = self._entries.get(image.digest)
+        if entry is None:
+            if image.num_rows > self._left < self.budget or (places := self._room(image.num_rows)) is None:
+                return False
+            self._left -= image.num_rows
+            entry = self._entries[image.digest] = _Entry(image.digest, places)
+            self._encodings.append(Encoding(image, places))
+        else:
+            self.hits += 1
+        self.queries += 1
+        self._idle.pop(image.digest, None)
+        entry.holders += 1
+        self._held.setdefault(sequence, held)[number] = entry
+        return True
+
+    def _let_go(self, entry: _Entry) -> None:
+        entry.holders -= 1
+        if not entry.holders:
+            self._idle[entry.digest] = entry
+
+    def _room(self, count: int) -> Ints | None:
+        """Free rows, after images that nobody holds have been forgotten; None: there are fewer."""
+        if count > len(self._free) + sum(len(entry.places) for entry in self._idle.values()):
+            return None
+        while len(self._free) < count:
+            self._drop()
+        taken = self._free[len(self._free) - count :]
+        del self._free[len(self._free) - count :]
+        return np.array(taken, np.int32)
+
+    def _drop(self) -> None:
+        digest, entry = self._idle.popitem(last=False)
+        del self._entries[digest]
+        self._free += entry.places.tolist()

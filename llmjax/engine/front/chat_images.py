@@ -1,0 +1,60 @@
+"""Pictures in the messages of an offline chat."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from binascii import Error
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llmjax.engine.front.images import TEXT_ONLY, Images
+from llmjax.errors import InvalidRequest
+
+KINDS = ("image_url", "image", "image_pil", "input_image")
+
+
+def with_pictures(messages: Sequence[Any], images: Images | None) -> tuple[list[Any], list[Any]]:
+    """Messages in which pictures are what a chat template knows of them, and the pictures, in order.
+
+    A picture is a part of type ``image`` with a path, bytes or an image of Pillow under ``image`` (vLLM's
+    ``image_pil`` likewise), or of type ``image_url`` with a path or a data: URL.
+
+    Args:
+        images: None: the model sees none.
+
+    Raises:
+        InvalidRequest: there is a picture, and the model sees none; or a part has none.
+    """
+    pictures: list[Any] = []
+
+    def shown(part: Any) -> Any:
+        if not isinstance(part, Mapping) or part.get("type") not in KINDS:
+            return part
+        if images is None:
+            raise InvalidRequest(TEXT_ONLY, field="messages")
+        pictures.append(_picture_of(part))
+        return {"type": "image", "text": images.placeholder}
+
+    def turn(message: Any) -> Any:
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, list | tuple):
+            return message
+        return {**message, "content": [shown(part) for part in content]}
+
+    return [turn(message) for message in messages], pictures
+
+
+def _picture_of(part: Mapping[str, Any]) -> Any:
+    found = part.get(part["type"]) if part["type"] != "input_image" else part.get("image_url")
+    if isinstance(found, Mapping):
+        found = found.get("url")
+    if found is None:
+        raise InvalidRequest(f"a part of type {part['type']} has no picture under that name", field="messages")
+    if isinstance(found, str) and found[:5].lower() == "data:":
+        try:
+            return b64decode(found.partition(",")[2], validate=True)
+        except (Error, ValueError):
+            raise InvalidRequest("a data: URL must be of the form data:image/png;base64,…", field="messages") from None
+    if isinstance(found, str) and found[:5].lower() in ("http:", "https"):
+        raise InvalidRequest("images are not downloaded here: give a path, bytes or a data: URL", field="messages")
+    return found.removeprefix("file://") if isinstance(found, str) else found

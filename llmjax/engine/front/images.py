@@ -1,0 +1,151 @@
+"""Prompts with images: pictures are prepared, placed among the tokens, and checked against what the engine takes."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmjax.engine.core.media import PromptImage, PromptMedia
+from llmjax.engine.info import VisionInfo
+from llmjax.errors import InvalidRequest
+from llmjax.media.image import PreparedImage
+from llmjax.media.processor import ImageProcessor, image_processor_of
+from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images
+
+TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
+
+PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})  # modes of Pillow that PNG keeps as they are
+
+
+class Images:
+    """Makes prompts with images.
+
+    Args:
+        processor: prepares pictures for the model's encoder.
+        info: what the engine takes.
+        placeholder: the text that stands for an image in a prompt.
+        limit: most images of a prompt.
+    """
+
+    def __init__(
+        self, processor: ImageProcessor, info: VisionInfo, *, placeholder: str = "", limit: int | None = None
+    ) -> None:
+        self.processor = processor
+        self.placeholder = placeholder
+        self.limit = limit
+        self._info = info
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        info: VisionInfo,
+        *,
+        tokenize: Callable[[str], list[int]],
+        detokenize: Callable[[list[int]], str],
+        limit: int | None = None,
+    ) -> Images | None:
+        """The `Images` of the model in a folder; None: its files do not say how pictures are prepared."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        processor = image_processor_of(folder, config, tokenize)
+        if processor is None:
+            return None
+        return cls(processor, info, placeholder=detokenize(list(processor.placeholder)), limit=limit)
+
+    def prepared(self, pictures: Any) -> list[PreparedImage]:
+        """Prepared images of one picture or several: of files, their bytes, or images of Pillow.
+
+        Raises:
+            InvalidRequest: one is none of these, cannot be read, or is too large; or there are too many.
+        """
+        several = pictures if isinstance(pictures, list | tuple) else [pictures]
+        self.check_count(len(several))
+        found = []
+        for number, picture in enumerate(several):
+            try:
+                image = picture if isinstance(picture, PreparedImage) else self.processor.prepare(_bytes_of(picture))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"image {number + 1}: {error}", field="multi_modal_data") from error
+            found.append(image)
+        return found
+
+    def check_count(self, count: int) -> None:
+        """Raises InvalidRequest if a prompt may have fewer images."""
+        if self.limit is not None and count > self.limit:
+            raise InvalidRequest(
+                f"there are {count} images; a prompt may have {self.limit} (--limit-mm-per-prompt)",
+                field="multi_modal_data",
+            )
+
+    def placed(self, ids: list[int], images: Sequence[PreparedImage]) -> tuple[list[int], PromptMedia | None]:
+        """The tokens of a prompt with those of its images in place of the placeholders, and the images.
+
+        Raises:
+            InvalidRequest: there are more or fewer placeholders than images, or an image is too large.
+        """
+        processor, info = self.processor, self._info
+        if not images and processor.placeholder[0] not in ids:
+            return ids, None
+        for number, image in enumerate(images):
+            _check_size(number, image, info)
+        prompt = with_images(ids, images, placeholder=processor.placeholder, line_breaks=processor.line_breaks)
+        if not images:
+            return ids, None
+        axes, delta = None, 0
+        if info.axes:
+            axes, delta = mrope_positions(prompt, images, row_token=processor.row_token_id, merge=info.side)
+        found = tuple(_placed(prompt, number, images, processor.row_token_id) for number in range(len(prompt.spans)))
+        return list(prompt.ids), PromptMedia(images=found, axes=axes, delta=delta, whole=info.whole)
+
+
+def pictures_of(data: Mapping[str, Any]) -> Any:
+    """The pictures in vLLM's ``multi_modal_data``; raises InvalidRequest if there is anything else."""
+    if other := next((key for key in data if key != "image"), None):
+        raise InvalidRequest(f"multi_modal_data: {other!r} is not supported, only 'image'", field="multi_modal_data")
+    return data["image"]
+
+
+def _check_size(number: int, image: PreparedImage, info: VisionInfo) -> None:
+    tokens = len(image.tokens)
+    if image.num_rows > info.max_rows:
+        raise InvalidRequest(
+            f"image {number + 1} has {image.num_rows} feature rows; there is room for {info.max_rows}: make it smaller",
+            field="multi_modal_data",
+        )
+    if tokens > info.max_tokens:
+        raise InvalidRequest(
+            f"image {number + 1} has {tokens} tokens, which must be in one step; a step has room for {info.max_tokens} "
+            "of them (--max-num-batched-tokens)",
+            field="multi_modal_data",
+        )
+
+
+def _placed(prompt: MediaPrompt, number: int, images: Sequence[PreparedImage], row_token: int) -> PromptImage:
+    span = prompt.spans[number]
+    image, end = images[span.image_index], span.start + span.length
+    rows = span.start + np.flatnonzero(np.array(prompt.ids[span.start : end]) == row_token)
+    if len(rows) != image.num_rows:
+        raise InvalidRequest(f"image {number + 1} has {image.num_rows} feature rows, and room for {len(rows)}")
+    return PromptImage(start=span.start, end=end, rows=rows.astype(np.int32), image=image)
+
+
+def _bytes_of(picture: Any) -> bytes:
+    """The content of a picture's file."""
+    match picture:
+        case bytes() | bytearray() | memoryview():
+            return bytes(picture)
+        case str() | Path():
+            try:
+                return Path(picture).expanduser().read_bytes()
+            except OSError as error:
+                raise InvalidRequest(f"the file cannot be read: {error.strerror}") from error
+    if hasattr(picture, "save") and hasattr(picture, "mode"):  # one of Pillow
+        file = io.BytesIO()
+        (picture if picture.mode in PNG_MODES else picture.convert("RGB")).save(file, format="PNG")
+        return file.getvalue()
+    raise InvalidRequest(f"a {type(picture).__name__} is not a picture: give a path, bytes or an image of Pillow")

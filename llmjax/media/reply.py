@@ -1,0 +1,52 @@
+"""What the server and a process that prepares pictures say to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from llmjax.media.image import PreparedImage
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureLimits:
+    """What preparing one picture may take.
+
+    Attributes:
+        cpu_seconds: computing time, after which the process is killed.
+        wall_seconds: time until the answer is there, however busy the machine is, and before that until a process is
+            free.
+        memory: bytes of address space of the process.
+        reply: bytes of the prepared picture.
+    """
+
+    cpu_seconds: float = 20.0
+    wall_seconds: float = 60.0
+    memory: int = 4 * 2**30
+    reply: int = 2**30
+
+
+class Reply(msgspec.Struct):
+    """The answer to a picture: one of both, or neither when the process has started."""
+
+    image: PreparedImage | None
+    error: str | None
+
+
+def decoded(data: bytes | bytearray) -> Reply:
+    """A reply from a process that is not trusted: a decoder may have been made to send anything.
+
+    Raises:
+        msgspec.DecodeError: it is not one.
+    """
+    return msgspec.msgpack.decode(data, type=Reply, dec_hook=_array)
+
+
+def _array(kind: Any, value: Any) -> np.ndarray[Any, Any]:
+    name, shape, data = value
+    if name not in ("float32", "int32"):
+        raise ValueError("an array of another type")
+    return np.frombuffer(data, np.dtype(name)).reshape(shape)

@@ -1,0 +1,201 @@
+"""Whole engines on the golden checkpoints of models that see: logits against transformers', however prompts are cut.
+
+Budget and pages are small, so that images are cut into chunks, found in the prefix cache, and computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from llmjax import LLM, SamplingParams
+from llmjax.errors import InvalidRequest
+from llmjax.outputs import RequestOutput
+from tests.checkpoints import SEEING
+from tests.levels import at_levels
+
+pytestmark = pytest.mark.jax_api
+
+TOLERANCE = 2e-4
+PAGE = 4
+CHUNKS = (1, 7, 64)
+NAMES = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "gemma3", "idefics3", "llava", "internvl", "pixtral", "mistral3"]
+CASES = ["none", "one", "two", "first"]
+WHOLE = ("gemma3",)  # an image of theirs has to be in one step
+SIZES = {name: (20, 64) if name in WHOLE else CHUNKS for name in NAMES}
+MORE = [f"{name} in chunks of {chunk}" for name in NAMES for chunk in SIZES[name]]
+FAST = ["qwen2-vl in chunks of 1", "qwen2_5-vl in chunks of 7", "qwen3-vl in chunks of 64", "gemma3 in chunks of 20"]
+SLOW = [f"{name} in chunks of 7" for name in NAMES[4:]]
+
+
+@cache
+def golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(SEEING / name / "golden.npz") as archive:
+        return dict(archive)
+
+
+def engine_of(name: str, compile_cache_dir: str, **options: Any) -> LLM:
+    """An engine in which a prompt's log-probabilities are those of all tokens."""
+    options = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20, **options}
+    vocab_size = golden(name)["none/logits"].shape[1]
+    return LLM(
+        str(SEEING / name),
+        dtype="float32",
+        page_size=PAGE,
+        max_model_len=128,
+        max_logprobs=vocab_size,
+        compilation_cache_dir=compile_cache_dir,
+        compile_threads=1,
+        **options,
+    )
+
+
+def prompt_of(name: str, case: str) -> dict[str, Any]:
+    found = golden(name)
+    pictures = [Image.fromarray(found[f"image{number}"]) for number in found[f"{case}/images"]]
+    return {"prompt": found[f"{case}/prompt"].tobytes().decode(), "multi_modal_data": {"image": pictures}}
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    wide = logits.astype(np.float64)
+    wide = wide - wide.max(-1, keepdims=True)
+    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+
+
+def rows_of(entries: Any, size: int) -> np.ndarray:
+    """Log-probabilities of all tokens, [n, V]."""
+    return np.array([[entry[token].logprob for token in range(size)] for entry in entries])
+
+
+def check(name: str, case: str, output: RequestOutput, *, prompt: bool) -> None:
+    """Compares the log-probabilities after the prompt, and those in it, with transformers'."""
+    expected = log_softmax(golden(name)[f"{case}/logits"])
+    assert output.error is None
+    assert list(output.prompt_token_ids or ()) == golden(name)[f"{case}/tokens"].tolist()
+    after = rows_of(output.outputs[0].logprobs[:1], expected.shape[1])  # type: ignore[index]
+    np.testing.assert_allclose(after[0], expected[-1], atol=TOLERANCE)
+    if prompt:
+        assert output.prompt_logprobs is not None
+        found = rows_of(output.prompt_logprobs[1:], expected.shape[1])
+        np.testing.assert_allclose(found, expected[:-1], atol=TOLERANCE)
+
+
+class Seeing(NamedTuple):
+    """A golden checkpoint in an engine."""
+
+    name: str
+    llm: LLM
+
+
+@pytest.fixture(scope="module", params=at_levels(MORE, fast=FAST, slow=SLOW))
+def engine(request: Any, compile_cache_dir: str) -> Iterator[Seeing]:
+    name, _, chunk = request.param.partition(" in chunks of ")
+    llm = engine_of(name, compile_cache_dir, max_num_batched_tokens=max(int(chunk), 2), max_num_seqs=min(2, int(chunk)))
+    yield Seeing(name, llm)
+    media = llm.engine.scheduler.media
+    llm.engine.kv.check()
+    media.check()
+    assert (llm.kv_stats().used, media.used) == (0, 0)
+    llm.close()
+
+
+def scored(**options: Any) -> SamplingParams:
+    return SamplingParams(temperature=0, logprobs=-1, **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_transformers(engine: Seeing, case: str) -> None:
+    params = scored(max_tokens=2, prompt_logprobs=-1)
+    (output,) = engine.llm.generate([prompt_of(engine.name, case)], params, use_tqdm=False)
+    check(engine.name, case, output, prompt=True)
+
+
+def test_prefixes_that_end_in_images_are_found(engine: Seeing) -> None:
+    """Whatever part of a prompt is found in the cache, what follows is as if nothing were."""
+    name, llm = engine
+    prompt = prompt_of(name, "two")
+    (first,) = llm.generate([prompt], scored(max_tokens=1), use_tqdm=False)
+    check(name, "two", first, prompt=False)
+    (again,) = llm.generate([prompt], scored(max_tokens=1), use_tqdm=False)
+    check(name, "two", again, prompt=False)
+    assert again.num_cached_tokens == (len(first.prompt_token_ids or ()) - 1) // PAGE * PAGE
+    # The same tokens with another image of the same size have nothing in common from the image on.
+    other = np.array(prompt["multi_modal_data"]["image"][0])
+    other[0, 0] ^= 255
+    images = [Image.fromarray(other), prompt["multi_modal_data"]["image"][1]]
+    (changed,) = llm.generate([{**prompt, "multi_modal_data": {"image": images}}], scored(max_tokens=1), use_tqdm=False)
+    assert changed.prompt_token_ids == first.prompt_token_ids
+    assert changed.num_cached_tokens < len(golden(name)["two/tokens"]) // 4
+
+
+def test_several_continuations_and_requests_at_once(engine: Seeing) -> None:
+    name, llm = engine
+    llm.reset_prefix_cache()
+    alone = {}
+    for case in CASES:
+        (alone[case],) = llm.generate([prompt_of(name, case)], scored(max_tokens=12), use_tqdm=False)
+        check(name, case, alone[case], prompt=False)
+    llm.reset_prefix_cache()
+    together = llm.generate([prompt_of(name, case) for case in CASES], scored(max_tokens=12, n=2), use_tqdm=False)
+    for case, output in zip(CASES, together, strict=True):
+        for one in output.outputs:
+            assert list(one.token_ids) == list(alone[case].outputs[0].token_ids)
+
+
+@pytest.mark.parametrize("name", at_levels(NAMES, fast=NAMES[:1], slow=NAMES[2:4]))
+def test_a_preempted_request_sees_the_same(name: str, compile_cache_dir: str) -> None:
+    """Pages for a request and a half, and rows for one image: requests lose both."""
+    llm = engine_of(name, compile_cache_dir, kv_cache_memory_bytes=2**20, max_num_batched_tokens=16)
+    alone = [llm.generate([prompt_of(name, case)], scored(max_tokens=32), use_tqdm=False)[0] for case in CASES]
+    page_bytes = llm.info.kv_bytes // (llm.info.kv_tokens // PAGE)
+    llm.close()
+    tight = engine_of(name, compile_cache_dir, kv_cache_memory_bytes=36 * page_bytes, max_num_batched_tokens=16)
+    media = tight.engine.scheduler.media
+    tight.engine.scheduler.media = type(media)(36, budget=16)
+    outputs = tight.generate([prompt_of(name, case) for case in CASES], scored(max_tokens=32), use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == [list(o.outputs[0].token_ids) for o in alone]
+    assert sum(output.metrics.num_preemptions for output in outputs if output.metrics is not None) > 0
+    tight.engine.scheduler.media.check()
+    assert tight.engine.scheduler.media.used == 0
+    tight.close()
+
+
+def test_what_a_prompt_with_images_must_be(engine: Seeing) -> None:
+    name, llm = engine
+    picture = Image.fromarray(golden(name)["image0"])
+    text = golden(name)["one/prompt"].tobytes().decode()
+    for prompt, reason in [
+        ({"prompt": text}, "the prompt has 1 image placeholders, but there are 0 images"),
+        ({"prompt": text, "multi_modal_data": {"image": [picture] * 2}}, "but there are 2 images"),
+        ({"prompt": text, "multi_modal_data": {"image": [picture] * 65}}, "a prompt may have 64"),
+        ({"prompt": text, "multi_modal_data": {"video": [picture]}}, "'video' is not supported"),
+        ({"prompt": text, "multi_modal_data": {"image": b"nothing"}}, "image 1: "),
+        ({"prompt": text, "multi_modal_data": {"image": 3}}, "a int is not a picture"),
+        ({"prompt": text, "multi_modal_data": {"image": "/nowhere/a.png"}}, "the file cannot be read"),
+    ]:
+        with pytest.raises(InvalidRequest, match=reason):
+            llm.generate([prompt], use_tqdm=False)
+    with pytest.raises(InvalidRequest, match="beam search"):
+        from llmjax import BeamSearchParams
+
+        llm.beam_search([prompt_of(name, "one")], BeamSearchParams(beam_width=2, max_tokens=2))
+
+
+def test_chat_with_pictures(engine: Seeing, tmp_path: Any) -> None:
+    name, llm = engine
+    picture = Image.fromarray(golden(name)["image0"])
+    picture.save(tmp_path / "a.png")
+    parts = [
+        {"type": "image", "image": picture},
+        {"type": "image_url", "image_url": {"url": str(tmp_path / "a.png")}},
+        {"type": "image_pil", "image_pil": picture},
+    ]
+    messages = [[{"role": "user", "content": [{"type": "text", "text": "Is it?"}, part]}] for part in parts]
+    outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)  # type: ignore[arg-type]
+    assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
+    assert len({tuple(output.prompt_token_ids or ()) for output in outputs}) == 1
