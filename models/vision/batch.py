@@ -16,7 +16,9 @@ class PatchBatch:
         patches: f32 [P, V].
         segments: i32 [P], the frame or tile of each patch, which is what it sees; -1: padding.
         positions: i32 [P, 2], row and column.
-        windows: i32 [P], the window of each patch in layers that look at windows; None: there are none.
+        windows: i32 [P], the window of each patch in layers that look at windows, whose patches stand one after
+            another; None: there are none.
+        order: i32 [N], where each merged patch stands, if windows have put them in another order.
         places: i32 [P, K], rows of the table of learned positions; None: there is no table.
         place_shares: f32 [P, K], the weights with which the rows of ``places`` are added.
         sources: i32 [N, J], the merged patches of which each feature row is a weighted sum; -1: the learned row.
@@ -27,6 +29,7 @@ class PatchBatch:
     segments: jax.Array
     positions: jax.Array
     windows: jax.Array | None = None
+    order: jax.Array | None = None
     places: jax.Array | None = None
     place_shares: jax.Array | None = None
     sources: jax.Array | None = None

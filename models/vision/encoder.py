@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,16 @@ class Encoded:
     tapped: jax.Array
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Seen:
+    """What each patch sees: see the arguments of ``attend``."""
+
+    segments: jax.Array
+    tile: int | None = field(default=None, metadata={"static": True})
+    reach: int | None = field(default=None, metadata={"static": True})
+
+
 class Attention(nnx.Module):
     """Attention of patches to those of equal segment."""
 
@@ -60,7 +70,7 @@ class Attention(nnx.Module):
         self.k_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
         self.v_norm = None if spec.v_norm is None else build_norm(spec.v_norm, spec.head_dim)
 
-    def __call__(self, x: jax.Array, segments: jax.Array, angles: jax.Array | None) -> jax.Array:
+    def __call__(self, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
         """[P, W] to [P, W]; ``angles`` f32 [P, head_dim / 2]."""
         spec = self.spec
         shape = (len(x), spec.heads, spec.head_dim)
@@ -75,7 +85,8 @@ class Attention(nnx.Module):
             assert self.rope is not None
             q, k = turn(q, angles, self.rope.pairs), turn(k, angles, self.rope.pairs)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        return self.o_proj(attend(q, k, v, segments, scale=scale).reshape(len(x), -1))
+        attended = attend(q, k, v, seen.segments, scale=scale, tile=seen.tile, reach=seen.reach)
+        return self.o_proj(attended.reshape(len(x), -1))
 
 
 class Layer(nnx.Module):
@@ -91,17 +102,17 @@ class Layer(nnx.Module):
         self.scale1 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
         self.scale2 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
 
-    def __call__(self, x: jax.Array, segments: jax.Array, angles: jax.Array | None) -> jax.Array:
-        mixed = normed(self.attn(self.norm1(x), segments, angles), self.after1)
+    def __call__(self, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
+        mixed = normed(self.attn(self.norm1(x), seen, angles), self.after1)
         x = x + _scaled(mixed, self.scale1)
         fed = normed(self.mlp(self.norm2(x)), self.after2)
         return x + _scaled(fed, self.scale2)
 
 
 @jax.jit
-def vision_layer(layer: Layer, x: jax.Array, segments: jax.Array, angles: jax.Array | None) -> jax.Array:
+def vision_layer(layer: Layer, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
     """One layer as a function, so that layers with equal specs are traced and compiled once."""
-    return layer(x, segments, angles)
+    return layer(x, seen, angles)
 
 
 class Steps(nnx.Module):
@@ -168,14 +179,16 @@ class VisionEncoder(nnx.Module):
             assert batch.places is not None and batch.place_shares is not None
             found = self.positions.get_value()[batch.places]  # [P, K, W]
             x = (x + jnp.einsum("pkw,pk->pw", found, batch.place_shares)).astype(x.dtype)
-        segments, windows, positions = batch.segments, batch.windows, batch.positions
+        segments, positions = batch.segments, batch.positions
         if self.class_embed is not None:
             x, segments, positions = self._with_class(x, segments, positions)
         x = normed(x, self.norm_before)
         rope, tapped = spec.rope, []
         angles = None if rope is None else angles_of(positions, rope, spec.layers[0].attention.head_dim)
+        all_of_tile = Seen(segments, None if spec.tile is None else spec.tile + spec.class_token)
+        near = None if batch.windows is None or spec.window is None else Seen(batch.windows, reach=spec.window**2 - 1)
         for number, layer in enumerate(self.layers):
-            seen = segments if not spec.layers[number].windowed else windows
+            seen = near if spec.layers[number].windowed else all_of_tile
             assert seen is not None
             x = vision_layer(layer, x, seen, angles)
             if number in spec.tapped:
@@ -208,7 +221,9 @@ class VisionEncoder(nnx.Module):
         )
 
     def _gathered(self, rows: jax.Array, batch: PatchBatch) -> jax.Array:
-        """Feature rows as weighted sums of merged patches and the learned row, where a picture says so."""
+        """Feature rows in order, as weighted sums of merged patches and the learned row where a picture says so."""
+        if batch.order is not None:
+            rows = rows[batch.order]
         if batch.sources is None:
             return rows
         assert batch.source_shares is not None

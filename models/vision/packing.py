@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,9 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llmjax.models.vision.spec import TablePositions, VisionSpec
-
-LINE_SHARE = 8
-"""A picture with learned rows at the ends of lines has at most one for each of these rows."""
 
 
 class Picture(Protocol):
@@ -43,7 +41,10 @@ def bucket(spec: VisionSpec, patches: int) -> int:
 def num_rows(spec: VisionSpec, patches: int) -> int:
     """The feature rows of a batch with this number of patches, padding among them."""
     rows = patches // spec.side**2
-    return rows + rows // LINE_SHARE + 1 if spec.sources else rows
+    if not spec.newline:
+        return rows
+    assert spec.tile is not None
+    return rows + rows // math.isqrt(spec.tile // spec.side**2)  # each line of a tile may end with one
 
 
 def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict[str, NDArray[Any]]:
@@ -61,6 +62,7 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     values = np.zeros((patches, spec.patch_values), np.float32)
     segments = np.full(patches, -1, np.int32)
     windows = np.full(patches, -1, np.int32)
+    order = np.arange(patches // spec.side**2, dtype=np.int32)
     positions = np.zeros((patches, 2), np.int32)
     corners = 4 if spec.table is not None and spec.table.between == "corners" else 1
     places = np.zeros((patches, corners), np.int32)
@@ -69,16 +71,20 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     for picture in pictures:
         frames, rows, columns = picture.grid
         part = slice(start, start + len(picture.patches))
-        values[part] = picture.patches
         at = positions_of(rows, columns, spec.side)
+        moved: NDArray[Any] | slice = slice(None)
+        if spec.window is not None:
+            of_frame, count = windows_of(at, rows, columns, spec.window)
+            by_window = np.argsort(of_frame[:: spec.side**2], kind="stable")  # squares lie in a window as a whole
+            moved = (by_window[:, None] * spec.side**2 + np.arange(spec.side**2)).reshape(-1)
+            squares = np.arange(frames)[:, None] * len(by_window) + np.argsort(by_window)
+            order[start // spec.side**2 :][: squares.size] = start // spec.side**2 + squares.reshape(-1)
+            at = at[moved]
+            windows[part] = window + np.concatenate([of_frame[moved] + frame * count for frame in range(frames)])
+            window += frames * count
+        values[part] = picture.patches.reshape(frames, rows * columns, -1)[:, moved].reshape(-1, spec.patch_values)
         positions[part] = np.tile(at, (frames, 1))
         segments[part] = segment + np.repeat(np.arange(frames), rows * columns)
-        if spec.window is not None:
-            across = -(-columns // spec.window)
-            of_frame = at[:, 0] // spec.window * across + at[:, 1] // spec.window
-            count = across * -(-rows // spec.window)
-            windows[part] = window + np.concatenate([of_frame + frame * count for frame in range(frames)])
-            window += frames * count
         if spec.table is not None:
             cells, shares = cells_of(at, rows, columns, spec.table)
             places[part] = np.tile(cells, (frames, 1)) + spec.class_token
@@ -86,7 +92,7 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
         start, segment = part.stop, segment + frames
     found: dict[str, NDArray[Any]] = {"patches": values, "segments": segments, "positions": positions}
     if spec.window is not None:
-        found["windows"] = windows
+        found |= {"windows": windows, "order": order}
     if spec.table is not None:
         found |= {"places": places, "place_shares": place_shares}
     if spec.sources:
@@ -99,6 +105,12 @@ def positions_of(rows: int, columns: int, side: int) -> NDArray[np.int32]:
     grid = np.stack(np.meshgrid(np.arange(rows), np.arange(columns), indexing="ij"), axis=-1)
     squares = grid.reshape(rows // side, side, columns // side, side, 2).swapaxes(1, 2)
     return squares.reshape(-1, 2).astype(np.int32)
+
+
+def windows_of(at: NDArray[np.int32], rows: int, columns: int, window: int) -> tuple[NDArray[np.int32], int]:
+    """The window of each patch of a frame, i32 [rows * columns], and how many there are."""
+    across = -(-columns // window)
+    return at[:, 0] // window * across + at[:, 1] // window, across * -(-rows // window)
 
 
 def cells_of(

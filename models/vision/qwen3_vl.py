@@ -1,4 +1,4 @@
-"""Qwen3-VL: Qwen2-VL with positions between learned ones, and rows of earlier layers for the text's first layers."""
+"""Qwen3-VL and Qwen3.5: Qwen2-VL with learned positions that are mixed, and rows of earlier layers (deepstack)."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ DEFAULTS = {
     "num_position_embeddings": 2304,
     "deepstack_visual_indexes": [8, 16, 24],
 }
+# The same of Qwen3_5VisionConfig.
+DEFAULTS_3_5 = {**DEFAULTS, "deepstack_visual_indexes": []}
 PROCESSOR = {**qwen2_vl.PROCESSOR, "image_mean": HALF, "image_std": HALF}
 TENSORS = {
     **{name: own for name, own in qwen2_vl.TENSORS.items() if ".mlp." not in name and "merger" not in name},
@@ -81,6 +83,15 @@ FAMILIES = (
         TENSORS,
         DEFAULTS,
         {"image_token_id": 151655},
+        PROCESSOR,
+    ),
+    VisionFamily(
+        ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+        encoder,
+        qwen2_vl.pictures,
+        TENSORS,
+        DEFAULTS_3_5,
+        {"image_token_id": 248056},
         PROCESSOR,
     ),
 )

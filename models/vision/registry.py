@@ -17,7 +17,10 @@ _DECLARED = {
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
-    "qwen3_vl": "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration",
+    "qwen3_vl": (
+        "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
+        "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
+    ),
 }
 
 

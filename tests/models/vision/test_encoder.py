@@ -83,14 +83,14 @@ SPECS = {
     "corners": spec_of(table=TablePositions(rows=5, columns=6, between="corners")),
     "deepstack": spec_of(rope=Rope2D(), tapped=(0,), tap=(Merged(2), Normed(Layer(1e-6)), Projected(16))),
     "class": spec_of(class_token=True, tile=24, table=TablePositions(rows=4, columns=6)),
-    "newline": spec_of(newline=True, sources=2),
+    "newline": spec_of(newline=True, sources=2, tile=16),
 }
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_pictures_packed_together_are_as_alone(name: str) -> None:
     spec = SPECS[name]
-    grids = [(4, 6), (4, 6)] if spec.tile else [(4, 6), (6, 2), (2, 8)]
+    grids = [(4, spec.tile // 4)] * 2 if spec.tile else [(4, 6), (6, 2), (2, 8)]
     pictures = [picture(spec, *grid) for grid in grids]
     if spec.newline:
         pictures[1].sources, pictures[1].shares = np.array([[2, 0], [-1, 0]], np.int32), np.ones((2, 2), np.float32)
@@ -107,6 +107,29 @@ def test_frames_do_not_see_each_other() -> None:
     two = picture(spec, 4, 6, frames=2)
     first = Picture(two.patches[:24], (1, 4, 6), 6)
     np.testing.assert_allclose(run(spec, [two])[0][:6], run(spec, [first])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rope", "windows", "class"])
+def test_blocks_of_queries_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SPECS[name]
+    pictures = [picture(spec, 4, 6)] * 2 if spec.tile else [picture(spec, 10, 14), picture(spec, 4, 6)]
+    whole, _ = run(spec, pictures)
+    monkeypatch.setattr("llmjax.models.vision.attention.BLOCK", 20)
+    jax.clear_caches()
+    blocks, _ = run(spec, pictures)
+    jax.clear_caches()
+    np.testing.assert_allclose(blocks, whole, atol=1e-5)
+
+
+def test_windows_stand_together_and_rows_in_order() -> None:
+    spec = SPECS["windows"]
+    one = picture(spec, 6, 10, frames=2)
+    arrays = pack(spec, [one], patches=bucket(spec, 120))
+    windows = arrays["windows"][:120]
+    assert (np.diff(windows) >= 0).all() and windows[-1] == 11
+    at = arrays["positions"][:120:4][arrays["order"][:15]]
+    assert at.tolist() == positions_of(6, 10, 2)[::4].tolist()
+    assert sorted(arrays["order"].tolist()) == list(range(bucket(spec, 120) // 4))
 
 
 def test_windows_and_learned_rows_count() -> None:
@@ -139,7 +162,7 @@ def test_buckets_hold_what_is_asked_and_grow_slowly() -> None:
     sizes = [bucket(spec, count) for count in range(1, 300)]
     assert all(size >= count and size % 4 == 0 for count, size in zip(range(1, 300), sizes, strict=True))
     assert sorted(set(sizes)) == [4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384]
-    assert num_rows(spec, 48) == 12 and num_rows(SPECS["newline"], 64) == 19
+    assert num_rows(spec, 48) == 12 and num_rows(SPECS["newline"], 64) == 24
 
 
 def test_too_many_patches_are_refused() -> None:
