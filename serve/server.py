@@ -70,6 +70,8 @@ class DrainingServer(uvicorn.Server):
         self._watch_task = asyncio.create_task(self._watch_engine())
         print(f"{self._engine.info.model_name} is served at {self._url}/v1", flush=True)
         print(f"try: {first_request(self._url, self._settings, self._engine)}", flush=True)
+        if self._settings.web and self._settings.uds is None:
+            print(f"or open {self._url}/ in a browser", flush=True)
 
     async def _check_chat_template(self) -> None:
         """Compiles it before the first request needs it."""

@@ -33,14 +33,14 @@ def cached_commit(cache: Path, repo: str, revision: str | None) -> str | None:
         return commit if usable else None
     if revision is not None:
         return None
-    snapshots = [path for path in folder.glob("snapshots/*") if COMMIT.fullmatch(path.name) and _is_whole(path)]
+    snapshots = [path for path in folder.glob("snapshots/*") if COMMIT.fullmatch(path.name) and is_whole(path)]
     if len(snapshots) != 1:
         return None
     logger.warning("%s: there is no refs/main; the one whole snapshot is read", snapshots[0])
     return snapshots[0].name
 
 
-def _is_whole(snapshot: Path) -> bool:
+def is_whole(snapshot: Path) -> bool:
     """Whether there are weights, and nothing that is named is missing."""
     files = [path for path in snapshot.rglob("*") if not path.is_dir()]
     if not any(path.suffix in (".safetensors", ".gguf") for path in files):

@@ -28,6 +28,7 @@ class Group:
         help: the group's line of help.
         commands: by name.
         about: what the program says of itself.
+        first: what it says after its help to someone who gives no command.
         refused: why there are no commands of these names, which others have.
     """
 
@@ -35,6 +36,7 @@ class Group:
     help: str
     commands: Mapping[str, Command | Group]
     about: str = ""
+    first: str = ""
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -91,6 +93,9 @@ COMMANDS = Group(
             "chat": Command("llmjax.cli.chat", "talk to a model in the terminal"),
             "complete": Command("llmjax.cli.complete", "have a running server continue texts, in the terminal"),
             "bench": BENCHMARKS,
+            "pull": Command("llmjax.cli.pull", "fetch a model before it is needed"),
+            "list": Command("llmjax.cli.list_models", "list the models on this machine, with their sizes"),
+            "rm": Command("llmjax.cli.rm", "remove models from this machine"),
             "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
             "eval": EVALUATIONS,
             "quantize": Command("llmjax.cli.quantize", "write a model with quantized weights, as GGUF or safetensors"),
@@ -100,10 +105,17 @@ COMMANDS = Group(
         }
     ),
     about="LLM inference and serving on JAX: CPUs, NVIDIA GPUs and any PJRT device.",
+    first="""To begin:
+  llmjax serve                  serve a small model (98 MB, fetched at the first start), with a chat page at
+                                http://localhost:8000/
+  llmjax serve Qwen/Qwen3-0.6B  serve a model of Hugging Face
+  llmjax chat                   talk to the small model in the terminal
+  llmjax doctor                 see what this machine has, and what is missing""",
     refused=MappingProxyType(
         {
             "launch": "a server is not put together of parts; llmjax serve starts all of it",
-            "preload": "llmjax serve fetches a model when it first needs it, and keeps it",
+            "preload": "llmjax pull fetches a model; llmjax serve does so when it first needs it, and keeps it",
+            "show": "llmjax inspect shows what a model's files hold and need",
             "snapshot": "llmjax serve keeps its compiled programs by itself (--compilation-cache-dir)",
         }
     ),
@@ -123,6 +135,8 @@ def dispatch(program: str, group: Group, argv: list[str]) -> int:
     """
     if not argv or argv[0] in ("--help", "-h", "help"):
         print(usage(program, group))
+        if group.first and not argv:
+            print(f"\n{group.first}")
         return 0 if argv else 1
     name, *rest = argv
     command = group.commands.get(name)

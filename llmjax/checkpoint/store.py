@@ -1,0 +1,132 @@
+"""The models on this machine: those in Hugging Face's cache, and files that came in wheels of a package index."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from llmjax.errors import CheckpointError
+
+WEIGHTS = (".safetensors", ".gguf")
+MARKER = "source.json"  # beside a file of a package index; see `llmjax.checkpoint.pypi`
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredModel:
+    """A model in one of the caches.
+
+    Attributes:
+        name: what ``--model`` takes.
+        holds: the kind of its files: ``safetensors``, ``GGUF`` or both.
+        folder: where they are.
+        num_bytes: their size, which removing the model gives back.
+        used: when the largest of them was last read, in seconds since 1970.
+        whole: False: a download has broken off; the next one goes on with it.
+    """
+
+    name: str
+    holds: str
+    folder: Path
+    num_bytes: int
+    used: float
+    whole: bool = True
+
+
+def stored_models(download_dir: str | None = None) -> list[StoredModel]:
+    """The models on this machine, those used last first.
+
+    Args:
+        download_dir: folder of all downloads; None: the hub's own cache and ``~/.cache/llmjax/models``.
+    """
+    found = [*_of_hugging_face(_hub_cache(download_dir)), *_of_packages(_packages(download_dir))]
+    return sorted(found, key=lambda model: (-model.used, model.name))
+
+
+def remove(model: StoredModel) -> None:
+    """Removes the files of a model.
+
+    Raises:
+        CheckpointError: the folder cannot be removed.
+    """
+    locks = model.folder.parent / ".locks"
+    try:
+        if (model.folder / MARKER).exists():
+            locks.mkdir(exist_ok=True)
+            with FileLock(locks / f"{model.folder.name}.lock"):  # nobody downloads it meanwhile
+                shutil.rmtree(model.folder)
+        else:
+            shutil.rmtree(model.folder)
+            shutil.rmtree(locks / model.folder.name, ignore_errors=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot remove {model.folder}: {error.strerror or error}") from None
+
+
+def _hub_cache(download_dir: str | None) -> Path:
+    if download_dir is not None:
+        return Path(download_dir).expanduser()
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _packages(download_dir: str | None) -> Path:
+    return Path(download_dir or "~/.cache/llmjax/models").expanduser() / "pypi"
+
+
+def _of_hugging_face(cache: Path) -> Iterator[StoredModel]:
+    """Repositories with weights. What the hub's library keeps beside them, such as data sets, is left out."""
+    from llmjax.checkpoint.hub_cache import is_whole
+
+    for folder in sorted(cache.glob("models--*--*")):
+        snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
+        kinds = {path.suffix for snapshot in snapshots for path in snapshot.rglob("*") if path.suffix in WEIGHTS}
+        unfinished = any(folder.glob("blobs/*.incomplete"))
+        if not kinds and not unfinished:
+            continue
+        files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+        yield StoredModel(
+            name=folder.name.removeprefix("models--").replace("--", "/", 1),
+            holds=" and ".join(
+                kind for kind, suffix in (("safetensors", WEIGHTS[0]), ("GGUF", WEIGHTS[1])) if suffix in kinds
+            ),
+            folder=folder,
+            num_bytes=sum(stat.st_size for stat in files),
+            used=_used(files),
+            whole=not unfinished and any(map(is_whole, snapshots)),
+        )
+
+
+def _used(files: Sequence[os.stat_result]) -> float:
+    """When the largest file was last read; small ones are read by whoever lists them."""
+    return max(files, key=lambda stat: stat.st_size).st_atime if files else 0.0
+
+
+def _of_packages(root: Path) -> Iterator[StoredModel]:
+    for folder in sorted(root.glob("*-*")):
+        if not folder.is_dir():
+            continue
+        files = [path.stat() for path in folder.iterdir()]
+        name, whole = _source(folder)
+        yield StoredModel(
+            name=name,
+            holds="GGUF",
+            folder=folder,
+            num_bytes=sum(stat.st_size for stat in files),
+            used=_used(files),
+            whole=whole,
+        )
+
+
+def _source(folder: Path) -> tuple[str, bool]:
+    """What a folder's file came from, and whether it is whole."""
+    try:
+        marker = json.loads((folder / MARKER).read_text())
+        return str(marker["source"]), os.path.getsize(folder / marker["file"]) == marker["size"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder.name, False

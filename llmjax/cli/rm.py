@@ -1,0 +1,47 @@
+"""``llmjax rm``: remove models from this machine."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from llmjax.checkpoint.store import StoredModel, remove, stored_models
+from llmjax.cli.parser import Parser
+from llmjax.cli.store import add_download_dir, size
+from llmjax.errors import CheckpointError, ConfigError
+from llmjax.settings import nearest
+
+
+def main(argv: list[str]) -> int:
+    """Removes models, after a question unless ``--yes`` is given.
+
+    Raises:
+        CheckpointError: a model is not on this machine, or cannot be removed.
+    """
+    parser = Parser(prog="llmjax rm", description="Remove models from this machine.")
+    parser.add_argument("models", nargs="+", metavar="MODEL", help="a name that llmjax list shows")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    add_download_dir(parser)
+    values = parser.parse(argv)
+    known = {model.name: model for model in stored_models(values.download_dir)}
+    chosen = [_named(name, known) for name in dict.fromkeys(values.models)]
+    total = size(sum(model.num_bytes for model in chosen))
+    if not values.yes and not _agrees(f"Remove {', '.join(model.name for model in chosen)} ({total})?"):
+        print("Nothing was removed.", file=sys.stderr)
+        return 1
+    for model in chosen:
+        remove(model)
+        print(f"{model.name} is removed, {size(model.num_bytes)} are free.")
+    return 0
+
+
+def _named(name: str, known: Mapping[str, StoredModel]) -> StoredModel:
+    if name not in known:
+        raise CheckpointError(f"{name!r} is not on this machine{nearest(name, known)} (llmjax list shows what is)")
+    return known[name]
+
+
+def _agrees(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to be asked; --yes removes without a question")
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
