@@ -30,9 +30,11 @@ class TokenMark:
         """
         data = text.encode()
         by_first: dict[int, list[int]] = {}
-        holds = []
+        holds, empty = [], []
         for token, piece in enumerate(tokens):
-            if piece:
+            if not piece:
+                empty.append(token)
+            else:
                 by_first.setdefault(piece[0], []).append(token)
                 if data[0] in piece:
                     holds.append(token)
@@ -41,7 +43,7 @@ class TokenMark:
             # Every ending of the written bytes that is a beginning of the text may continue.
             begun = [size for size in range(1, state + 1) if data[:state].endswith(data[:size])]
             found = {}
-            for token in {token for size in begun for token in by_first.get(data[size], ())}:
+            for token in {*empty, *(token for size in begun for token in by_first.get(data[size], ()))}:
                 end = _end_of(data[:state] + tokens[token], data)
                 if end != states[0].get(token, 0):
                     found[token] = end

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llmjax.constraints.thinking import Thinking, ThinkingBudget, TokenMark
@@ -25,6 +25,7 @@ def places(mark: TokenMark, tokens: list[int]) -> list[int]:
     text=st.sampled_from(["a", "ab", "aab", "abab", "aaba", "cabac", "ä", "äab"]),
     tokens=st.lists(st.integers(0, len(PIECES) - 1), max_size=30),
 )
+@example(text="abab", tokens=[1, 0, 7])  # a token that writes nothing
 def test_a_mark_is_found_however_it_is_written(text: str, tokens: list[int]) -> None:
     expected, written = [], b""
     for count, token in enumerate(tokens, start=1):
