@@ -16,6 +16,8 @@ CUDA_TILE = 32  # rows whose words are a cache line
 
 INT8_DECODES = "int8 decodes"
 """For `QTensor.activations`: ``int8`` in steps that take one token of each sequence, ``float`` in all others."""
+INT8_VECTORS = "int8 vectors"
+"""For `QTensor.activations`: ``int8`` for every number of rows, in one way, so that no row depends on others."""
 
 
 @jax.tree_util.register_dataclass
@@ -32,7 +34,7 @@ class QTensor:
         dtype: float type that products take dequantized weights in.
         activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns;
             ``fp8`` where those of CUDA may round x to E4M3 for weights that are E4M3; or
-            `INT8_DECODES`, which kernels take for ``float``, and `rounding_decodes` for ``int8``.
+            `INT8_DECODES`, which kernels take for ``float``, and `rounding_decodes` for ``int8``; or `INT8_VECTORS`.
     """
 
     words: jax.Array

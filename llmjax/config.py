@@ -256,11 +256,17 @@ class EngineConfig:
     )
     activations: str = setting(
         "auto",
-        "what products with quantized weights may round activations to: int8 with a scale for each group, or float for "
-        "exactness; fp8, on NVIDIA GPUs from compute capability 8.9 on: to 8-bit floats where weights are such; auto: "
-        "on CPUs int8 while tokens are generated, but not for prompts, and not where dtype is float32, so that greedy "
-        "tokens may depend on what else the engine computes, which with float they do not",
+        "what products with quantized weights may round activations to: int8 with a scale for each group of columns, "
+        "outliers apart; float for exactness; fp8, on NVIDIA GPUs from compute capability 8.9 on: to 8-bit floats "
+        "where weights are such; auto: on CPUs int8 (with AMX while tokens are generated, but not for prompts), and "
+        "float where dtype is float32",
         choices=("auto", "float", "int8", "fp8"),
+    )
+    batch_invariant: bool = setting(
+        False,
+        "the same tokens whatever else is computed, with AMX as well: products with quantized weights round "
+        "activations of prompts as those of generated tokens, which makes prompts slower there; other CPUs do so "
+        "without it",
     )
     seed: int = setting(0, "seed of requests that do not set one")
 

@@ -24,7 +24,7 @@ from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory, own_memory
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.devices import CPU, CUDA, OWN_KERNELS, platform_of, take_donations
-from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES
+from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES, INT8_VECTORS
 from llmjax.kernels.sharding import WHOLE, Sharding
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
 
@@ -236,9 +236,17 @@ def _quantized_activations(config: EngineConfig, device: jax.Device, *, cpu: boo
             raise ConfigError(
                 f"activations fp8 needs an NVIDIA GPU of compute capability 8.9 or newer; the device is {what}"
             )
+    if config.batch_invariant and not cpu:
+        raise ConfigError(f"batch_invariant is for CPUs so far; the device is {device}")
+    native = library()
+    tiles = native is not None and native.best == "amx"
+    if config.batch_invariant and tiles and config.activations in ("auto", "int8") and config.dtype != "float32":
+        return INT8_VECTORS
     if config.activations != "auto":
         return config.activations
-    return INT8_DECODES if cpu and config.dtype != "float32" else "float"
+    if not cpu or config.dtype == "float32":
+        return "float"
+    return INT8_DECODES if tiles else "int8"
 
 
 def _not_there(name: str, error: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import pytest
@@ -17,7 +18,7 @@ from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.devices import platform_of
-from llmjax.kernels.qtensor import INT8_DECODES
+from llmjax.kernels.qtensor import INT8_DECODES, INT8_VECTORS
 from llmjax.platforms import devices_of, nvidia_cards, select_platform
 
 
@@ -187,8 +188,8 @@ def test_8_bit_floats_are_for_cards_that_multiply_them() -> None:
 @pytest.mark.parametrize(
     ("dtype", "activations", "cache", "rounded"),
     [
-        ("auto", "auto", "bfloat16", INT8_DECODES),
-        ("bfloat16", "auto", "bfloat16", INT8_DECODES),
+        ("auto", "auto", "bfloat16", "int8"),
+        ("bfloat16", "auto", "bfloat16", "int8"),
         ("float16", "float", "float16", "float"),
         ("float32", "auto", "float32", "float"),
         ("float32", "int8", "float32", "int8"),
@@ -206,9 +207,35 @@ def test_types_of_a_cpu_follow_from_what_is_asked_for(
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(f"flags\t\t: fpu {flags} sse2\n")
     monkeypatch.setattr(platforms, "CPUINFO", cpuinfo)
+    monkeypatch.setattr(platforms, "library", lambda: SimpleNamespace(best="avx2"))
     found = select_platform(EngineConfig(device="cpu", dtype=dtype, activations=activations))
     assert (found.kv_dtype("auto"), found.quantized_activations) == (cache, rounded)
     assert found.kv_dtype("fp8") == "float8_e4m3fn"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activations", "invariant", "rounded"),
+    [
+        ("auto", "auto", False, INT8_DECODES),
+        ("auto", "auto", True, INT8_VECTORS),
+        ("auto", "int8", False, "int8"),
+        ("auto", "int8", True, INT8_VECTORS),
+        ("auto", "float", True, "float"),
+        ("float32", "auto", True, "float"),
+    ],
+)
+def test_tiles_round_prompts_in_another_way_unless_rows_must_not_depend_on_others(
+    dtype: str, activations: str, invariant: bool, rounded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platforms, "library", lambda: SimpleNamespace(best="amx"))
+    config = EngineConfig(device="cpu", dtype=dtype, activations=activations, batch_invariant=invariant)
+    assert select_platform(config).quantized_activations == rounded
+
+
+def test_batch_invariant_is_refused_where_nothing_makes_it_true() -> None:
+    card = SimpleNamespace(platform="gpu", device_kind="a card")
+    with pytest.raises(ConfigError, match="batch_invariant is for CPUs so far"):
+        platforms._quantized_activations(EngineConfig(batch_invariant=True), cast(Any, card), cpu=False)
 
 
 def test_an_engine_takes_no_more_than_its_share_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

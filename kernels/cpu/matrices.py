@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.cpu.library import Library
-from llmjax.kernels.qtensor import CPU_TILE, QTensor
+from llmjax.kernels.qtensor import CPU_TILE, INT8_VECTORS, QTensor
 from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
 
 # In the order of the enumerations in src/quantized.h.
@@ -78,8 +78,10 @@ def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = N
     numbers, levels = [], []
     for weight in weights:
         if isinstance(weight, QTensor):
-            int8 = weight.activations == "int8"
-            numbers += [-1 if method is None else METHODS.index(method), int8, int8 or weight.dtype == jnp.bfloat16]
+            alone = weight.activations == INT8_VECTORS
+            int8 = alone or weight.activations == "int8"
+            half = not alone and (int8 or weight.dtype == jnp.bfloat16)
+            numbers += [-1 if method is None else METHODS.index(method), int8, half]
             numbers += _format_numbers(weight.format)
             levels += _levels(weight.format)
         else:

@@ -27,7 +27,7 @@ from tests.levels import at_levels
 
 VOCAB = 96  # of the golden checkpoints
 # Several times what is found here; weights before they were rounded to four bits are hundreds of times further away.
-NEAR = 1e-3
+NEAR = 3e-3
 # Sizes whose rows fill the super-blocks of k-quants.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
 

@@ -14,8 +14,8 @@ import pytest
 
 from llmjax.kernels.cpu.library import forced_isa, library
 from llmjax.kernels.cpu.linear import linears
-from llmjax.kernels.cpu.matrices import METHODS
-from llmjax.kernels.qtensor import INT8_DECODES, QTensor, rounding_decodes
+from llmjax.kernels.cpu.matrices import METHODS, attributes
+from llmjax.kernels.qtensor import INT8_DECODES, INT8_VECTORS, QTensor, rounding_decodes
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_dequantizing
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.weights.packing import pack
@@ -254,18 +254,64 @@ def test_activations_are_rounded_in_decode_steps_alone(name: str, isa: str) -> N
 
 @each_isa
 @pytest.mark.parametrize("biased", [False, True], ids=["", "biased"])
-@pytest.mark.parametrize("method", ["float panels", "int16 panels", "bf16 panels", "bf16 tiles", "int8 tiles"])
+@pytest.mark.parametrize(
+    "method", ["float panels", "int8 vectors", "int16 panels", "bf16 panels", "bf16 tiles", "int8 tiles"]
+)
 def test_a_row_does_not_depend_on_the_rows_that_pass_with_it(method: str, biased: bool, isa: str) -> None:
     group = 256 if method == "int8 tiles" else 32
     codes = Codes(4, levels=NF4) if method == "bf16 panels" else Codes(4)
     weight = tensor(RowFormat(1290, codes, group, "f16", minimum="f16"), size_out=90, activations="float")
-    x = jnp.asarray(np.random.default_rng(0).standard_normal((70, 1290)).astype(np.float32))
+    x = np.random.default_rng(0).standard_normal((70, 1290)).astype(np.float32) ** 3  # some rows have outliers, of int8
     parts = [np.asarray(part) for part in (x, x[:1], x[3:10], x[11:])]
     bias = np.random.default_rng(1).standard_normal(90).astype(np.float32) if biased else None
     outs = products(parts, weight, [bias] * 4, isa=isa, method=method)
     assert len(outs) == 4 * has(isa, method, weight.format)
     for out, (begin, end) in zip(outs[1:], ((0, 1), (3, 10), (11, 70)), strict=False):
         np.testing.assert_array_equal(out, outs[0][begin:end])
+
+
+@each_isa
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("nf4", "fp8", "bits1")])
+def test_rows_rounded_to_int8_are_the_same_alone_and_keep_their_outliers(name: str, isa: str) -> None:
+    form = FORMATS[name]
+    weight = tensor(form)
+    if not has(isa, "int8 vectors", form):
+        return
+    x = np.random.default_rng(6).standard_normal((37, form.size_in)).astype(np.float32)
+    rows = np.arange(1, 37, 2)
+    x[rows, rows * 7 % form.size_in] = 1000  # 1000 times what is rounded beside them
+    x[4] = 0
+    x[4, 3] = -5  # nothing but an outlier
+    parts = [x, *(x[i : i + n] for n in (1, 2, 3, 4, 5, 7, 8, 16) for i in (0, 3))]
+    outs = products(parts, weight, [None] * len(parts), isa=isa, method="int8 vectors")
+    for part, out in zip(parts[1:], outs[1:], strict=True):
+        at = next(i for i in (0, 3) if np.array_equal(part, x[i : i + len(part)]))
+        np.testing.assert_array_equal(out, outs[0][at : at + len(part)])
+    dense = exact(form, weight.size_out)
+    errors = np.abs(outs[0] - x.astype(np.float64) @ dense.T)
+    others = np.where(np.abs(x) > 100, 0, x)
+    sums = 1e-6 * np.linalg.norm(x, axis=1)[:, None]  # of f32
+    rounded = 8e-3 * np.linalg.norm(others, axis=1)[:, None]
+    assert (errors <= (sums + rounded) * np.linalg.norm(dense, axis=1)).all()
+
+
+@each_isa
+def test_rows_of_outliers_alone_do_not_run_over(isa: str) -> None:
+    """As many outliers as a row can have, and numbers that are none: NaN and infinity."""
+    form = FORMATS["q4_1"]
+    weight = tensor(form)
+    x = np.full((9, form.size_in), 1e-3, np.float32)
+    x[:, ::17] = 3.0
+    x[7, 5], x[8, 6] = np.nan, np.inf
+    (out,) = products([x], weight, [None], isa=isa, method="int8 vectors")
+    assert relative_error(out[:7], x[:7], weight) < LIMITS["int8 vectors"]
+    assert np.isnan(out[7:]).all()
+
+
+@pytest.mark.parametrize(("activations", "expected"), [("float", (0, 0)), ("int8", (1, 1)), (INT8_VECTORS, (1, 0))])
+def test_what_x_may_be_rounded_to(activations: str, expected: tuple[int, int]) -> None:
+    weight = dataclasses.replace(tensor(FORMATS["q4_1"], activations=activations), dtype=jnp.dtype(jnp.float32))
+    assert tuple(attributes([weight])["matrices"][1:3]) == expected
 
 
 @pytest.mark.skipif(native is None or "amx" not in native.usable, reason="no tile registers")

@@ -29,7 +29,7 @@ Method choose_method(const QuantizedMatrix& w, int rows, Rounding may) {
   const bool tiles = may.half && find_method(w, Method::kBf16Tiles) != nullptr;
   if (may.int8 && find_method(w, Method::kInt8Vectors) != nullptr) {
     if (rows <= kMaxByteRowsBesideTiles || !tiles) return Method::kInt8Vectors;
-    if (rows >= kMinRowsOfByteTiles && find_method(w, Method::kInt8Tiles) != nullptr) return Method::kInt8Tiles;
+    if (may.half && rows >= kMinRowsOfByteTiles && find_method(w, Method::kInt8Tiles) != nullptr) return Method::kInt8Tiles;
   }
   if (rows <= kMaxVectorRows) return Method::kFloatVectors;
   if (tiles) return Method::kBf16Tiles;

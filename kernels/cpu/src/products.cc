@@ -106,6 +106,10 @@ size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* me
   in.byte_scales = arena.take<float>(bytes, count);
   in.byte_sums = arena.take<float>(bytes, count * 3);
   in.byte_totals = arena.take<int32_t>(bytes, count * 3);
+  const size_t rows = static_cast<size_t>(in.blocks()) * in.block, outliers = rows * in.most_outliers();
+  in.outlier_counts = arena.take<int32_t>(bytes, rows);
+  in.outlier_columns = arena.take<int32_t>(bytes, outliers);
+  in.outliers = arena.take<float>(bytes, outliers);
   const bool bf16 = used(Method::kBf16Panels) || used(Method::kBf16Tiles);
   in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
   const bool int16 = used(Method::kInt16Panels);
@@ -113,7 +117,7 @@ size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* me
   in.int16_scales = arena.take<float>(int16, count);
   in.int16_sums = arena.take<float>(int16, count * 3);
   const bool tiles = used(Method::kInt8Tiles);
-  const size_t rows = static_cast<size_t>(in.blocks()) * in.block, scales = tiles ? rows * in.spans() : 0;
+  const size_t scales = tiles ? rows * in.spans() : 0;
   in.byte_tiles = arena.take<int8_t>(tiles, rows * in.steps() * kStepColumns);
   in.span_scales = arena.take<float>(tiles, scales);
   in.span_sums = arena.take<float>(tiles, scales);

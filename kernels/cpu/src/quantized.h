@@ -16,6 +16,7 @@ constexpr int kChunk = 32;         // columns whose codes fill whole words
 constexpr int kTileRows = 16;      // rows of a matrix whose words lie side by side: a tile
 constexpr int kStepColumns = 64;   // columns of 16 rows whose bytes fill a tile register
 constexpr int kSpanColumns = 256;  // columns of x that share a scale of int8 for tile registers
+constexpr int kOutlier = 4;        // numbers above this many times the root mean square of their row are not rounded to int8
 
 enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
 enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2 };
@@ -82,6 +83,8 @@ struct QuantizedInput {
   float* byte_scales;    // x ~ byte * scale
   float* byte_sums;      // of x rounded so, over the halves of a chunk and all of it: [..., 3, block]
   int32_t* byte_totals;  // of the bytes themselves, the same way, with the other sign
+  int32_t *outlier_counts, *outlier_columns;  // of rows, [rows, most_outliers]: columns whose bytes are 0
+  float* outliers;                            // what x is there; filled up with zeros to a multiple of four
   uint16_t* bf16;
   int16_t* int16;       // of four columns 0, 2, 1 and 3
   float *int16_scales, *int16_sums;  // as those of bytes
@@ -92,6 +95,8 @@ struct QuantizedInput {
   int steps() const { return (size_in + kStepColumns - 1) / kStepColumns; }
   int spans() const { return (size_in + kSpanColumns - 1) / kSpanColumns; }
   int blocks() const { return (rows + block - 1) / block; }
+  // Of a row, n of which have more than n * kOutlier^2 times the mean square; filled up to fours.
+  int most_outliers() const { return (size_in / (kOutlier * kOutlier) + 4) / 4 * 4; }
   size_t chunk_rows() const { return static_cast<size_t>(blocks()) * chunks() * block; }
   // `count` rows from `begin` on, a multiple of the block.
   QuantizedInput slice(int begin, int count) const {
@@ -100,7 +105,11 @@ struct QuantizedInput {
     part.rows = count;
     if (x != nullptr) part.x += static_cast<size_t>(begin) * size_in;
     if (floats != nullptr) part.floats += at * kChunk, part.float_sums += at * 2;
-    if (bytes != nullptr) part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3, part.byte_totals += at * 3;
+    if (bytes != nullptr) {
+      part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3, part.byte_totals += at * 3;
+      const size_t first = static_cast<size_t>(begin) * most_outliers();
+      part.outlier_counts += begin, part.outlier_columns += first, part.outliers += first;
+    }
     if (bf16 != nullptr) part.bf16 += at * kChunk;
     if (int16 != nullptr) part.int16 += at * kChunk, part.int16_scales += at, part.int16_sums += at * 3;
     if (byte_tiles != nullptr) {

@@ -26,7 +26,7 @@ inline Vec sum_halves(Vec v) {
 
 // How columns become integers; for those with NaN or infinity `scale` is NaN, which reaches every sum.
 struct IntegerScale {
-  float scale, inverse;
+  float peak, scale, inverse;
 };
 
 inline IntegerScale integer_scale(const float* x, int columns, float largest) {
@@ -36,8 +36,8 @@ inline IntegerScale integer_scale(const float* x, int columns, float largest) {
     most = most > magnitude ? most : magnitude;
   }
   const float peak = bit_cast<float>(horizontal_max(most));
-  if (peak - peak != 0) return {peak - peak, 0};  // NaN
-  return {peak * (1.0f / largest), peak > 1e-30f ? largest / peak : 0};
+  if (peak - peak != 0) return {0, peak - peak, 0};  // NaN
+  return {peak, peak * (1.0f / largest), peak > 1e-30f ? largest / peak : 0};
 }
 
 // A chunk of f32 as integers, to nearest: put(column, the lowest bits of a vector's lanes), put_sum(i, sum) of the first half, the
@@ -185,12 +185,72 @@ inline void prepare_floats(const QuantizedInput& in, const float* x, int begin, 
   }
 }
 
+inline float mean_square(const float* x, int size) {
+  Vec sums[4] = {};
+  int i = 0;
+  for (; i + 4 * kLanes <= size; i += 4 * kLanes) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) sums[j] += load(x + i + j * kLanes) * load(x + i + j * kLanes);
+  }
+  float sum = horizontal_sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  for (; i < size; ++i) sum += x[i] * x[i];
+  return sum / size;
+}
+
+// A bit for each lane of `a` that is above that of `b`.
+inline uint32_t lanes_above(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps((__m256)(a > b)));
+#else
+  uint32_t lanes = 0;
+  for (int i = 0; i < kLanes; ++i) lanes |= (a[i] > b[i] ? 1u : 0u) << i;
+  return lanes;
+#endif
+}
+
+// Takes numbers whose square is above `limit` out of `count` columns of a row, from column `first` on.
+inline void take_outliers(const QuantizedInput& in, int row, int first, float* columns, int count, float limit) {
+  const size_t at = static_cast<size_t>(row) * in.most_outliers();
+  int taken = in.outlier_counts[row];
+  for (int i = 0; i < count; i += kLanes) {
+    const Vec v = load(columns + i);
+    for (uint32_t above = lanes_above(v * v, splat(limit)); above != 0 && taken < in.most_outliers(); above &= above - 1) {
+      const int column = i + __builtin_ctz(above);
+      in.outlier_columns[at + taken] = first + column, in.outliers[at + taken] = columns[column];
+      columns[column] = 0, ++taken;
+    }
+  }
+  in.outlier_counts[row] = taken;
+}
+
+// Outliers stay as they are, as in LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339), which looks for them in the same place of all
+// rows; here a row is looked at alone, so that what it becomes does not depend on others.
 inline void prepare_bytes(const QuantizedInput& in, const float* x, int begin, int end) {
+  const int of_scale = in.round_columns / kChunk;
   for (int row = begin; row < end; ++row, x += in.size_in) {
-    round_columns(in, x, row, 127, [&](const float* columns, IntegerScale by, ChunkPlace place) {
-      in.byte_scales[place.at] = by.scale;
-      round_to_bytes(columns, by, in.bytes + place.at * kChunk, in.byte_sums + place.sums, in.byte_totals + place.sums, in.block);
+    const float limit = row < in.rows ? llmjax::kOutlier * llmjax::kOutlier * mean_square(x, in.size_in) : 0;
+    in.outlier_counts[row] = 0;
+    each_scale(in, x, row, of_scale, [&](const float* columns, int c) {
+      IntegerScale by = integer_scale(columns, in.round_columns, 127);
+      alignas(64) float others[2 * kChunk];
+      if (by.peak * by.peak > limit) {
+        std::memcpy(others, columns, sizeof(float) * in.round_columns);
+        take_outliers(in, row, c * kChunk, others, in.round_columns, limit);
+        columns = others, by = integer_scale(columns, in.round_columns, 127);
+      }
+      for (int i = 0; i < of_scale && c + i < in.chunks(); ++i) {
+        const ChunkPlace place(in, row, c + i);
+        in.byte_scales[place.at] = by.scale;
+        round_to_bytes(columns + i * kChunk, by, in.bytes + place.at * kChunk, in.byte_sums + place.sums, in.byte_totals + place.sums,
+                       in.block);
+      }
     });
+    const size_t at = static_cast<size_t>(row) * in.most_outliers();
+    for (int& taken = in.outlier_counts[row]; taken % 4 != 0; ++taken) {
+      in.outlier_columns[at + taken] = in.outlier_columns[at + taken - 1], in.outliers[at + taken] = 0;
+    }
   }
 }
 

@@ -92,13 +92,77 @@ inline bool has_only_byte_bias(const QuantizedMatrix& w) {
   return w.zeros.count == 0 && w.minima.count == 0 && w.zero == static_cast<float>(zero);
 }
 
+// The weights that outliers of x are multiplied with.
+template <class Codes>
+class OutlierWeights {
+ public:
+  static size_t bytes(const QuantizedMatrix& w) {
+    return static_cast<size_t>(w.size_in) * ((llmjax::kTileRows + 1) * sizeof(float) + 1) + 64;
+  }
+
+  OutlierWeights(const QuantizedMatrix& w, const QuantizedInput& in, const ByteTable& table, char* memory)
+      : w_(w), in_(in), table_(table), weights_(reinterpret_cast<float*>(memory)),
+        columns_(reinterpret_cast<int32_t*>(weights_ + static_cast<size_t>(w.size_in) * llmjax::kTileRows)) {
+    uint8_t* const seen = reinterpret_cast<uint8_t*>(columns_ + w.size_in);
+    std::memset(seen, 0, w.size_in);
+    for (int row = 0; row < in.rows; ++row) {
+      const int32_t* const columns = in.outlier_columns + static_cast<size_t>(row) * in.most_outliers();
+      for (int i = 0; i < in.outlier_counts[row]; ++i) {
+        columns_[count_] = columns[i];
+        count_ += 1 - seen[columns[i]], seen[columns[i]] = 1;
+      }
+    }
+  }
+
+  // Takes those of a tile.
+  void read(const uint32_t* words, const GroupScales& scales) {
+    for (int i = 0; i < count_; ++i) {
+      const int column = columns_[i], group = column / w_.group_size * llmjax::kTileRows;
+      const uint32_t* const chunk = words + static_cast<size_t>(column / kChunk) * Codes::kBits * llmjax::kTileRows;
+      float* const to = weights_ + static_cast<size_t>(column) * llmjax::kTileRows;
+      for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
+        const Bits four = to_bytes<Codes>(unpack_one<Codes::kBits>(chunk + part, column % kChunk / 4), table_, kUnsignedBytes);
+        const Bits code = four >> (8 * (column % 4)) & 0xff;
+        const bool is_signed = Codes::kSigned && !kUnsignedBytes;
+        const Vec number = to_float(is_signed ? bit_cast<Bits>(bit_cast<Int>(code << 24) >> 24) : code);
+        store(to + part, number * load(scales.scale + group + part) - load(scales.offset + group + part));
+      }
+    }
+  }
+
+  // `sum` and the products of a row's outliers with a part of the tile.
+  Vec add(int row, int part, Vec sum) const {
+    const size_t first = static_cast<size_t>(row) * in_.most_outliers();
+    const int32_t* columns = in_.outlier_columns + first;
+    const float *x = in_.outliers + first, *const end = x + in_.outlier_counts[row];
+    Vec other{};
+    for (; x < end; x += 4, columns += 4) {
+      sum += splat(x[0]) * weight(columns[0], part);
+      other += splat(x[1]) * weight(columns[1], part);
+      sum += splat(x[2]) * weight(columns[2], part);
+      other += splat(x[3]) * weight(columns[3], part);
+    }
+    return sum + other;
+  }
+
+ private:
+  Vec weight(int column, int part) const { return load(weights_ + static_cast<size_t>(column) * llmjax::kTileRows + part); }
+
+  const QuantizedMatrix& w_;
+  const QuantizedInput& in_;
+  const ByteTable& table_;
+  float* weights_;    // [size_in][kTileRows], of columns with an outlier
+  int32_t* columns_;  // these
+  int count_ = 0;
+};
+
 #if defined(__AVX512F__)
 
 // Rows m .. m + kRows of x with the rows of a tile from `part` on. Groups are multiples of kSegment columns, which share a
 // scale of x; without kOffsets `has_only_byte_bias`, and the integer sums begin with it.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
-inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
+inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
+                          const OutlierWeights<Codes>& outliers, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
   constexpr int kBias = byte_bias_log<Codes>(), kTurns = kRows;
@@ -170,7 +234,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   }
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, sums[m]);
+    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, outliers.add(row + m, part, sums[m]));
   }
 }
 
@@ -179,8 +243,8 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // The same with fewer registers: the codes of a segment stay in them while all rows pass by, or one vector of them, where rows
 // share its magnitudes and sums in pairs hold a single product.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
-inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words,
-                          const GroupScales& scales, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
+inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
+                          const OutlierWeights<Codes>& outliers, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTurns = kSumsInPairs && Codes::kBits == 8 ? kRows : 1;
   const ByteTable table(w, kUnsignedBytes);
@@ -244,7 +308,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   }
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
-    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, sums[m]);
+    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, outliers.add(row + m, part, sums[m]));
   }
 }
 
@@ -252,7 +316,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // One row with all of a tile, whose parts share each number of x.
 template <class Codes, int kSegment, bool kOffsets>
 inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                              int tile, int row) {
+                              const OutlierWeights<Codes>& outliers, int tile, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTerms = ByteSums<Codes>::kTerms < kQuadsOfSegment ? ByteSums<Codes>::kTerms : kQuadsOfSegment;
   const ByteTable table(w, kUnsignedBytes);
@@ -299,7 +363,7 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
     x += static_cast<size_t>(block) * kChunk, x_scale += block, x_sum += 3 * block, x_total += 3 * block;
   }
 #pragma GCC unroll 2
-  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, row, sums[v]);
+  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, row, outliers.add(row, v * kLanes, sums[v]));
 }
 #endif
 
@@ -370,7 +434,7 @@ __attribute__((noinline)) void multiply_chunk(const Bits* codes, const int8_t* x
 // Rows `row` .. `row` + `rows` of x, all of a block, with a tile.
 template <class Codes, int kSegment>
 inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                               int tile, int row, int rows) {
+                               const OutlierWeights<Codes>& outliers, int tile, int row, int rows) {
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block;
@@ -394,7 +458,7 @@ inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& i
   }
   for (int m = 0; m < rows; ++m) {
     for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-      put_outputs(w, tile, part, row + m, load(sums + m * llmjax::kTileRows + part));
+      put_outputs(w, tile, part, row + m, outliers.add(row + m, part, load(sums + m * llmjax::kTileRows + part)));
     }
   }
 }
@@ -468,17 +532,22 @@ inline int passes(const QuantizedInput& in) {
 }
 
 template <class Codes>
-inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, int tile) {
+inline size_t int8_workspace(const QuantizedMatrix& w) { return GroupScales::bytes(w) + OutlierWeights<Codes>::bytes(w); }
+
+template <class Codes>
+inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, OutlierWeights<Codes>& outliers,
+                      int tile) {
   const uint32_t* words = w.tile(tile);
   read_scales(w, words, scales, Codes::kMeaning == Meaning::kTable ? w.level_factor : 1,
               Codes::kSigned && kUnsignedBytes ? 128 : 0);
+  outliers.read(words, scales);
   const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
     constexpr bool kOffsets = decltype(offsets)::value != 0;
 #if !defined(__AVX512F__) && !defined(__ARM_FEATURE_MATMUL_INT8)
     if (kOnlyBlocks || in.rows > kRowsOfBytes) {
       for (int m = 0; m < in.rows; m += in.block) {
-        multiply_int8_rows<Codes, kSegment>(w, in, words, scales, tile, m, imin(in.block, in.rows - m));
+        multiply_int8_rows<Codes, kSegment>(w, in, words, scales, outliers, tile, m, imin(in.block, in.rows - m));
       }
       return;
     }
@@ -487,17 +556,17 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
     if (in.rows > 1) {
       TileAhead<Codes, kParts> ahead(w, words, 1);
       for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-        in.rows == 4 ? multiply_int8<Codes, kSegment, kOffsets, 4>(w, in, words, scales, ahead, tile, part, 0)
-                     : multiply_int8<Codes, kSegment, kOffsets, 2>(w, in, words, scales, ahead, tile, part, 0);
+        in.rows == 4 ? multiply_int8<Codes, kSegment, kOffsets, 4>(w, in, words, scales, outliers, ahead, tile, part, 0)
+                     : multiply_int8<Codes, kSegment, kOffsets, 2>(w, in, words, scales, outliers, ahead, tile, part, 0);
       }
     }
-    if (in.rows % 2 != 0) multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, tile, in.rows - 1);
+    if (in.rows % 2 != 0) multiply_int8_row<Codes, kSegment, kOffsets>(w, in, words, scales, outliers, tile, in.rows - 1);
 #else
     if constexpr (!kOnlyBlocks) {
       TileAhead<Codes, kParts> ahead(w, words, passes<kRowsOfCodes>(in));
       for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
         for_rows<kRowsOfCodes>(in, [&](auto rows, int m) {
-          multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, ahead, tile, part, m);
+          multiply_int8<Codes, kSegment, kOffsets, decltype(rows)::value>(w, in, words, scales, outliers, ahead, tile, part, m);
         });
       }
     }
