@@ -43,8 +43,7 @@ from llmjax.version import __version__
 REFERENCE = "none,dtype=float32"
 ISA = "isa"  # what a row calls the instruction set of its kernels
 SCHEMES = "stored q8_0 q6_k q5_k q4_k_m q4_k q4_0 q3_k q2_k int8 int4_g64 int4 fp8"
-# Only steps of few tokens round activations to int8: products of many rows are faster in bfloat16.
-INT8 = "activations=int8,max_num_batched_tokens=16"
+INT8 = "activations=int8,batch_invariant=true"  # with AMX, prompts as well
 KV_TYPES = ("int8", "fp8_e4m3", "fp8_e5m2")
 ROWS = (
     *(REFERENCE, "none", *SCHEMES.split()),

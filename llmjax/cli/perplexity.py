@@ -86,6 +86,7 @@ def _report(llm: LLM, text: str, windowing: Windowing, values: argparse.Namespac
         "scored_tokens": result.num_tokens,
         "windows": result.num_windows,
         "dtype": llm.info.dtype,
+        "activations": llm.info.activations,
         "kv_cache_dtype": llm.config.kv_cache_dtype,
         "weight_bytes": llm.info.weight_bytes,
         "seconds": round(seconds, 3),
@@ -114,6 +115,8 @@ def _print(fields: Mapping[str, Any]) -> None:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     table.add_row("model", f"{fields['model']}, {fields['dtype']}, KV cache {fields['kv_cache_dtype']}")
+    if fields["activations"]:
+        table.add_row("activations", fields["activations"])
     begin = "each begins with BOS" if fields["stride"] is None else "the text begins with BOS"
     table.add_row("windows", fields["convention"] + (f", {begin}" if fields["bos"] is not None else ", no BOS"))
     table.add_row("text", f"{fields['text']}: {fields['text_tokens']:,} tokens")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.loading.memory import ProgramMemory
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.kernels.cpu.library import describe, why_slow
+from llmjax.kernels.qtensor import INT8_DECODES, QTensor
 from llmjax.models.classifiers import ORIGINAL_QWEN3
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ def info_of(engine: LoadedEngine) -> EngineInfo:
     """Describes an engine."""
     config, model, plan, platform = engine.config, engine.model, engine.kv_plan, engine.platform
     generation = generation_config(config, model.checkpoint.generation_config)
+    weights = [weight for weight in model.params.values() if isinstance(weight, QTensor)]
     return EngineInfo(
         model_name=next(iter(config.served_names), None) or _model_name(config, model.path),
         model_path=str(model.path),
@@ -53,6 +55,7 @@ def info_of(engine: LoadedEngine) -> EngineInfo:
         vision=_vision(engine),
         dequantized_from=model.dequantized_from,
         slow=why_slow() if platform.is_cpu else None,
+        activations=describe_activations({w.activations for w in weights}, cpu=platform.is_cpu) if weights else "",
     )
 
 
@@ -68,6 +71,20 @@ def _vision(engine: LoadedEngine) -> VisionInfo | None:
         axes=media.axes,
         whole=media.whole,
     )
+def describe_activations(activations: Collection[str], *, cpu: bool) -> str:
+    """What products with quantized weights round, and whether a request's tokens depend on others.
+
+    Args:
+        activations: values of `QTensor.activations`.
+        cpu: whether the device is a CPU.
+    """
+    if INT8_DECODES in activations:
+        return "int8 where tokens are generated, bfloat16 in prompts; --batch-invariant: the same tokens in any batch"
+    if activations == {"float"}:
+        return "not rounded to int8"
+    if not cpu:
+        return " or ".join(sorted(activations))
+    return "int8 but for outliers, each row in its own way: the same tokens in any batch"
 
 
 def _pooler(model: LoadedModel) -> PoolerInfo | None:

@@ -88,6 +88,7 @@ class EngineInfo:
         sampler_bytes: size of the sampler's state.
         vision: what the model takes of images; None: it sees none.
         pooler: the pooler of a model that makes vectors of texts; None: the model generates.
+        activations: what products with quantized weights round activations to; empty: no weights are quantized.
     """
 
     model_name: str
@@ -117,6 +118,7 @@ class EngineInfo:
     vision: VisionInfo | None = None
     dequantized_from: str = ""
     slow: str | None = None
+    activations: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

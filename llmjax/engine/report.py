@@ -32,6 +32,8 @@ def startup_table(info: EngineInfo, programs: Sequence[ProgramInfo]) -> Table:
     if info.dequantized_from:
         why = f"{info.platform} has no kernels for it; --quantization stored keeps it"
         table.add_row("", f"dequantized from {info.dequantized_from}: {why}")
+    if info.activations:
+        table.add_row("activations", info.activations)
     scales = " with calibrated scales" if info.kv_calibrated else ""
     table.add_row(
         "KV cache",

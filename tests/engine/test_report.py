@@ -51,3 +51,8 @@ def test_what_makes_a_cpu_slow_comes_first() -> None:
 
 def test_a_cpu_that_is_as_fast_as_it_can_be_has_no_such_line() -> None:
     assert "LlamaForCausalLM, 2 layers" in lines(INFO)[0]
+
+
+def test_what_is_rounded_is_said_of_quantized_weights_alone() -> None:
+    assert not any("activations" in line for line in lines(INFO))
+    assert any("activations" in line and "int8" in line for line in lines(replace(INFO, activations="int8")))

@@ -43,6 +43,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.write_text(SCRIPT.replace("LOG", str(log)))
     script.chmod(0o755)
     monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("CCACHE_DISABLE", "1")  # it would call the compiler twice for each file
     return log
 
 
