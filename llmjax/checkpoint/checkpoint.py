@@ -18,6 +18,7 @@ from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.gguf.encoders import sentence_modules
 from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.mmproj import encoder_of
 from llmjax.checkpoint.gguf.model import (
     hf_config,
     hf_generation_config,
@@ -69,6 +70,7 @@ class Checkpoint:
         logit_score: the same for a generating model that scores pairs of texts by tokens.
         quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
         whole_config: content of config.json as it is in the file, of which ``config`` may be the text model's part.
+        processor_config: content of preprocessor_config.json where an encoder's GGUF file says it, else empty.
         vision: the encoder of pictures; None: the model does not see.
         vision_tensors: tensors of the encoder by its own names, see ``models/vision/functional.py``.
     """
@@ -83,6 +85,7 @@ class Checkpoint:
     modules: SentenceModules | None = None
     logit_score: LogitScore | None = None
     whole_config: Mapping[str, Any] = field(default_factory=dict)
+    processor_config: Mapping[str, Any] = field(default_factory=dict)
     vision: VisionSpec | None = None
     vision_tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
 
@@ -148,6 +151,7 @@ def open_checkpoint(
     overrides: Mapping[str, Any] | None = None,
     runner: Runner = "auto",
     convert: Conversion | None = None,
+    mmproj: str | Path | None = None,
 ) -> Checkpoint:
     """Opens a model without reading its weights.
 
@@ -158,6 +162,7 @@ def open_checkpoint(
         runner: "pooling": texts become vectors, whatever the model was made for; "generate": the model generates, even
             if it was published for embeddings; "auto": the files decide.
         convert: what a generating model is converted to if texts become vectors.
+        mmproj: the file of a .gguf file's encoder of pictures; None: the one beside it, if there is one alone.
 
     Raises:
         CheckpointError: a part is missing, malformed or of an unknown architecture, or nothing reads an override.
@@ -165,17 +170,33 @@ def open_checkpoint(
     path = Path(path)
     if "architectures" in (overrides or {}):
         logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
-    opened = _open_folder if path.is_dir() else _open_gguf
-    checkpoint = opened(path, overrides or {}, runner=runner, convert=convert)
+    if path.is_dir():
+        checkpoint = _open_folder(path, overrides or {}, runner=runner, convert=convert)
+    else:
+        encoder = None if mmproj is None else Path(mmproj)
+        checkpoint = _open_gguf(path, overrides or {}, runner=runner, convert=convert, mmproj=encoder)
     if overrides:
         check_reached(checkpoint.config, overrides, path, convert=checkpoint.convert)
     return checkpoint
 
 
-def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:
+def _open_gguf(
+    path: Path,
+    overrides: Mapping[str, Any],
+    *,
+    runner: Runner,
+    convert: Conversion | None,
+    mmproj: Path | None = None,
+) -> Checkpoint:
     gguf = GGUFFile.open(path)
     config = hf_config(gguf)
     stacked = with_stacked_experts(hf_tensors(gguf, config), path)
+    encoder = encoder_of(gguf, config, mmproj)
+    vision: VisionSpec | None = None
+    seen: dict[str, StoredTensor] = {}
+    if encoder is not None and (read := _vision(encoder.whole, path)) is not None:
+        vision = read[0]
+        seen, _ = vision_tensors(encoder.tensors, vision, encoder.names, path)
     made = hf_joined_tensors(gguf, config) | hf_key_numbers(gguf, config)
     tensors = _with_unit_head(stacked | made, config)
     config = overridden(config, overrides)
@@ -196,6 +217,10 @@ def _open_gguf(path: Path, overrides: Mapping[str, Any], *, runner: Runner, conv
         "gguf",
         convert=convert,
         modules=modules if pools else None,
+        whole_config={} if encoder is None else encoder.whole,
+        processor_config={} if encoder is None else encoder.processor,
+        vision=vision,
+        vision_tensors=MappingProxyType(seen),
     )
 
 

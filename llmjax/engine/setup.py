@@ -164,6 +164,7 @@ def images_of(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | Non
         tokenize=partial(tokenizer.encode, add_special_tokens=False),
         detokenize=partial(tokenizer.decode, skip_special_tokens=False),
         limit=config.most_images,
+        mmproj=config.mmproj,
     )
 
 

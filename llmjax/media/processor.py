@@ -13,6 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.mmproj import encoder_of
+from llmjax.checkpoint.gguf.model import hf_config
 from llmjax.errors import CheckpointError
 from llmjax.media.decoding import ImageLimits, decoded
 from llmjax.media.image import PreparedImage
@@ -126,10 +129,42 @@ def image_processor_of(
                 raise CheckpointError(f"{path}: {error}") from None
             # Transformers 5 keeps the processor of pictures inside the one of texts and pictures.
             files |= found.get("image_processor") or {} if "image_processor" in found else found
+    return processor_from(config, files, tokenize, path=folder, limits=limits)
+
+
+def processor_beside(
+    path: Path, tokenize: Tokenize, *, mmproj: Path | None = None, limits: ImageLimits | None = None
+) -> PillowProcessor | None:
+    """`image_processor_of` for a .gguf file and its encoder's.
+
+    Args:
+        mmproj: the encoder's file; None: the one beside the other.
+    """
+    gguf = GGUFFile.open(path)
+    encoder = encoder_of(gguf, hf_config(gguf), mmproj)
+    if encoder is None:
+        return None
+    return processor_from(encoder.whole, encoder.processor, tokenize, path=path, limits=limits)
+
+
+def processor_from(
+    config: Mapping[str, Any],
+    files: Mapping[str, Any],
+    tokenize: Tokenize,
+    *,
+    path: Path,
+    limits: ImageLimits | None = None,
+) -> PillowProcessor | None:
+    """The processor that a config.json and a preprocessor_config.json describe; arguments as for `image_processor_of`.
+
+    Args:
+        files: the content of preprocessor_config.json.
+        path: the model, for messages.
+    """
     try:
         preparation = preparation_of(config, files)
     except UnsupportedModel as error:
-        raise CheckpointError(f"{folder}: {error}") from None
+        raise CheckpointError(f"{path}: {error}") from None
     if preparation is None:
         return None
     ids = {text: tuple(tokenize(text)) for text in preparation.text.strings}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import KERNELS, LORA, MEDIA, accepted, alias, means, ours, refused
+from llmjax.migration.rows import KERNELS, LORA, accepted, alias, means, ours, refused
 
 SWITCH, OPTIONAL, NOTHING = Takes.SWITCH, Takes.OPTIONAL, Takes.NOTHING
 
@@ -62,8 +62,15 @@ MODEL = [
     *refused(
         "--control-vector|--control-vector-scaled|--control-vector-layer-range", "control vectors are not supported"
     ),
-    *refused("-mm --mmproj|-mmu --mmproj-url", MEDIA),
-    *accepted("--mmproj-auto|--mmproj-offload", MEDIA, neutral="true false", takes=SWITCH),
+    *ours("--mmproj"),
+    *alias("-mm", "mmproj"),
+    *refused("-mmu --mmproj-url", "give a path to --mmproj"),
+    *accepted(
+        "--mmproj-auto|--mmproj-offload",
+        "an mmproj file beside the model is read, and runs where the model does",
+        neutral="true",
+        takes=SWITCH,
+    ),
     *alias(
         "--spec-type",
         "speculative_config",

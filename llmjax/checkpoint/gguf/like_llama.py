@@ -25,6 +25,9 @@ from llmjax.checkpoint.gguf.names import (
     NORMS_INSIDE,
 )
 
+AXES = 3
+"""Time, rows and columns of positions where there are pictures."""
+
 
 def _llama(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     # Mistral shares llama's GGUF architecture and differs by its window alone, Mixtral by its experts.
@@ -92,6 +95,23 @@ def _olmo2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> di
 def glm(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """Keys about rotation: heads are rotated whole unless a key says otherwise."""
     return {} if "partial_rotary_factor" in config else {"partial_rotary_factor": 1.0}
+
+
+def _of_axes(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of the axes that positions have where there are pictures (Qwen2-VL)."""
+    sections = [int(count) for count in np.atleast_1d(keys.value("rope.dimension_sections"))]
+    if len(sections) != AXES + 1 or sections[AXES]:
+        keys.fail("rope.dimension_sections", f"is not {AXES} numbers and a zero")
+    return {
+        "rope_scaling": {**(config.get("rope_scaling") or {"rope_type": "default"}), "mrope_section": sections[:AXES]}
+    }
+
+
+def _of_axes_by_turns(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """`_of_axes` of Qwen3-VL, whose axes take turns."""
+    keys.integer("n_deepstack_layers", 0, least=0)  # which the encoder's file says too
+    found = _of_axes(keys, config, gguf)
+    return {"rope_scaling": {**found["rope_scaling"], "mrope_interleaved": True}}
 
 
 def _internlm2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
@@ -170,6 +190,13 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             activation=("hidden_act", "relu2"),
         ),
         "qwen2": _plain(hf_class="Qwen2ForCausalLM", model_type="qwen2", bias_keys=False),
+        "qwen2vl": _plain(hf_class="Qwen2ForCausalLM", model_type="qwen2", bias_keys=False, specialize=_of_axes),
+        "qwen3vl": Architecture(
+            hf_class="Qwen3ForCausalLM",
+            model_type="qwen3",
+            layer_tensors=LLAMA_LAYER | HEAD_NORMS,
+            specialize=_of_axes_by_turns,
+        ),
         "qwen3": Architecture(
             hf_class="Qwen3ForCausalLM",
             model_type="qwen3",

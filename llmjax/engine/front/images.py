@@ -14,7 +14,7 @@ from llmjax.engine.core.media import PromptImage, PromptMedia
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage
-from llmjax.media.processor import ImageProcessor, image_processor_of
+from llmjax.media.processor import ImageProcessor, image_processor_of, processor_beside
 from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images
 
 TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
@@ -43,16 +43,25 @@ class Images:
     @classmethod
     def of(
         cls,
-        folder: Path,
+        path: Path,
         info: VisionInfo,
         *,
         tokenize: Callable[[str], list[int]],
         detokenize: Callable[[list[int]], str],
         limit: int | None = None,
+        mmproj: str | None = None,
     ) -> Images | None:
-        """The `Images` of the model in a folder; None: its files do not say how pictures are prepared."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        processor = image_processor_of(folder, config, tokenize)
+        """The `Images` of a model; None: its files do not say how pictures are prepared.
+
+        Args:
+            path: its folder, or its .gguf file.
+            mmproj: the file of the latter's encoder; None: the one beside it.
+        """
+        if path.is_dir():
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            processor = image_processor_of(path, config, tokenize)
+        else:
+            processor = processor_beside(path, tokenize, mmproj=None if mmproj is None else Path(mmproj))
         if processor is None:
             return None
         return cls(processor, info, placeholder=detokenize(list(processor.placeholder)), limit=limit)

@@ -123,7 +123,11 @@ def check_stages(config: EngineConfig) -> None:
         ConfigError: it cannot be divided so, or run with these settings.
     """
     checkpoint = open_checkpoint(
-        resolve_model(config), overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion
+        resolve_model(config),
+        overrides=config.hf_overrides,
+        runner=config.runner_of_task,
+        convert=config.conversion,
+        mmproj=config.mmproj,
     )
     model = checkpoint.model_config(max_model_len=config.max_model_len)
     _check_chunks(model, config.page_size)
@@ -156,7 +160,13 @@ def load_model(
     started = time.monotonic()
     files = identity(path)
     checkpoint = with_token_labels(
-        open_checkpoint(path, overrides=config.hf_overrides, runner=config.runner_of_task, convert=config.conversion)
+        open_checkpoint(
+            path,
+            overrides=config.hf_overrides,
+            runner=config.runner_of_task,
+            convert=config.conversion,
+            mmproj=config.mmproj,
+        )
     )
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     _check_chunks(model_config, config.page_size)

@@ -166,6 +166,48 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="Qwen3VLProcessor",
         **QWEN,
     ),
+    "qwen3_5": lambda: Checkpoint(
+        "Qwen3_5ForConditionalGeneration",
+        {
+            **QWEN_IDS,
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "head_dim": 16,
+                "partial_rotary_factor": 0.5,
+                "layer_types": ["linear_attention", "full_attention"] * 2,
+                "linear_num_key_heads": 2,
+                "linear_num_value_heads": 4,
+                "linear_key_head_dim": 16,
+                "linear_value_head_dim": 24,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 0.5,
+                    "mrope_section": [2, 1, 1],
+                    "mrope_interleaved": True,
+                },
+            },
+            "vision_config": {
+                "depth": 3,
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_heads": 5,
+                "patch_size": 6,
+                "num_position_embeddings": 16,
+                "out_hidden_size": 56,
+            },
+        },
+        "Qwen2VLImageProcessorPil",
+        {
+            **QWEN_PIXELS,
+            "size": {"shortest_edge": 576, "longest_edge": 7000},
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        processor="Qwen3VLProcessor",
+        **QWEN,
+    ),
     "gemma3": lambda: Checkpoint(
         "Gemma3ForConditionalGeneration",
         {

@@ -1,0 +1,440 @@
+"""An encoder of pictures in a file of its own, beside the text model's GGUF: llama.cpp's ``mmproj``.
+
+Its keys become the config.json and the preprocessor_config.json that the original had, which the model's family then
+reads. Names and keys: gguf's ``MODEL_ARCH.MMPROJ`` and llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from llmjax.checkpoint.gguf.changes import halves_apart
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
+from llmjax.errors import CheckpointError
+from llmjax.models.names import NUMBER
+
+logger = logging.getLogger(__name__)
+
+ARCHITECTURE = "clip"
+VOCABULARY = "tokenizer.ggml.tokens"
+PROJECTORS = ("clip.vision.projector_type", "clip.projector_type")
+TokenId = Callable[[str], int | None]
+"""The id of a token of the text model's vocabulary; None: it has none of this name."""
+
+BLOCK = "v.blk.*."
+_NAMES = {
+    "v.patch_embd.weight": "patch_embed.weight",
+    "v.patch_embd.bias": "patch_embed.bias",
+    "v.position_embd.weight": "positions",
+    "v.class_embd": "class_embed",
+    "v.pre_ln": "norm_before",
+    "v.post_ln": "norm_after",
+    f"{BLOCK}ln1": "layers.*.norm1",
+    f"{BLOCK}ln2": "layers.*.norm2",
+    f"{BLOCK}attn_qkv": "layers.*.attn.qkv_proj",
+    f"{BLOCK}attn_out": "layers.*.attn.o_proj",
+    **{f"{BLOCK}attn_{part}": f"layers.*.attn.{part}_proj" for part in "qkv"},
+    **{f"{BLOCK}attn_{part}_norm": f"layers.*.attn.{part}_norm" for part in "qk"},
+    **{f"{BLOCK}ffn_{part}": f"layers.*.mlp.{part}_proj" for part in ("gate", "up", "down")},
+    **{f"{BLOCK}ls{part}.weight": f"layers.*.scale{part}" for part in (1, 2)},
+}
+_QWEN = {"v.post_ln": "projector.step0", "mm.0": "projector.step2", "mm.2": "projector.step3"}
+
+
+@dataclass(frozen=True)
+class Projector:
+    """A kind of encoder in these files.
+
+    Attributes:
+        architecture: the class that the whole model has in Hugging Face's config.json.
+        placeholder: the token at which feature rows stand, and the key of its id.
+        names: names of tensors that are not as in most files.
+        vision: keys of ``vision_config`` that differ from what the files say under the usual names.
+        halves: queries and keys are stored with a head's halves interleaved.
+        plus_one: endings of the names of norms that are stored with one added.
+    """
+
+    architecture: str
+    placeholder: tuple[str, str]
+    names: Mapping[str, str]
+    vision: Callable[[_Keys], dict[str, Any]]
+    whole: Callable[[_Keys], dict[str, Any]] = lambda keys: {}
+    processor: Callable[[_Keys], dict[str, Any]] = lambda keys: {}
+    halves: bool = False
+    plus_one: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Keys:
+    """The keys of a file, and the size of the text model's vectors."""
+
+    file: GGUFFile
+    hidden_size: int
+
+    def get(self, key: str, default: Any = None) -> Any:
+        found = self.file.metadata.get(f"clip.vision.{key}", default)
+        return found.tolist() if isinstance(found, np.ndarray) else found
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{self.file.path}: clip.vision.{key} = {str(value)[:40]} must be a positive integer")
+        return value
+
+    @property
+    def activation(self) -> str:
+        """The activation of a layer's feed-forward part; llama.cpp's is the form with tanh where it says gelu."""
+        if self.file.metadata.get("clip.use_silu"):
+            return "silu"
+        return "gelu_pytorch_tanh" if self.file.metadata.get("clip.use_gelu") else "quick_gelu"
+
+    def rows(self, name: str) -> int:
+        """Rows of a tensor."""
+        if name not in self.file.tensors:
+            raise CheckpointError(f"{self.file.path}: tensor {name!r} is missing")
+        return self.file.tensors[name].shape[0]
+
+
+def _qwen2_vl(keys: _Keys) -> dict[str, Any]:
+    size, inner = keys.integer("embedding_length"), keys.integer("feed_forward_length")
+    return {
+        "depth": keys.integer("block_count"),
+        "embed_dim": size,
+        "hidden_size": keys.hidden_size,
+        "mlp_ratio": inner // size,
+        "num_heads": keys.integer("attention.head_count"),
+        "hidden_act": keys.activation,
+    }
+
+
+def _qwen2_5_vl(keys: _Keys) -> dict[str, Any]:
+    depth = keys.integer("block_count")
+    full = keys.get("wa_layer_indexes")
+    if full is None:
+        pattern = keys.integer("n_wa_pattern", depth)
+        full = list(range(pattern - 1, depth, pattern))
+    return {
+        "depth": depth,
+        "num_heads": keys.integer("attention.head_count"),
+        "out_hidden_size": keys.hidden_size,
+        "window_size": keys.integer("window_size", 112),
+        "fullatt_block_indexes": full,
+        "hidden_act": "silu",
+    }
+
+
+def _qwen3_vl(keys: _Keys) -> dict[str, Any]:
+    taps = keys.get("is_deepstack_layers") or []
+    return {
+        "depth": keys.integer("block_count"),
+        "num_heads": keys.integer("attention.head_count"),
+        "out_hidden_size": keys.hidden_size,
+        "num_position_embeddings": keys.rows("v.position_embd.weight"),
+        "deepstack_visual_indexes": [number for number, tapped in enumerate(taps) if tapped],
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+
+
+def _pixels(keys: _Keys) -> dict[str, Any]:
+    sizes = {"min_pixels": keys.get("image_min_pixels"), "max_pixels": keys.get("image_max_pixels")}
+    return {key: value for key, value in sizes.items() if value is not None}
+
+
+def _merge(keys: _Keys, default: int) -> int:
+    return keys.integer("spatial_merge_size", default)
+
+
+def _gemma3_rows(keys: _Keys) -> dict[str, Any]:
+    along = keys.integer("image_size") // keys.integer("patch_size") // keys.integer("projector.scale_factor", 4)
+    return {"mm_tokens_per_image": along**2}
+
+
+def _square(keys: _Keys) -> dict[str, Any]:
+    along = keys.integer("image_size")
+    return {"size": {"height": along, "width": along}}
+
+
+def _tiles(keys: _Keys) -> dict[str, Any]:
+    least, most = keys.integer("preproc_min_tiles", 1), keys.integer("preproc_max_tiles", 12)
+    return {**_square(keys), "crop_to_patches": True, "min_patches": least, "max_patches": most}
+
+
+def _split(keys: _Keys) -> dict[str, Any]:
+    tile = keys.integer("image_size")
+    longest = keys.integer("preproc_image_size", 4 * tile)
+    return {"size": {"longest_edge": longest}, "max_image_size": {"longest_edge": tile}}
+
+
+def _rounded(keys: _Keys) -> dict[str, Any]:
+    unit = keys.integer("patch_size") * _merge(keys, 1)
+    return {"size": {"longest_edge": keys.integer("image_size")}, "patch_size": {"height": unit, "width": unit}}
+
+
+def _pixtral(keys: _Keys) -> dict[str, Any]:
+    activation = "silu" if keys.file.metadata.get("clip.use_silu") else "gelu"
+    return {"model_type": "pixtral", "hidden_act": activation}
+
+
+def _internvl(keys: _Keys) -> dict[str, Any]:
+    named = keys.file.tensors
+    return {
+        "attention_bias": "v.blk.0.attn_q.bias" in named,
+        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in named,
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in named else "rms_norm",
+        "hidden_act": "gelu",
+    }
+
+
+MERGED_PIXTRAL = "pixtral with patch_merger"
+"""What files call pixtral too."""
+_QWEN_TOKEN = ("<|image_pad|>", "image_token_id")
+PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
+    {
+        "qwen2vl_merger": Projector(
+            "Qwen2VLForConditionalGeneration", _QWEN_TOKEN, _QWEN, _qwen2_vl, processor=_pixels
+        ),
+        "qwen2.5vl_merger": Projector(
+            "Qwen2_5_VLForConditionalGeneration", _QWEN_TOKEN, _QWEN, _qwen2_5_vl, processor=_pixels
+        ),
+        "qwen3vl_merger": Projector(
+            "Qwen3VLForConditionalGeneration", _QWEN_TOKEN, _QWEN, _qwen3_vl, processor=_pixels
+        ),
+        "gemma3": Projector(
+            "Gemma3ForConditionalGeneration",
+            ("<image_soft_token>", "image_token_index"),
+            {"mm.soft_emb_norm": "projector.step1", "mm.input_projection.weight": "projector.step2.weight.T"},
+            lambda keys: {"hidden_act": "gelu_pytorch_tanh"},
+            _gemma3_rows,
+            _square,
+            plus_one=("projector.step1.weight",),
+        ),
+        "idefics3": Projector(
+            "Idefics3ForConditionalGeneration",
+            ("<image>", "image_token_id"),
+            {"mm.model.fc": "projector.step1"},
+            lambda keys: {"hidden_act": "gelu_pytorch_tanh"},
+            lambda keys: {"scale_factor": keys.integer("projector.scale_factor", 2)},
+            _split,
+        ),
+        "pixtral": Projector(
+            "LlavaForConditionalGeneration",
+            ("[IMG]", "image_token_index"),
+            {"mm.1": "projector.step0", "mm.2": "projector.step1"},
+            _pixtral,
+            lambda keys: {"multimodal_projector_bias": "mm.1.bias" in keys.file.tensors},
+            _rounded,
+            halves=True,
+        ),
+        MERGED_PIXTRAL: Projector(
+            "Mistral3ForConditionalGeneration",
+            ("[IMG]", "image_token_index"),
+            {
+                "mm.input_norm": "projector.step0",
+                "mm.patch_merger": "projector.step2",
+                "mm.1": "projector.step3",
+                "mm.2": "projector.step4",
+            },
+            _pixtral,
+            lambda keys: {
+                "spatial_merge_size": _merge(keys, 2),
+                "multimodal_projector_bias": "mm.1.bias" in keys.file.tensors,
+            },
+            _rounded,
+            halves=True,
+        ),
+        "internvl": Projector(
+            "InternVLForConditionalGeneration",
+            ("<IMG_CONTEXT>", "image_token_id"),
+            {
+                "mm.model.mlp.0": "projector.step1",
+                "mm.model.mlp.1": "projector.step2",
+                "mm.model.mlp.3": "projector.step3",
+            },
+            _internvl,
+            lambda keys: {"downsample_ratio": 1 / keys.integer("projector.scale_factor", 2)},
+            _tiles,
+        ),
+    }
+)
+"""By the name that files have in PROJECTORS."""
+
+
+def beside(path: Path) -> Path | None:
+    """The encoder's file beside a text model's; None: there is none, or it is not clear which.
+
+    Args:
+        path: a .gguf file.
+    """
+    found = sorted(each for each in path.parent.glob("*.gguf") if "mmproj" in each.name.lower() and each != path)
+    return found[0] if len(found) == 1 else None
+
+
+def opened(path: Path) -> tuple[GGUFFile, Projector]:
+    """An encoder's file and its kind.
+
+    Raises:
+        CheckpointError: it is something else, or its kind is not supported.
+    """
+    file = GGUFFile.open(path)
+    kind = next((file.metadata[key] for key in PROJECTORS if key in file.metadata), None)
+    if file.metadata.get("general.architecture") != ARCHITECTURE or not isinstance(kind, str):
+        raise CheckpointError(f"{path}: it is not an encoder of images (mmproj)")
+    if kind == "pixtral" and "mm.patch_merger.weight" in file.tensors:
+        kind = MERGED_PIXTRAL
+    if kind not in PROJECTOR_TYPES:
+        known = ", ".join(PROJECTOR_TYPES)
+        raise CheckpointError(f"{path}: projector type {kind[:40]!r} is not supported; supported are {known}")
+    return file, PROJECTOR_TYPES[kind]
+
+
+def whole_config(
+    file: GGUFFile, projector: Projector, *, text: Mapping[str, Any], token_id: TokenId
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The config.json and the preprocessor_config.json that the original had, as far as they speak of pictures.
+
+    Args:
+        text: the text model's config.json.
+
+    Raises:
+        CheckpointError: a key is missing or wrong, or the vocabulary has no token for feature rows.
+    """
+    keys = _Keys(file, text["hidden_size"])
+    placeholder, id_key = projector.placeholder
+    if (row_token := token_id(placeholder)) is None:
+        raise CheckpointError(f"{file.path}: the text model has no token {placeholder!r}, at which images stand")
+    vision = {
+        "hidden_size": keys.integer("embedding_length"),
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": keys.integer("attention.head_count"),
+        "patch_size": keys.integer("patch_size"),
+        "spatial_merge_size": _merge(keys, 2),
+        "layer_norm_eps": _shortest(keys.get("attention.layer_norm_epsilon", 1e-6)),
+        **({} if keys.get("image_size", 0) == 0 else {"image_size": keys.integer("image_size")}),
+        **projector.vision(keys),
+    }
+    whole = {
+        "architectures": [projector.architecture],
+        "text_config": dict(text),
+        "vision_config": vision,
+        id_key: row_token,
+        **projector.whole(keys),
+    }
+    processor = {
+        "image_mean": [_shortest(value) for value in keys.get("image_mean", [])],
+        "image_std": [_shortest(value) for value in keys.get("image_std", [])],
+        **projector.processor(keys),
+    }
+    return whole, processor
+
+
+def _shortest(value: Any) -> float:
+    """An f32 as the number that its config.json had: the one with fewest digits that rounds to it."""
+    return float(str(np.float32(value)))
+
+
+@dataclass(frozen=True, eq=False)
+class Encoder:
+    """An encoder's file with what it means for a text model.
+
+    Attributes:
+        whole: the config.json that the original had, as far as it speaks of pictures and the text model.
+        processor: its preprocessor_config.json.
+        tensors, names: see `tensors`.
+    """
+
+    whole: dict[str, Any]
+    processor: dict[str, Any]
+    tensors: dict[str, StoredTensor]
+    names: dict[str, str]
+
+
+def encoder_of(gguf: GGUFFile, text: Mapping[str, Any], path: Path | None = None) -> Encoder | None:
+    """The encoder of a text model; None, maybe after a warning: it has none beside it that is supported.
+
+    Args:
+        text: the text model's config.json.
+        path: the encoder's file; None: the one beside the text model, if there is one.
+
+    Raises:
+        CheckpointError: the file at ``path`` is something else, or not supported.
+    """
+    found = path or beside(gguf.path)
+    if found is None:
+        return None
+    vocabulary = gguf.metadata.get(VOCABULARY)
+    ids = {token: number for number, token in enumerate(vocabulary)} if isinstance(vocabulary, list) else {}
+    try:
+        file, projector = opened(found)
+        whole, processor = whole_config(file, projector, text=text, token_id=ids.get)
+        stored, names = tensors(file, projector)
+    except CheckpointError as error:
+        if path is not None:
+            raise
+        logger.warning("%s: the text model alone is read; %s", gguf.path, error)
+        return None
+    return Encoder(whole, processor, stored, names)
+
+
+@dataclass(frozen=True, eq=False)
+class Made(Derived):
+    """A tensor that is made of others, all of which are plain numbers.
+
+    Attributes:
+        made: the shape of the result.
+        make: makes it, of f32 and in f32.
+    """
+
+    made: tuple[int, ...]
+    make: Callable[..., np.ndarray]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.made
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        found = [source.read(np.dtype(np.float32)) for source in self.sources]
+        return np.ascontiguousarray(self.make(*found).astype(dtype))
+
+
+def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTensor], dict[str, str]]:
+    """The tensors with what the converter changed undone, and the table of their names, see ``VisionFamily.tensors``.
+
+    Raises:
+        CheckpointError: heads cannot have halves.
+    """
+    found: dict[str, StoredTensor] = {}
+    heads = _Keys(file, 1).integer("attention.head_count")
+    names = {**_NAMES, **projector.names}
+    taps: dict[str, None] = dict.fromkeys(each[1] for name in file.tensors if (each := TAP.match(name)))
+    for name, tensor in file.tensors.items():
+        if name == SECOND_FRAME:
+            continue
+        made: StoredTensor = tensor
+        if name == FIRST_FRAME and SECOND_FRAME in file.tensors:
+            made = Made(name, (tensor, file.tensors[SECOND_FRAME]), tensor.shape, np.add)
+        own = names.get(NUMBER.sub("*", name)) or names.get(NUMBER.sub("*", name.rpartition(".")[0]), "")
+        if f"{own}.{name.rpartition('.')[2]}" in projector.plus_one:
+            made = Made(name, (tensor,), tensor.shape, lambda values: values - np.float32(1))
+        if projector.halves and re.search(r"\.attn_[qk]\.weight$", name):
+            rows = halves_apart(tensor.shape[0], heads)
+            made = Made(name, (tensor,), tensor.shape, lambda values, rows=rows: values[rows])
+        if (tap := TAP.match(name)) is not None:
+            step = {"norm": "step1", "fc1": "step2", "fc2": "step3"}.get(tap[2])
+            if step is not None:
+                names[name] = f"taps.{list(taps).index(tap[1])}.{step}.{tap[3]}"
+        found[name] = made
+    return found, names
+
+
+FIRST_FRAME, SECOND_FRAME = "v.patch_embd.weight", "v.patch_embd.weight.1"
+TAP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(\w+)$")

@@ -1,0 +1,291 @@
+"""Encoders in files of their own: written as llama.cpp's converter writes them, and read as the originals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+
+from llmjax.checkpoint import open_checkpoint
+from llmjax.checkpoint.checkpoint import Checkpoint
+from llmjax.checkpoint.gguf import mmproj
+from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.vision import vision_tensors
+from llmjax.errors import CheckpointError
+from llmjax.models.vision.registry import preparation_of, vision_family
+from tests.checkpoints import SEEING
+
+F32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What llama.cpp's converter makes of a golden checkpoint.
+
+    Attributes:
+        projector: the name of the encoder's kind.
+        names: the file's names of the encoder's tensors, by prefixes, where they are not as in most files.
+        keys: keys beside those of all files.
+        token: where feature rows stand, and its id.
+        changed: what is done to tensors of the encoder, by the ends of their names.
+    """
+
+    projector: str
+    names: Mapping[str, str]
+    keys: Mapping[str, Any]
+    token: tuple[str, int]
+    changed: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+
+
+def interleaved(heads: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A head's halves take turns, as the converter's ``permute`` has them."""
+    return lambda x: x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
+
+
+USUAL = {
+    "patch_embed": "v.patch_embd",
+    "positions": "v.position_embd.weight",
+    "class_embed": "v.class_embd",
+    "norm_before": "v.pre_ln",
+    "norm_after": "v.post_ln",
+}
+LAYER = {
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "attn.q_proj": "attn_q",
+    "attn.k_proj": "attn_k",
+    "attn.v_proj": "attn_v",
+    "attn.o_proj": "attn_out",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "scale1": "ls1.weight",
+    "scale2": "ls2.weight",
+}
+QWEN = {"projector.step0": "v.post_ln", "projector.step2": "mm.0", "projector.step3": "mm.2"}
+QWEN_TOKEN = ("<|image_pad|>", 261)
+V = "clip.vision."
+CONVERSIONS = {
+    "qwen2-vl": Conversion(
+        "qwen2vl_merger", QWEN, {f"{V}image_min_pixels": 576, f"{V}image_max_pixels": 7000}, QWEN_TOKEN
+    ),
+    "qwen2_5-vl": Conversion(
+        "qwen2.5vl_merger",
+        QWEN,
+        {
+            f"{V}n_wa_pattern": 2,
+            f"{V}window_size": 24,
+            "clip.use_silu": True,
+            f"{V}image_min_pixels": 576,
+            f"{V}image_max_pixels": 7000,
+        },
+        QWEN_TOKEN,
+    ),
+    "qwen3-vl": Conversion(
+        "qwen3vl_merger",
+        {
+            **QWEN,
+            **{
+                f"taps.{k}.step{n}": f"v.deepstack.{2 * k}.{part}"
+                for k in (0, 1)
+                for n, part in enumerate(("norm", "fc1", "fc2"), 1)
+            },
+        },
+        {
+            f"{V}is_deepstack_layers": [True, False, True, False],
+            "clip.use_gelu": True,
+            f"{V}image_min_pixels": 576,
+            f"{V}image_max_pixels": 7000,
+        },
+        QWEN_TOKEN,
+    ),
+    "gemma3": Conversion(
+        "gemma3",
+        {"projector.step1": "mm.soft_emb_norm", "projector.step2": "mm.input_projection"},
+        {f"{V}projector.scale_factor": 2, "clip.use_gelu": True},
+        ("<image_soft_token>", 261),
+        {"step1.weight": lambda x: x + 1, "step2.weight": np.transpose},
+    ),
+    "idefics3": Conversion(
+        "idefics3",
+        {"projector.step1": "mm.model.fc"},
+        {f"{V}projector.scale_factor": 2, f"{V}preproc_image_size": 60, "clip.use_gelu": True},
+        ("<image>", 259),
+    ),
+    "internvl": Conversion(
+        "internvl",
+        {"projector.step1": "mm.model.mlp.0", "projector.step2": "mm.model.mlp.1", "projector.step3": "mm.model.mlp.3"},
+        {f"{V}projector.scale_factor": 2, f"{V}preproc_max_tiles": 6, "clip.use_gelu": True},
+        ("<IMG_CONTEXT>", 261),
+    ),
+    "pixtral": Conversion(
+        "pixtral",
+        {"projector.step0": "mm.1", "projector.step1": "mm.2"},
+        {"clip.use_gelu": True},
+        ("[IMG]", 259),
+        {"q_proj.weight": interleaved(5), "k_proj.weight": interleaved(5)},
+    ),
+    "mistral3": Conversion(
+        "pixtral",
+        {
+            "projector.step0": "mm.input_norm",
+            "projector.step2": "mm.patch_merger",
+            "projector.step3": "mm.1",
+            "projector.step4": "mm.2",
+        },
+        {"clip.use_silu": True, f"{V}spatial_merge_size": 2},
+        ("[IMG]", 259),
+        {"q_proj.weight": interleaved(5), "k_proj.weight": interleaved(5)},
+    ),
+}
+
+
+def file_name(name: str, names: Mapping[str, str]) -> str:
+    """The name in the file of a tensor of the encoder."""
+    if name.startswith("layers."):
+        _, number, rest = name.split(".", 2)
+        stem = next(own for own in LAYER if rest.startswith(own))
+        return f"v.blk.{number}.{LAYER[stem]}{rest.removeprefix(stem)}"
+    known = {**USUAL, **names}
+    stem = next(own for own in known if name == own or name.startswith(own + "."))
+    return known[stem] + name.removeprefix(stem)
+
+
+def written(name: str, path: Path) -> Checkpoint:
+    """Writes a golden checkpoint's encoder."""
+    checkpoint, conversion = open_checkpoint(SEEING / name), CONVERSIONS[name]
+    vision = checkpoint.whole_config["vision_config"]
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_string("clip.projector_type", conversion.projector)
+    writer.add_bool("clip.has_vision_encoder", True)
+    processor = preparation_of(checkpoint.whole_config, processor_config(name))
+    assert processor is not None
+    sizes = {
+        "embedding_length": vision.get("embed_dim", vision["hidden_size"]),
+        "feed_forward_length": vision.get("intermediate_size", 120),
+        "block_count": vision.get("depth", vision.get("num_hidden_layers")),
+        "attention.head_count": 5,
+        "patch_size": 6,
+        "image_size": vision["image_size"] if isinstance(vision.get("image_size"), int) else 24,
+    }
+    for key, value in sizes.items():
+        writer.add_uint32(V + key, value)
+    writer.add_float32(f"{V}attention.layer_norm_epsilon", 1e-6)
+    writer.add_array(f"{V}image_mean", list(processor.mean))
+    writer.add_array(f"{V}image_std", list(processor.std))
+    for key, value in conversion.keys.items():
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        else:
+            writer.add_uint32(key, value)
+    for own, tensor in checkpoint.vision_tensors.items():
+        values = tensor.read(F32)
+        for end, change in conversion.changed.items():
+            values = change(values) if own.endswith(end) else values
+        if own == "patch_embed.weight":
+            values = values.reshape(-1, 3, 6, 6)
+            if name.startswith("qwen"):
+                values = values / 2
+                writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values))
+        writer.add_tensor(file_name(own, conversion.names), np.ascontiguousarray(values))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return checkpoint
+
+
+def processor_config(name: str) -> dict[str, Any]:
+    return dict(json.loads((SEEING / name / "preprocessor_config.json").read_text()))
+
+
+@pytest.mark.parametrize("name", CONVERSIONS)
+def test_files_are_read_as_the_original(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "mmproj-f32.gguf"
+    original = written(name, path)
+    file, projector = mmproj.opened(path)
+    token, number = CONVERSIONS[name].token
+    whole, processor = mmproj.whole_config(
+        file, projector, text={**original.config}, token_id=lambda text: number if text == token else None
+    )
+    family = vision_family(whole)
+    assert family is not None and original.vision is not None
+    spec = family.encoder(family.sight(whole))
+    assert spec == original.vision
+    found, others = vision_tensors(*_arguments(file, projector, spec, path))
+    assert not others and found.keys() == original.vision_tensors.keys()
+    for key, tensor in found.items():
+        np.testing.assert_allclose(tensor.read(F32), original.vision_tensors[key].read(F32), atol=1e-6)
+    made, expected = preparation_of(whole, processor), preparation_of(original.whole_config, processor_config(name))
+    assert made is not None and expected is not None
+    np.testing.assert_allclose(made.mean + made.std, expected.mean + expected.std, rtol=1e-7)
+    assert (made.layout, made.text, made.row_token, made.side) == (
+        expected.layout,
+        expected.text,
+        expected.row_token,
+        expected.side,
+    )
+
+
+def _arguments(file: Any, projector: mmproj.Projector, spec: Any, path: Path) -> tuple[Any, ...]:
+    tensors, names = mmproj.tensors(file, projector)
+    return tensors, spec, names, path
+
+
+def test_the_file_beside_a_model_is_found_if_there_is_one(tmp_path: Path) -> None:
+    model = tmp_path / "model-Q4_K_M.gguf"
+    assert mmproj.beside(model) is None
+    for name in ("mmproj-model-f16.gguf", "model-mmproj-q8.gguf"):
+        (tmp_path / name).touch()
+    assert mmproj.beside(model) is None
+    (tmp_path / "model-mmproj-q8.gguf").unlink()
+    assert mmproj.beside(model) == tmp_path / "mmproj-model-f16.gguf"
+
+
+def test_other_files_and_kinds_are_refused(tmp_path: Path) -> None:
+    for architecture, kind, words in (("llama", "gemma3", "is not an encoder"), ("clip", "ldp", "'ldp' is not supp")):
+        path = tmp_path / f"{architecture}.gguf"
+        writer = gguf.GGUFWriter(path, architecture)
+        writer.add_string("clip.projector_type", kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        with pytest.raises(CheckpointError, match=words):
+            mmproj.opened(path)
+
+
+def test_a_text_model_without_the_token_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mmproj.gguf"
+    written("gemma3", path)
+    with pytest.raises(CheckpointError, match="has no token '<image_soft_token>'"):
+        mmproj.whole_config(*mmproj.opened(path), text={"hidden_size": 56}, token_id=lambda text: None)
+
+
+def test_the_encoder_of_a_text_model_is_read_with_its_vocabulary(tmp_path: Path) -> None:
+    path = tmp_path / "mmproj.gguf"
+    original = written("idefics3", path)
+    tokens = [f"<{number}>" for number in range(259)]
+    model = GGUFFile(tmp_path / "model.gguf", 3, {"tokenizer.ggml.tokens": [*tokens, "<image>"]}, {})
+    found = mmproj.encoder_of(model, original.config)
+    assert found is not None and found.whole["image_token_id"] == 259
+    assert found.processor["max_image_size"] == {"longest_edge": 24}
+    assert len(found.tensors) == len(original.vision_tensors)
+
+
+def test_an_encoder_beside_that_does_not_fit_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "mmproj.gguf"
+    original = written("idefics3", path)
+    model = GGUFFile(tmp_path / "model.gguf", 3, {"tokenizer.ggml.tokens": ["a"]}, {})
+    assert mmproj.encoder_of(model, original.config) is None
+    assert "the text model alone is read; " in caplog.text and "has no token '<image>'" in caplog.text
+    with pytest.raises(CheckpointError, match="has no token '<image>'"):
+        mmproj.encoder_of(model, original.config, path)
