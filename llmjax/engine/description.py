@@ -71,6 +71,8 @@ def _vision(engine: LoadedEngine) -> VisionInfo | None:
         axes=media.axes,
         whole=media.whole,
     )
+
+
 def describe_activations(activations: Collection[str], *, cpu: bool) -> str:
     """What products with quantized weights round, and whether a request's tokens depend on others.
 

@@ -297,7 +297,7 @@ def test_rows_rounded_to_int8_are_the_same_alone_and_keep_their_outliers(name: s
 
 @each_isa
 def test_rows_of_outliers_alone_do_not_run_over(isa: str) -> None:
-    """As many outliers as a row can have, and numbers that are none: NaN and infinity."""
+    """The most outliers that a row can have, and rows with NaN or infinity."""
     form = FORMATS["q4_1"]
     weight = tensor(form)
     x = np.full((9, form.size_in), 1e-3, np.float32)
