@@ -40,6 +40,7 @@ class Idle:
             model_name=name,
             default_sampling_params={},
             pooler=None,
+            vision=None,
         )
 
     is_sleeping = is_paused = False
