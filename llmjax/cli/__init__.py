@@ -27,6 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments[:1] == ["--version"]:
         arguments[0] = "version"
+    if arguments[:1] == ["--install-completion"]:
+        arguments[:1] = ["completion", "--install"]
     return run(partial(dispatch, "llmjax", COMMANDS), arguments)
 
 

@@ -101,6 +101,7 @@ COMMANDS = Group(
             "quantize": Command("llmjax.cli.quantize", "write a model with quantized weights, as GGUF or safetensors"),
             "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
             "collect-env": Command("llmjax.cli.collect_env", "show the same, for a report of a bug"),
+            "completion": Command("llmjax.cli.completion", "have a shell complete commands and flags"),
             "version": Command("llmjax.cli.version", "print the versions of llmjax and JAX"),
         }
     ),
