@@ -278,7 +278,8 @@ class AsyncLLM(LoadedLLM):
         """Streams a request; closing the generator or cancelling its task aborts it.
 
         Args:
-            prompt: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``, perhaps with a ``cache_salt``.
+            prompt: text, token ids, ``{"prompt": …}`` or ``{"prompt_token_ids": …}``, perhaps with a ``cache_salt`` and
+                ``multi_modal_data``.
             request_id: unique among running requests.
             priority: smaller first; needs ``scheduling_policy="priority"``.
             cache_salt: only requests with the same salt share cached prefixes.
@@ -298,7 +299,11 @@ class AsyncLLM(LoadedLLM):
         self._check_open()
         fields = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
         text = fields.get("prompt")
-        if isinstance(text, str) and len(text) > LONG_TEXT and "prompt_token_ids" not in fields:
+        if fields.get("multi_modal_data"):
+            read = await asyncio.to_thread(self._frontend.requests.prompt, fields, cache_salt=cache_salt)
+            prompt, cache_salt = read, read.cache_salt
+            self._check_open()  # much may have happened since
+        elif isinstance(text, str) and len(text) > LONG_TEXT and "prompt_token_ids" not in fields:
             prompt = {**fields, "prompt_token_ids": await asyncio.to_thread(self._frontend.requests.encode, text)}
             self._check_open()  # much may have happened since
         form = None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NotRequired, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, NotRequired, TypedDict
 
 
 class TextPrompt(TypedDict):
-    """A text, tokenized as it stands; only prompts with the same ``cache_salt`` share cached prefixes."""
+    """A text, tokenized as it stands; only prompts with the same ``cache_salt`` share cached prefixes.
+    ``multi_modal_data`` has images, one for each of the text's placeholders."""
 
     prompt: str
+    multi_modal_data: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -18,4 +20,5 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
+    multi_modal_data: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]

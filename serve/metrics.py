@@ -115,7 +115,7 @@ EXTERNAL_COUNTERS = {
 
 # What vLLM says of every model, those of texts too.
 MEDIA_COUNTERS = {
-    "mm_cache_queries": "Images and sounds looked up; text models have none.",
+    "mm_cache_queries": "Images looked up among those that are encoded; text models have none.",
     "mm_cache_hits": "Of those, found.",
 }
 
@@ -204,6 +204,8 @@ class EngineMetrics(Collector):
         numbers.gauges["kv_cache_usage_perc"] = stats.kv_usage
         counters = numbers.counters
         counters["prefix_cache_queries"] += stats.prefix_cache_queries
+        counters["mm_cache_queries"] += stats.image_queries
+        counters["mm_cache_hits"] += stats.image_hits
         counters["prefix_cache_hits"] += stats.prefix_cache_hits
         counters["num_preemptions"] += stats.num_preempted
         counters["prompt_tokens"] += stats.num_prompt_tokens

@@ -5,6 +5,7 @@ Budget and pages are small, so that images are cut into chunks, found in the pre
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
@@ -13,11 +14,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llmjax import LLM, SamplingParams
+from llmjax import LLM, AsyncLLM, SamplingParams
+from llmjax.config import EngineConfig
+from llmjax.engine.clients.loop import ThreadEngine
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import RequestOutput
+from llmjax.sampling.params import RequestOutputKind
 from tests.checkpoints import SEEING
 from tests.levels import at_levels
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.jax_api
 
@@ -199,3 +204,61 @@ def test_chat_with_pictures(engine: Seeing, tmp_path: Any) -> None:
     outputs = llm.chat(messages, SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)  # type: ignore[arg-type]
     assert len({tuple(output.outputs[0].token_ids) for output in outputs}) == 1
     assert len({tuple(output.prompt_token_ids or ()) for output in outputs}) == 1
+
+
+async def streamed(llm: AsyncLLM, number: int, prompt: dict[str, Any]) -> list[int] | None:
+    """The tokens of a request; every third one is aborted after its first token, or in its prompt."""
+    params = SamplingParams(temperature=0, max_tokens=12, output_kind=RequestOutputKind.CUMULATIVE)
+    stream = llm.generate(prompt, params, f"r{number}")
+    if number % 3 == 0:
+        task = asyncio.ensure_future(anext(stream))
+        if number % 2:
+            await task
+        else:
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await stream.aclose()
+        return None
+    async for output in stream:
+        tokens = list(output.outputs[0].token_ids)
+    return tokens
+
+
+def test_streams_that_come_and_go_leave_nothing(compile_cache_dir: str) -> None:
+    """Sixteen at a time, half of them with pictures, a third of them aborted."""
+    name = "qwen2-vl"
+    prompts = [prompt_of(name, case) for case in CASES]
+    config = EngineConfig(
+        model=str(SEEING / name),
+        dtype="float32",
+        page_size=PAGE,
+        max_model_len=128,
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        kv_cache_memory_bytes=40 * 1024,
+        compilation_cache_dir=compile_cache_dir,
+        compile_threads=1,
+        disable_log_stats=True,
+    )
+
+    async def run() -> None:
+        llm = AsyncLLM.from_config(config)
+        try:
+            found = await asyncio.gather(*(streamed(llm, i, prompts[i % len(prompts)]) for i in range(32)))
+            for case in range(len(CASES)):
+                same = [tokens for i, tokens in enumerate(found) if i % len(CASES) == case and tokens is not None]
+                assert len(same) > 4 and all(tokens == same[0] for tokens in same)
+            await until_async(lambda: not llm.num_requests)
+            client = llm.client
+            assert isinstance(client, ThreadEngine)
+            engine = client._loop._engine
+            await until_async(lambda: engine.idle and not engine.num_requests)
+            engine.kv.check()
+            engine.scheduler.media.check()
+            assert (engine.kv_stats().used, engine.scheduler.media.used) == (0, 0)
+            assert engine.totals.preemptions > 0
+        finally:
+            await llm.shutdown(drain_timeout=0)
+
+    asyncio.run(run())

@@ -37,7 +37,7 @@ class MediaRows:
     def __init__(self, num_rows: int = 0, *, budget: int = 0) -> None:
         self.num_rows = num_rows
         self.budget = budget
-        self.queries = self.hits = 0  # images that sequences have asked for, and those that were there
+        self._queries = 0  # images that sequences have been given since the last plan
         self._free = list(range(num_rows))
         self._entries: dict[bytes, _Entry] = {}
         self._idle: OrderedDict[bytes, _Entry] = OrderedDict()  # entries that nobody holds, least recently held first
@@ -71,6 +71,11 @@ class MediaRows:
         """The images to encode before the planned step; each is told once."""
         encodings, self._encodings = self._encodings, []
         return encodings
+
+    def take_queries(self) -> int:
+        """How many images sequences have been given in this plan; each is told once."""
+        queries, self._queries = self._queries, 0
+        return queries
 
     def places(self, sequence: Sequence, number: int) -> Ints:
         """The rows of an image that the sequence holds, i32 [num_rows]."""
@@ -110,9 +115,7 @@ class MediaRows:
             self._left -= image.num_rows
             entry = self._entries[image.digest] = _Entry(image.digest, places)
             self._encodings.append(Encoding(image, places))
-        else:
-            self.hits += 1
-        self.queries += 1
+        self._queries += 1
         self._idle.pop(image.digest, None)
         entry.holders += 1
         self._held.setdefault(sequence, held)[number] = entry

@@ -68,6 +68,8 @@ class StepRecorder:
             self.pace.record(steps, seconds)
             return
         self.pace.restart()
+        if plan.encodings:
+            return  # the step began when they had been encoded
         if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # the device was not idle before
             self.chunk_pace.record(plan.num_tokens, seconds)
 
@@ -91,6 +93,8 @@ class StepRecorder:
             num_generation_tokens=len(times.first_tokens) + len(times.inter_token),
             prefix_cache_queries=sum(s.num_prompt_tokens for s in first_admitted),
             prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),
+            image_queries=plan.image_queries,
+            image_hits=plan.image_queries - len(plan.encodings),
             num_preempted=plan.num_preempted,
             compilations=compiled - before,
             host=self.clock.take(),

@@ -63,6 +63,7 @@ class StepPlan:
     admitted: list[Sequence] = field(default_factory=list)
     num_preempted: int = 0
     encodings: list[Encoding] = field(default_factory=list)  # images to encode before it
+    image_queries: int = 0  # images that it needs and sequences did not have before
 
     @cached_property
     def num_tokens(self) -> int:
@@ -268,8 +269,13 @@ class Scheduler:
         admitted = self._admit(budget, rows) if not preempted else []
         if chunks or admitted:
             rows.sort(key=_longer_than_one)
-        encodings = self.media.take_encodings()
-        return StepPlan(rows=rows, admitted=admitted, num_preempted=preempted, encodings=encodings)
+        return StepPlan(
+            rows=rows,
+            admitted=admitted,
+            num_preempted=preempted,
+            encodings=self.media.take_encodings(),
+            image_queries=self.media.take_queries(),
+        )
 
     @property
     def _whole_images(self) -> bool:

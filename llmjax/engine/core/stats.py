@@ -126,6 +126,8 @@ class StepStats:
     num_generation_tokens: int  # sampled tokens that reached the host
     prefix_cache_queries: int = 0  # prompt tokens of sequences admitted in this step
     prefix_cache_hits: int = 0  # of those, found in the cache
+    image_queries: int = 0  # images that sequences have asked for
+    image_hits: int = 0  # of those, encoded before
     num_preempted: int = 0
     compilations: int = 0
     host: HostTime = HostTime()
