@@ -584,6 +584,8 @@ class EngineConfig:
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
         _ = self.speculative  # raises unless it is valid
         _ = self.most_images  # likewise
+        if not self.limit_mm_per_prompt:  # as vLLM's default has it
+            object.__setattr__(self, "limit_mm_per_prompt", None)
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config tells of cached prefixes, which enable_prefix_caching turns off")
         self._check_offloading()

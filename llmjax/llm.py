@@ -573,7 +573,7 @@ OTHER_ARGUMENTS = {
     "prompt_adapter_request": "adapters are not supported yet",
     "guided_options_request": "not supported",
     "tokenization_kwargs": "give token ids instead",
-    "mm_processor_kwargs": "models read text only",
+    "mm_processor_kwargs": "images are prepared as the model's own processor says",
     "prompt_token_ids": 'give prompts of the form {"prompt_token_ids": …}',
 }
 

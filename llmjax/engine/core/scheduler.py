@@ -89,6 +89,12 @@ class StepPlan:
         return self.num_tokens == len(self.rows) and not other
 
     @cached_property
+    def spans(self) -> bool:
+        """Whether there are tokens of images that see later ones."""
+        seeing = (row.sequence.request.media for row in self.rows if row.start < row.sequence.media_end)
+        return any(media is not None and media.whole for media in seeing)
+
+    @cached_property
     def waits(self) -> bool:
         """Whether the step is sampled later, by masks that follow from tokens that the host has to read first."""
         return any(row.masked for row in self.rows)

@@ -32,17 +32,20 @@ class Bucket:
     decode: bool
     steps: int = 1  # steps that one dispatch may take; more than 1 only in the decode family
     drafts: int = 0  # drafts of a row; more than 0 only in the drafted family, which no other plan can use
+    spans: bool = False  # tokens of images may see later ones, for which attention has other kernels
 
     def holds(self, plan: StepPlan) -> bool:
         if len(plan.rows) > self.rows or plan.num_tokens > self.tokens:
+            return False
+        if plan.spans and not self.spans:
             return False
         if self.drafts or plan.drafts:
             return plan.drafts <= self.drafts and plan.drafts > 0
         return plan.steps <= self.steps and (plan.decode_only or not self.decode)
 
-    def cost(self) -> tuple[int, bool, bool]:
+    def cost(self) -> tuple[int, bool, bool, bool]:
         """A key to sort by: decode before mixed at equal size; the largest mixed bucket is last."""
-        return (self.tokens, not self.decode, not self.drafts)
+        return (self.tokens, not self.decode, not self.drafts, self.spans)
 
 
 def make_buckets(
@@ -53,6 +56,7 @@ def make_buckets(
     generates: bool = True,
     drafts: int = 0,
     drafted_rows: int = 0,
+    spans: bool = False,
 ) -> list[Bucket]:
     """Mixed buckets of 16, 32, … tokens with all rows. Models that generate also have decode buckets of 1, 2, 4, …
     rows, and, if there are drafts, drafted buckets of these rows for each number of drafts. Other models have only
@@ -62,12 +66,14 @@ def make_buckets(
         generates: whether the model generates.
         drafts: most drafts of a row.
         drafted_rows: most rows of a step with drafts.
+        spans: whether there are images whose tokens see one another; steps with them have mixed buckets of their own.
     """
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     sizes = _doubling(16, max_num_batched_tokens)
     if not generates:
         sizes = sorted({*sizes, *(size for size in (8, 24, 48) if size < max_num_batched_tokens)})
     mixed = [Bucket(tokens=n, rows=max_num_seqs, decode=False) for n in sizes]
+    mixed += [replace(bucket, spans=True) for bucket in mixed if spans]
     drafted = [
         Bucket(tokens=n * (1 + length), rows=n, decode=False, drafts=length)
         for length in (draft_lengths(drafts) if drafted_rows else ())
@@ -215,7 +221,8 @@ class BatchLayout:
         if not self.bucket.decode and not self.bucket.drafts:
             shapes["targets"] = (tokens,)
         if self.media is not None:
-            shapes |= part_shapes(self.media, tokens=tokens, rows=rows, mixed="targets" in shapes)
+            images = "targets" in shapes and (self.bucket.spans or not self.media.whole)
+            shapes |= part_shapes(self.media, tokens=tokens, rows=rows, images=images)
         return shapes
 
     @cached_property

@@ -88,14 +88,14 @@ class MediaBatch:
         return cls(places, part.get("media_axes"), part.get("media_last_key"))
 
 
-def part_shapes(shape: MediaShape, *, tokens: int, rows: int, mixed: bool) -> dict[str, tuple[int, ...]]:
+def part_shapes(shape: MediaShape, *, tokens: int, rows: int, images: bool) -> dict[str, tuple[int, ...]]:
     """The parts of a packed batch that are about images, by name.
 
     Args:
-        mixed: whether the batch's tokens may be of images.
+        images: whether the batch's tokens may be of images.
     """
     parts: dict[str, tuple[int, ...]] = {"new_delta": (rows,)} if shape.axes else {}
-    if mixed:
+    if images:
         parts["media_places"] = (tokens,)
         if shape.axes:
             parts["media_axes"] = (3, tokens)

@@ -87,6 +87,7 @@ class StepCompiler:
             generates=self.generates,
             drafts=self.drafts,
             drafted_rows=self.drafted_rows,
+            spans=self.media is not None and self.media.whole,
         )
         return {
             bucket: BatchLayout(

@@ -169,6 +169,7 @@ class SimulatedDevice:
             decode_steps=shape.decode_steps,
             drafts=shape.drafts,
             drafted_rows=shape.drafted_rows,
+            spans=shape.media_rows > 0,
         )
         # As in ``RowState``.
         self.last_token = np.zeros(shape.max_num_seqs, np.int32)
