@@ -14,6 +14,7 @@ MULTIMODAL = frozenset(
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
+        "InternVLChatModel",
         "InternVLForConditionalGeneration",
         "KimiK25ForConditionalGeneration",
         "Llama4ForConditionalGeneration",
@@ -31,7 +32,7 @@ MULTIMODAL = frozenset(
     }
 )
 """Multimodal classes whose text model is served alone."""
-TEXT = "text_config"
+TEXT, TEXT_OF_INTERNVL = "text_config", "llm_config"
 # Models with rope positions on several axes, which are equal for text, so that the plain text models serve them.
 OF_AXES = {
     "qwen2_vl": "Qwen2ForCausalLM",  # older files have the text model's keys at the top level
@@ -49,7 +50,7 @@ PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)(?:lang
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The config.json that the text model would have by itself; None: the model is not nested in another."""
-    architectures, text = config.get("architectures"), config.get(TEXT)
+    architectures, text = config.get("architectures"), config.get(TEXT, config.get(TEXT_OF_INTERNVL))
     outer_type = config.get("model_type")
     if text is None and isinstance(outer_type, str) and outer_type in OF_AXES:
         text = {key: value for key, value in config.items() if key != "vision_config"}

@@ -168,6 +168,11 @@ def processor_from(
     if preparation is None:
         return None
     ids = {text: tuple(tokenize(text)) for text in preparation.text.strings}
+    row_token = preparation.row_token
+    if isinstance(row_token, str):
+        if len(found := tokenize(row_token)) != 1:
+            raise CheckpointError(f"{path}: the tokenizer has no token {row_token!r}, at which images stand")
+        row_token = found[0]
     breaks: list[int] = []
     if preparation.joins_lines:
         for count in range(1, MOST_LINE_BREAKS + 1):
@@ -178,7 +183,7 @@ def processor_from(
         preparation,
         ids,
         tuple(tokenize(preparation.placeholder)),
-        preparation.row_token,
+        row_token,
         tuple(breaks),
         limits or ImageLimits(),
     )

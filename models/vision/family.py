@@ -41,6 +41,7 @@ class VisionFamily:
         defaults: what a missing key of ``vision_config`` means.
         whole: the same of config.json.
         processor: the same of preprocessor_config.json.
+        aliases: other names of keys of ``vision_config``, see ``Fields``.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
     """
 
@@ -51,15 +52,21 @@ class VisionFamily:
     defaults: Mapping[str, Any]
     whole: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
+    aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     vision_types: tuple[str, ...] = ()
 
     def sight(self, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Sight:
         """The parts of a config.json, with what missing keys mean."""
         whole = Fields(config, self.whole)
-        text = whole.mapping("text_config") or config
+        text = whole.mapping("text_config") or whole.mapping("llm_config") or config
         return Sight(
             whole,
-            Fields(whole.mapping("vision_config"), self.defaults, name="config.json: vision_config"),
+            Fields(
+                whole.mapping("vision_config"),
+                self.defaults,
+                name="config.json: vision_config",
+                aliases=self.aliases,
+            ),
             Fields(text, name="config.json: text_config"),
             Fields(processor or {}, self.processor, name="preprocessor_config.json"),
         )

@@ -12,6 +12,8 @@ from llmjax.models.vision.spec import VisionAttention, VisionLayer
 
 OPENAI_MEAN = [0.48145466, 0.4578275, 0.40821073]
 OPENAI_STD = [0.26862954, 0.26130258, 0.27577711]
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+IMAGENET_STD = [0.229, 0.224, 0.225]
 HALF = [0.5, 0.5, 0.5]
 MAX_LAYERS = 200
 BILINEAR, BICUBIC, LANCZOS = 2, 3, 1
@@ -77,7 +79,7 @@ def preparation(
     patch: int,
     side: int,
     placeholder: str,
-    row_token: int,
+    row_token: int | str,
     text: PictureText | None = None,
     **changes: Any,
 ) -> Preparation:

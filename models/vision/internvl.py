@@ -7,6 +7,8 @@ from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import (
     BICUBIC,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     MAX_LAYERS,
     OPENAI_MEAN,
     OPENAI_STD,
@@ -83,6 +85,31 @@ TENSORS = {
 }
 
 
+PUBLISHED_DEFAULTS = {**DEFAULTS, "image_size": 448, "patch_size": 14, "norm_type": "rms_norm"}
+# What InternVLChatConfig, which checkpoints came with, means by a missing key.
+PUBLISHED_WHOLE = {
+    **WHOLE,
+    "dynamic_image_size": False,
+    "use_thumbnail": False,
+    "min_dynamic_patch": 1,
+    "max_dynamic_patch": 6,
+}
+PUBLISHED_LAYER = "vision_model.encoder.layers.*"
+PUBLISHED_TENSORS = {
+    "vision_model.embeddings.class_embedding": "class_embed",
+    "vision_model.embeddings.patch_embedding": "patch_embed",
+    "vision_model.embeddings.position_embedding": "positions",
+    f"{PUBLISHED_LAYER}.attn.qkv": "layers.*.attn.qkv_proj",
+    f"{PUBLISHED_LAYER}.attn.proj": "layers.*.attn.o_proj",
+    **{f"{PUBLISHED_LAYER}.attn.{part}_norm": f"layers.*.attn.{part}_norm" for part in "qk"},
+    **{f"{PUBLISHED_LAYER}.norm{part}": f"layers.*.norm{part}" for part in (1, 2)},
+    **{f"{PUBLISHED_LAYER}.ls{part}": f"layers.*.scale{part}" for part in (1, 2)},
+    f"{PUBLISHED_LAYER}.mlp.fc1": "layers.*.mlp.up_proj",
+    f"{PUBLISHED_LAYER}.mlp.fc2": "layers.*.mlp.down_proj",
+    **{f"mlp1.{place}": f"projector.step{step}" for place, step in ((0, 1), (1, 2), (3, 3))},
+}
+
+
 def encoder(sight: Sight) -> VisionSpec:
     """See ``VisionFamily.encoder``."""
     vision, whole = sight.vision, sight.whole
@@ -120,6 +147,13 @@ def encoder(sight: Sight) -> VisionSpec:
     )
 
 
+def published_encoder(sight: Sight) -> VisionSpec:
+    """`encoder` for checkpoints that came with code of their own, whose keys have other names."""
+    sight.whole.require("ps_version", "v2")
+    sight.whole.require("select_layer", -1)
+    return encoder(sight)
+
+
 def side_of(sight: Sight) -> int:
     """Patches along each side of a square that becomes one row."""
     side = round(1 / sight.whole.number("downsample_ratio"))
@@ -149,6 +183,37 @@ def pictures(sight: Sight) -> Preparation:
     )
 
 
+def published_pictures(sight: Sight) -> Preparation:
+    """`pictures` for checkpoints that came with code of their own, where config.json says how pictures are cut."""
+    whole, tile = sight.whole, square(sight.vision, "image_size")
+    whole.require("force_image_size", tile)
+    cut = NearestGrid(
+        tile=tile,
+        least=whole.integer("min_dynamic_patch"),
+        most=whole.integer("max_dynamic_patch", maximum=100),
+        overview=whole.flag("use_thumbnail"),
+    )
+    return preparation(
+        sight.processor,
+        layout=cut if whole.flag("dynamic_image_size") else Stretched(height=tile, width=tile),
+        patch=square(sight.vision, "patch_size"),
+        side=side_of(sight),
+        placeholder="<IMG_CONTEXT>",
+        row_token="<IMG_CONTEXT>",
+        text=Surrounded(before="<img>", after="</img>"),
+    )
+
+
 FAMILIES = (
     VisionFamily(("InternVLForConditionalGeneration",), encoder, pictures, TENSORS, DEFAULTS, WHOLE, PROCESSOR),
+    VisionFamily(
+        ("InternVLChatModel",),
+        published_encoder,
+        published_pictures,
+        PUBLISHED_TENSORS,
+        PUBLISHED_DEFAULTS,
+        PUBLISHED_WHOLE,
+        {**PROCESSOR, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
+        aliases={"attention_bias": ("qkv_bias",), "use_qk_norm": ("qk_normalization",)},
+    ),
 )

@@ -191,7 +191,7 @@ class Preparation:
         rescale: what bytes are multiplied with.
         mean, std: what is subtracted from the three channels afterwards, and what they are divided by.
         placeholder: the text that stands for a picture in a prompt.
-        row_token: id of the token at which feature rows stand.
+        row_token: the token at which feature rows stand, or its id.
         text: what replaces the placeholder.
         joins_lines: line breaks around it and in it are one token where the tokenizer has one (Gemma 3).
     """
@@ -204,6 +204,6 @@ class Preparation:
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
     placeholder: str
-    row_token: int
+    row_token: int | str
     text: PictureText = field(default_factory=Surrounded)
     joins_lines: bool = False

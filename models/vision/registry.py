@@ -13,7 +13,7 @@ from llmjax.models.vision.spec import VisionSpec
 _DECLARED = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
-    "internvl": "InternVLForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration InternVLChatModel",
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
