@@ -65,18 +65,20 @@ def png(pixels: np.ndarray) -> bytes:
     return out.getvalue()
 
 
-def encoded(checkpoint: Checkpoint, images: list[PreparedImage]) -> tuple[np.ndarray, np.ndarray]:
+def encoded(
+    checkpoint: Checkpoint, images: list[PreparedImage], *, dtype: Any = jnp.float32
+) -> tuple[np.ndarray, np.ndarray]:
     spec = checkpoint.vision
     assert spec is not None
-    graph, shapes = abstract_encoder(spec, dtype=jnp.float32, activation_dtype=jnp.float32)
+    graph, shapes = abstract_encoder(spec, dtype=dtype, activation_dtype=dtype)
     tensors = checkpoint.vision_tensors
     assert {name: like.shape for name, like in shapes.items()} == {name: each.shape for name, each in tensors.items()}
-    params = {name: jnp.asarray(each.read(np.dtype(np.float32))) for name, each in tensors.items()}
+    params = {name: jnp.asarray(tensors[name].read(np.dtype(np.float32)), like.dtype) for name, like in shapes.items()}
     arrays = pack(spec, images, patches=bucket(spec, sum(len(image.patches) for image in images)))
     batch = PatchBatch(**{name: jnp.asarray(array) for name, array in arrays.items()})
     out = jax.jit(lambda params, batch: encode(graph, params, batch))(params, batch)
     rows = sum(image.num_rows for image in images)
-    return np.asarray(out.rows)[:rows], np.asarray(out.tapped)[:, :rows]
+    return np.asarray(out.rows, np.float32)[:rows], np.asarray(out.tapped, np.float32)[:, :rows]
 
 
 def in_transformers_order(image: PreparedImage, processor: PillowProcessor, golden: np.ndarray) -> np.ndarray:
@@ -164,6 +166,14 @@ def test_features_are_those_of_transformers(name: str) -> None:
     else:
         assert len(tapped) == 0
     assert float(golden.std()) > 0.05  # they say something
+
+
+@pytest.mark.parametrize("name", ["qwen2_5-vl", "gemma3", "internvl"])
+def test_features_in_bf16_point_the_same_way(name: str) -> None:
+    each = family(name)
+    rows, _ = encoded(each.checkpoint, [each.prepared(0)], dtype=jnp.bfloat16)
+    golden = each.golden["image0/rows"]
+    assert float((rows * golden).sum() / np.linalg.norm(rows) / np.linalg.norm(golden)) > 0.999
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,141 @@
+"""What well-known checkpoints' files say of pictures, as far as it differs from defaults, and what is read of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmjax.models import UnsupportedModel
+from llmjax.models.vision.preparation import Cropped, Layout, SmartResize, Split, Stretched
+from llmjax.models.vision.registry import preparation_of, vision_spec_of
+
+PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layout]] = {
+    "Qwen/Qwen2.5-VL-7B-Instruct": (
+        {
+            "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+            "model_type": "qwen2_5_vl",
+            "image_token_id": 151655,
+            "hidden_size": 3584,
+            "vision_config": {
+                "depth": 32,
+                "hidden_act": "silu",
+                "hidden_size": 1280,
+                "intermediate_size": 3420,
+                "num_heads": 16,
+                "in_chans": 3,
+                "out_hidden_size": 3584,
+                "patch_size": 14,
+                "spatial_merge_size": 2,
+                "spatial_patch_size": 14,
+                "window_size": 112,
+                "fullatt_block_indexes": [7, 15, 23, 31],
+                "tokens_per_second": 2,
+                "temporal_patch_size": 2,
+            },
+        },
+        {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2},
+        (32, 1280, 3584, 588),
+        SmartResize(unit=28, min_pixels=3136, max_pixels=12845056),
+    ),
+    "google/gemma-3-27b-it": (
+        {
+            "architectures": ["Gemma3ForConditionalGeneration"],
+            "image_token_index": 262144,
+            "mm_tokens_per_image": 256,
+            "text_config": {"hidden_size": 5376, "model_type": "gemma3_text"},
+            "vision_config": {
+                "hidden_size": 1152,
+                "image_size": 896,
+                "intermediate_size": 4304,
+                "model_type": "siglip_vision_model",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+                "vision_use_head": False,
+            },
+        },
+        {"do_pan_and_scan": None, "resample": 2, "size": {"height": 896, "width": 896}},
+        (27, 1152, 5376, 588),
+        Stretched(height=896, width=896),
+    ),
+    "HuggingFaceTB/SmolVLM-256M-Instruct": (
+        {
+            "architectures": ["Idefics3ForConditionalGeneration"],
+            "image_token_id": 49190,
+            "scale_factor": 4,
+            "text_config": {"hidden_size": 576, "model_type": "llama"},
+            "vision_config": {
+                "hidden_size": 768,
+                "image_size": 512,
+                "max_image_size": {"longest_edge": 512},
+                "num_attention_heads": 12,
+                "patch_size": 16,
+                "size": {"longest_edge": 2048},
+            },
+        },
+        {
+            "do_image_splitting": True,
+            "max_image_size": {"longest_edge": 512},
+            "resample": 1,
+            "size": {"longest_edge": 2048},
+        },
+        (12, 768, 576, 768),
+        Split(longest=2048, tile=512),
+    ),
+    "llava-hf/llava-1.5-7b-hf": (
+        {
+            "architectures": ["LlavaForConditionalGeneration"],
+            "image_token_index": 32000,
+            "projector_hidden_act": "gelu",
+            "text_config": {"hidden_size": 4096, "model_type": "llama"},
+            "vision_config": {
+                "hidden_size": 1024,
+                "image_size": 336,
+                "intermediate_size": 4096,
+                "model_type": "clip_vision_model",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 24,
+                "patch_size": 14,
+            },
+        },
+        {
+            "crop_size": {"height": 336, "width": 336},
+            "do_center_crop": True,
+            "resample": 3,
+            "size": {"shortest_edge": 336},
+        },
+        (23, 1024, 4096, 588),
+        Cropped(shortest=336, crop=336),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_files_are_read(name: str) -> None:
+    config, processor, sizes, layout = PUBLISHED[name]
+    spec, preparation = vision_spec_of(config), preparation_of(config, processor)
+    assert spec is not None and preparation is not None
+    assert (len(spec.layers), spec.size, spec.out, spec.patch_values) == sizes
+    assert preparation.layout == layout
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "words"),
+    [
+        ("google/gemma-3-27b-it", "mm_tokens_per_image", 200, "is not a square"),
+        ("llava-hf/llava-1.5-7b-hf", "vision_feature_layer", [-2, -1], "numbers from the end"),
+        ("llava-hf/llava-1.5-7b-hf", "vision_feature_select_strategy", "full", "not supported for this encoder"),
+        ("HuggingFaceTB/SmolVLM-256M-Instruct", "scale_factor", 5, "does not divide 32 patches a side"),
+    ],
+)
+def test_what_is_not_supported_is_named(name: str, key: str, value: Any, words: str) -> None:
+    config = {**PUBLISHED[name][0], key: value}
+    with pytest.raises(UnsupportedModel, match=words) as error:
+        vision_spec_of(config)
+    assert key in str(error.value)
+
+
+def test_text_models_do_not_see() -> None:
+    assert vision_spec_of({"architectures": ["LlamaForCausalLM"]}) is None
+    assert vision_spec_of({"architectures": ["Gemma3ForConditionalGeneration"]}) is None
