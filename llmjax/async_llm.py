@@ -126,8 +126,7 @@ class AsyncLLM(LoadedLLM):
             mode: what becomes of requests: "abort" ends them, "wait" lets them end.
 
         Raises:
-            InvalidRequest: there is no such level or mode, the engine is about to sleep or to wake, or several
-                processes run the model.
+            InvalidRequest: there is no such level or mode, or the engine is about to sleep or to wake.
         """
         if mode == "keep":
             raise InvalidRequest("mode keep is not supported: requests lose their keys and values", field="mode")

@@ -406,7 +406,7 @@ class LLM(LoadedLLM):
             mode: vLLM's word for what becomes of running requests (abort, wait or keep); between calls there are none.
 
         Raises:
-            InvalidRequest: there is no such level or mode, or several processes run the model.
+            InvalidRequest: there is no such level or mode.
         """
         if mode not in ("abort", "wait", "keep"):
             raise InvalidRequest(f"mode must be abort, wait or keep, not {mode!r}", field="mode")

@@ -218,7 +218,7 @@ def _engine(
             if compiler.media is None
             else MediaRows(compiler.media.num_rows, budget=compiler.max_num_batched_tokens),
         ),
-        runner=Runner(compiler, group=group, compile_threads=config.compile_threads, moves_pages=config.moves_pages),
+        runner=Runner(compiler, config, group=group),
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed

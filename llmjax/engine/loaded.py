@@ -7,8 +7,8 @@ from typing import Any
 from llmjax.config import EngineConfig
 from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.request import EngineRequest
+from llmjax.engine.device.commands import Sleep, WakeState, WakeWeights
 from llmjax.engine.device.runner import Runner
-from llmjax.engine.device.sleep import Sleeper
 from llmjax.engine.loading.memory import KVPlan
 from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.profiler import Profiler
@@ -57,12 +57,11 @@ class LoadedEngine(Engine):
         self.kv_plan = kv_plan
         self.compilations = compilations
         self.profiler = Profiler(config.profile_dir)
-        self._sleeper = Sleeper(config, platform=platform, model=model, executor=runner.executor)
         self._closed_last = (self.kv, self.profiler)
 
     def add(self, request: EngineRequest) -> None:
         """Queues a request; see `Engine.add` for arguments and errors. Raises Asleep while the engine sleeps."""
-        if self._sleeper.asleep:
+        if self.runner.executor.asleep:
             raise Asleep
         super().add(request)
 
@@ -74,23 +73,22 @@ class LoadedEngine(Engine):
             discard: the weights are loaded again from their files; otherwise they wait in the host's memory.
 
         Raises:
-            InvalidRequest: requests have not ended, or several processes run the model.
+            InvalidRequest: requests have not ended.
         """
         if self.num_requests:
             raise InvalidRequest(f"{self.num_requests} requests have not ended: the engine cannot sleep")
-        self.runner.check_alone("an engine sleeps")
         while not self.idle:
             self.step()
         self.reset_prefix_cache(offloaded=False)
-        self._sleeper.sleep(discard=discard)
+        self.runner.apply(Sleep(discard))
 
     def wake_weights(self) -> None:
         """Brings the weights back; raises CheckpointError if their files have changed."""
-        self._sleeper.wake_weights()
+        self.runner.apply(WakeWeights())
 
     def wake_kv_cache(self) -> None:
         """Makes the KV cache again; requests can be computed once the weights are there, too."""
-        self._sleeper.wake_state()
+        self.runner.apply(WakeState())
 
     def close(self, *, wait: bool = True, lost: bool = False) -> None:
         """Waits for the device and stops the compiler threads.

@@ -23,7 +23,7 @@ from llmjax.engine.ranks.follower import Follower
 from llmjax.engine.ranks.join import free_port
 from llmjax.engine.ranks.leader import Leader
 from llmjax.engine.ranks.worker import Worker
-from llmjax.errors import ConfigError, EngineDead
+from llmjax.errors import Asleep, ConfigError, EngineDead
 from llmjax.kv_transfer import KVTransfer
 from tests.checkpoints import GOLDEN
 from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
@@ -49,7 +49,8 @@ def staged(model: Path, stages: int, **settings: Any) -> Iterator[LLM]:
     def follow(config: EngineConfig) -> None:
         try:
             group = Follower(config)
-            Worker(load(config, group)[1], group, threads=1, moves_pages=config.moves_pages).run()
+            config, compiler = load(config, group)
+            Worker(compiler, config.replace(compile_threads=1), group).run()
         except Exception as error:
             errors.append(error)
 
@@ -102,6 +103,17 @@ def check(model: Path, stages: int, *all_params: SamplingParams, **settings: Any
 def test_every_feature_of_sampling_in_three_stages() -> None:
     overrides = {"max_position_embeddings": CONTEXT}
     check(GOLDEN / "llama", 3, LONG, EVERYTHING, LONG, hf_overrides=overrides, max_model_len=CONTEXT)
+
+
+def test_both_stages_sleep_and_wake() -> None:
+    with staged(GOLDEN / "llama", 2) as llm:
+        expected = tokens_of(found(llm, LONG_ENOUGH))
+        for level in (1, 2):
+            llm.sleep(level)
+            with pytest.raises(Asleep):
+                found(llm, LONG_ENOUGH)
+            llm.wake_up()
+            assert tokens_of(found(llm, LONG_ENOUGH)) == expected
 
 
 @pytest.mark.slow

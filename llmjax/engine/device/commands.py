@@ -124,4 +124,25 @@ class WritePages(Message, tag="write_pages"):
     arrays: list[Values]
 
 
-Command = RunStep | RunMasked | RunEncoder | Edit | SetSampled | ReadPages | WritePages
+class Sleep(Message, tag="sleep"):
+    """Frees the devices' memory of state and weights; only `WakeWeights` and `WakeState` may follow.
+
+    Args:
+        discard: whether the weights leave the host's memory too, and are loaded from their files again. Otherwise they
+            wait there; on a CPU they are there already, and stay as they are.
+    """
+
+    discard: bool
+
+
+class WakeWeights(Message, tag="wake_weights"):
+    """Brings the weights back; another rank that cannot ends, and the group with it."""
+
+
+class WakeState(Message, tag="wake_state"):
+    """Makes a new state, without KV entries and tokens."""
+
+
+Command = (
+    RunStep | RunMasked | RunEncoder | Edit | SetSampled | ReadPages | WritePages | Sleep | WakeWeights | WakeState
+)

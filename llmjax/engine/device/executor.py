@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from llmjax.config import EngineConfig
 from llmjax.engine.device.commands import (
     Command,
     Edit,
@@ -18,7 +19,10 @@ from llmjax.engine.device.commands import (
     RunMasked,
     RunStep,
     SetSampled,
+    Sleep,
     Values,
+    WakeState,
+    WakeWeights,
     WritePages,
 )
 from llmjax.engine.device.device_state import DeviceState, StepOutput
@@ -26,6 +30,7 @@ from llmjax.engine.device.edits import StateEditor
 from llmjax.engine.device.heads import Sampled
 from llmjax.engine.device.page_moves import PageMover, PendingPages
 from llmjax.engine.device.rows import RowState
+from llmjax.engine.device.sleep import Sleeper
 from llmjax.engine.programs.cache import Executable
 from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.threads import CompileThreads
@@ -39,9 +44,9 @@ class Executor:
 
     Args:
         compiler: compiles this rank's programs.
+        config: the configuration with which the model was loaded.
         group: where hidden states come from and go to, if the model has several stages.
         threads: where programs of edits and page moves are compiled.
-        moves_pages: whether pages will be read and written.
 
     Attributes:
         state: the state that stays on the devices from command to command.
@@ -49,14 +54,14 @@ class Executor:
 
     state: DeviceState
 
-    def __init__(
-        self, compiler: StepCompiler, *, group: Group, threads: CompileThreads, moves_pages: bool = False
-    ) -> None:
+    def __init__(self, compiler: StepCompiler, config: EngineConfig, *, group: Group, threads: CompileThreads) -> None:
         self._compiler = compiler
         self._group = group
+        self._sleeper = Sleeper(config, platform=compiler.platform, model=compiler.model)
+        self._state_gone = False
         if compiler.platform.is_cpu:
             keep_freed_blocks()
-        self.take_weights()
+        self._take_weights()
         self.state = compiler.make_state()
         self._output: StepOutput | None = None  # output of the latest step
         self._programs: dict[ProgramName, Executable] = {}
@@ -64,7 +69,9 @@ class Executor:
             self.state, cache=compiler.cache, sharding=compiler.platform.sharding, samples=compiler.has_head
         )
         self._editor = threads.submit(editor.compiled)
-        self._mover: Future[PageMover] | None = threads.submit(PageMover(compiler).compiled) if moves_pages else None
+        self._mover: Future[PageMover] | None = None
+        if config.moves_pages:
+            self._mover = threads.submit(PageMover(compiler).compiled)
 
     def compile(self, program: ProgramName) -> Executable:
         """Compiles a program, or reads it, so that commands can run it. May be called by several threads.
@@ -94,6 +101,7 @@ class Executor:
 
         Raises:
             EngineDead: the hidden states of a step do not come, because a stage has gone.
+            CheckpointError: `WakeWeights` finds other files than before, or none.
         """
         match command:
             case RunStep():
@@ -111,7 +119,21 @@ class Executor:
             case WritePages():
                 kv = self._page_mover.write(self.state.kv, command.group, command.pages, command.arrays)
                 self.state = replace(self.state, kv=kv)
+            case Sleep():
+                self._free_state()
+                self._sleeper.sleep(discard=command.discard)
+            case WakeWeights():
+                self._sleeper.wake()
+                self._take_weights()
+            case WakeState():
+                self.state = self._compiler.make_state() if self._state_gone else self.state
+                self._state_gone = False
         return None
+
+    @property
+    def asleep(self) -> bool:
+        """Whether something that steps need has left the devices."""
+        return self._state_gone or self._sleeper.asleep
 
     def page_arrays(self, group: int) -> int:
         """Number of a group's arrays that this rank has, or has a part of."""
@@ -122,21 +144,17 @@ class Executor:
         """Bytes of the device's memory that the sampler's slots take."""
         return sum(array.nbytes for array in jax.tree.leaves(self.state.sampler))
 
-    def take_weights(self) -> None:
+    def _take_weights(self) -> None:
         """Has later steps use the weights that the model has now."""
         self._weights = self._compiler.weights
         self._head_weights = self._compiler.head_weights
         self._encoder_weights = self._compiler.encoder_weights
 
-    def free_state(self) -> None:
-        """Frees the state's memory; no command may come before `new_state`."""
-        self._output = None
+    def _free_state(self) -> None:
+        self._output, self._state_gone = None, True
         for leaf in jax.tree.leaves(self.state):
-            leaf.delete()
-
-    def new_state(self) -> None:
-        """Makes a new state, without KV entries and tokens."""
-        self.state = self._compiler.make_state()
+            if not leaf.is_deleted():
+                leaf.delete()
 
     @property
     def _page_mover(self) -> PageMover:

@@ -8,11 +8,12 @@ from collections.abc import Sequence as Listing
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from llmjax.arrays import Ints
+from llmjax.config import EngineConfig
 from llmjax.engine.core import interfaces
 from llmjax.engine.core.layer_states import TableChanges
 from llmjax.engine.core.media import Encoding, PromptMedia
@@ -21,7 +22,7 @@ from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.core.tier import PageContent
 from llmjax.engine.device.batch import Bucket
-from llmjax.engine.device.commands import Edit, ProgramName, ReadPages, RunMasked, RunStep, WritePages
+from llmjax.engine.device.commands import Command, Edit, ProgramName, ReadPages, RunMasked, RunStep, WritePages
 from llmjax.engine.device.encoder import EncoderPrograms, commands_of
 from llmjax.engine.device.executor import Executor
 from llmjax.engine.device.media import delta_of
@@ -38,12 +39,9 @@ from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.alone import Alone
 from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.ranks.stages import LastStage, OneStage, Stages, Step
-from llmjax.errors import InvalidRequest, LLMJaxError
+from llmjax.errors import LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.sampling.settings import RequestSampling
-
-if TYPE_CHECKING:
-    pass
 
 
 class Runner:
@@ -51,9 +49,8 @@ class Runner:
 
     Args:
         compiler: knows weights, state and buckets.
+        config: the configuration with which the model was loaded.
         group: the ranks that run the model.
-        compile_threads: compilations at once; 0: one per core.
-        moves_pages: whether pages will be read and written.
 
     Attributes:
         executor: applies the commands at this rank.
@@ -61,20 +58,13 @@ class Runner:
         media: the shape of the media pool; None: the model sees nothing.
     """
 
-    def __init__(
-        self,
-        compiler: StepCompiler,
-        *,
-        group: RankZero | None = None,
-        compile_threads: int = 0,
-        moves_pages: bool = False,
-    ) -> None:
+    def __init__(self, compiler: StepCompiler, config: EngineConfig, *, group: RankZero | None = None) -> None:
         self.model = compiler.model
         self._group: RankZero = group or Alone()
         self._layouts = compiler.layouts
         self._on_host = compiler.platform.is_cpu  # results are there without being copied
-        self._threads = CompileThreads(compile_threads or usable_cores())
-        self.executor = Executor(compiler, group=self._group, threads=self._threads, moves_pages=moves_pages)
+        self._threads = CompileThreads(config.compile_threads or usable_cores())
+        self.executor = Executor(compiler, config, group=self._group, threads=self._threads)
         several = LastStage if compiler.is_staged else OneStage
         self._stages: Stages = several(self.executor, self._group)
         state = compiler.state_shapes
@@ -194,10 +184,9 @@ class Runner:
         complete = replace(output, tokens=sampled.tokens, logprobs=sampled.logprobs)
         return replace(pending, result=lambda: complete)
 
-    def check_alone(self, what: str) -> None:
-        """Raises InvalidRequest if other processes run the model with this one."""
-        if self._group.size > 1:
-            raise InvalidRequest(f"{what} only where one process runs the model, and here {self._group.size} do")
+    def apply(self, command: Command) -> None:
+        """Has every rank apply a command, after every step that has begun."""
+        self._stages.apply(command)
 
     def read_pages(self, group: int, pages: Listing[int]) -> ReadInTurn:
         """Starts to read pages of a group of layers, with the content after all earlier dispatches have run."""

@@ -1,4 +1,4 @@
-"""Sleep: an engine's weights and state leave its device, and come back when the engine is woken."""
+"""Sleep: the weights leave the devices, and come back when the engine is woken."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import SingleDeviceSharding
 
 from llmjax.config import EngineConfig
-from llmjax.engine.device.executor import Executor
 from llmjax.engine.loading.model import LoadedModel, load_model
 from llmjax.errors import CheckpointError
 from llmjax.host_memory import give_back
@@ -21,29 +21,28 @@ from llmjax.platforms import Platform
 
 logger = logging.getLogger(__name__)
 
+Parts = dict[jax.Device, npt.NDArray[Any]]
+
 
 class Sleeper:
-    """Puts weights and state away and takes them back. Nothing may be computed meanwhile.
+    """Puts the weights of a rank away and takes them back. Nothing may be computed meanwhile.
 
     Args:
         config: the configuration with which the model was loaded, and is loaded again.
         model: the model whose weights are put away.
-        executor: uses the weights.
     """
 
-    def __init__(self, config: EngineConfig, *, platform: Platform, model: LoadedModel, executor: Executor) -> None:
+    def __init__(self, config: EngineConfig, *, platform: Platform, model: LoadedModel) -> None:
         self._config = config
         self._platform = platform
         self._model = model
-        self._executor = executor
-        self._state_gone = False
         self._discarded = False
-        self._on_host: list[npt.NDArray[Any]] | None = None  # the weights' leaves
+        self._on_host: list[Parts] | None = None  # the weights' leaves
 
     @property
     def asleep(self) -> bool:
-        """Whether the engine sleeps, so that nothing can be computed."""
-        return self._state_gone or self._discarded or self._on_host is not None
+        """Whether the weights have left the devices."""
+        return self._discarded or self._on_host is not None
 
     @property
     def _weights(self) -> list[dict[str, Any]]:
@@ -52,28 +51,20 @@ class Sleeper:
         return [self._model.params] if encoder is None else [self._model.params, encoder.params]
 
     def sleep(self, *, discard: bool) -> None:
-        """Frees the KV cache and all other state on the device, and the device's memory of the weights.
-
-        Args:
-            discard: whether the weights leave the host's memory too, and are loaded from their files again. Otherwise
-                they wait there; on a CPU they are there already, and stay as they are.
-        """
-        if not self._state_gone:
-            self._executor.free_state()
-            self._state_gone = True
+        """Frees the devices' memory of the weights; ``discard`` as `Sleep` has it."""
         leaves = [] if self._discarded else jax.tree.leaves(self._weights)
         if discard:
             self._on_host, self._discarded = None, True
         elif self._platform.is_cpu or self._discarded or self._on_host is not None:
             leaves = []
         else:
-            self._on_host = [np.asarray(leaf) for leaf in leaves]
+            self._on_host = [_parts(leaf) for leaf in leaves]
         for leaf in leaves:
             leaf.delete()
         gc.collect()  # JAX then frees arrays that are host memory or mapped files on a CPU
         give_back()
 
-    def wake_weights(self) -> None:
+    def wake(self) -> None:
         """Brings the weights back.
 
         Raises:
@@ -82,25 +73,30 @@ class Sleeper:
         weights, started = self._weights, time.monotonic()
         if self._discarded:
             cache = use_compilation_cache(self._config.compilation_cache_dir)
-            found = load_model(self._config, self._platform, cache_dir=cache, progress=False)
-            if found.digest != self._model.digest:
+            loaded = load_model(self._config, self._platform, cache_dir=cache, progress=False)
+            if loaded.digest != self._model.digest:
                 raise CheckpointError(f"{self._model.path} holds another model than before: start the program again")
-            self._model.params.update(found.params)
-            if self._model.encoder is not None and found.encoder is not None:
-                self._model.encoder.params.update(found.encoder.params)
+            self._model.params.update(loaded.params)
+            if self._model.encoder is not None and loaded.encoder is not None:
+                self._model.encoder.params.update(loaded.encoder.params)
         elif self._on_host is not None:
             leaves, tree = jax.tree.flatten(weights)
-            back = [jax.device_put(stored, leaf.sharding) for stored, leaf in zip(self._on_host, leaves, strict=True)]
+            back = [_joined(parts, leaf) for parts, leaf in zip(self._on_host, leaves, strict=True)]
             for params, own in zip(weights, jax.block_until_ready(jax.tree.unflatten(tree, back)), strict=True):
                 params.update(own)
         else:
             return
         self._on_host, self._discarded = None, False
-        self._executor.take_weights()
         logger.info("the weights are back after %.1f s", time.monotonic() - started)
 
-    def wake_state(self) -> None:
-        """Makes a new state without KV entries."""
-        if self._state_gone:
-            self._executor.new_state()
-            self._state_gone = False
+
+def _parts(leaf: jax.Array) -> Parts:
+    """The parts of an array that this process's devices have, on the host."""
+    return {shard.device: np.asarray(shard.data) for shard in leaf.addressable_shards}
+
+
+def _joined(parts: Parts, leaf: jax.Array) -> jax.Array:
+    """An array as ``leaf`` was, of such parts."""
+    kind = leaf.sharding.memory_kind
+    arrays = [jax.device_put(part, SingleDeviceSharding(device, memory_kind=kind)) for device, part in parts.items()]
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, arrays)

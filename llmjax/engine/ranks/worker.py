@@ -48,8 +48,7 @@ def run_worker(
     group.end_with_process()
     try:
         config, compiler = load(config, group, share)
-        threads = config.compile_threads or usable_cores()
-        Worker(compiler, group, threads=threads, moves_pages=config.moves_pages).run()
+        Worker(compiler, config, group).run()
     except Exception as error:
         group.close()  # why this process ends is known
         with suppress(OSError):  # rank 0 has gone, which may be why
@@ -77,17 +76,16 @@ class Worker:
 
     Args:
         compiler: compiles this rank's programs.
+        config: the configuration with which the model was loaded.
         group: the connection to rank 0.
-        threads: compilations at once.
-        moves_pages: pages will be read and written.
     """
 
-    def __init__(self, compiler: StepCompiler, group: Follower, *, threads: int, moves_pages: bool = False) -> None:
+    def __init__(self, compiler: StepCompiler, config: EngineConfig, group: Follower) -> None:
         self._group = group
-        self._threads = CompileThreads(threads)
-        self._executor = Executor(compiler, group=group, threads=self._threads, moves_pages=moves_pages)
+        self._threads = CompileThreads(config.compile_threads or usable_cores())
+        self._executor = Executor(compiler, config, group=group, threads=self._threads)
         self._reader = CompileThreads(1)  # waits for pages that are being read
-        if moves_pages:
+        if config.moves_pages:
             group.channel.send(Holds(_page_shapes(compiler)))
 
     def run(self) -> None:

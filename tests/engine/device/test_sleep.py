@@ -100,7 +100,7 @@ def test_deeper_and_deeper(llm: LLM) -> None:
 def test_weights_of_other_devices_wait_in_the_hosts_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU acts as an accelerator, whose arrays the host sees as copies."""
     before = said(llm)
-    sleeper = llm.engine._sleeper
+    sleeper = llm.engine.runner.executor._sleeper
     monkeypatch.setattr(type(sleeper._platform), "is_cpu", property(lambda self: False))
     monkeypatch.setattr("llmjax.engine.device.sleep.np.asarray", lambda leaf: np.array(leaf))
     llm.sleep(1)
