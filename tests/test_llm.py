@@ -425,7 +425,7 @@ def test_arguments_of_vllm_are_accepted_empty_and_refused_else(llm: LLM) -> None
 
 def test_minus_one_log_probabilities_are_all_that_the_setting_allows(llm: LLM) -> None:
     size = llm.info.vocab_size
-    with pytest.raises(InvalidRequest, match=f"logprobs is {size}; the server allows at most"):
+    with pytest.raises(InvalidRequest, match=rf"logprobs must be between 0 and 20 \(--max-logprobs\), not {size}"):
         llm.generate("Hello", SamplingParams(logprobs=-1), use_tqdm=False)
 
 
