@@ -169,10 +169,11 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
         mine = mine.reshape(kv_heads, group * queries, head_dim)
         first_key = 0 if rules.window is None else jnp.maximum(position[0] - rules.window + 1, 0)
         reach = position  # last key that each query sees
+        last_key = position[-1] if rules.causal else batch.kv_len[row] - 1
         if further is not None:
             own = jax.lax.dynamic_slice_in_dim(further, start, queries)
             reach = jnp.clip(own, position, batch.kv_len[row] - 1)
-        last_key = jnp.max(reach) if rules.causal else batch.kv_len[row] - 1
+            last_key = jnp.max(reach)
         if not rules.causal and rules.window is not None:
             last_key = jnp.minimum(last_key, position[-1] + rules.window - 1)
 
@@ -184,7 +185,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             visible = key[None] <= (reach[:, None] if rules.causal else last_key)  # [Q, C]
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window
-                if not rules.causal:
+                if further is None:  # a span may reach beyond the window
                     visible &= key[None] < position[:, None] + rules.window
             logits = product("kqh,kch->kqc", mine, keys)
             logits = _cap(logits, rules).reshape(kv_heads, group, queries, block)

@@ -15,7 +15,15 @@ from typing import Any
 from rich.console import Console
 
 from llmjax.cli.markdown import MarkdownStream
-from llmjax.cli.models import KEY_VARIABLE, ChatModel, LocalModel, Message, RemoteModel, key_for_server
+from llmjax.cli.models import (
+    KEY_VARIABLE,
+    ChatModel,
+    LocalModel,
+    Message,
+    RemoteModel,
+    key_for_server,
+    user_message,
+)
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.config import EngineConfig
@@ -26,6 +34,7 @@ from llmjax.settings import nearest, settings_of
 NOT_IN_CHAT = ("n", "logprobs", "prompt_logprobs", "detokenize")
 HELP = """/reset        start over, with the same system message
 /system TEXT  set the system message and start over; without TEXT: none
+/image FILE   put a picture before the next message, for models that see
 /exit         leave (also Ctrl-D)
 /help         this
 //text        send text that starts with a slash
@@ -45,6 +54,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--api-key", metavar="KEY", help=f"key for the server (default: {KEY_VARIABLE})")
     parser.add_argument("--model-name", metavar="NAME", help="model to ask the server for (default: its first one)")
     parser.add_argument("--system", "--system-prompt", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="picture for the first message, for models that see; may be given more than once",
+    )
     parser.add_argument("--quick", metavar="TEXT", help="send this message, show the answer, and leave")
     parser.add_argument(
         "--stats",
@@ -77,6 +93,8 @@ def main(argv: list[str]) -> int:
         try:
             stats = values.quick is None if values.stats is None else values.stats
             chat = Chat(model, system=values.system, markdown=values.markdown, stats=stats)
+            for picture in values.image:
+                chat.attach(picture)
             if values.quick is None:
                 chat.run(runner)
             else:
@@ -118,6 +136,7 @@ class Chat:
         self, model: ChatModel, *, system: str | None = None, markdown: bool = False, stats: bool = True
     ) -> None:
         self.messages: list[Message] = []
+        self._pictures: list[str] = []  # for the next message
         self._model = model
         self._system = system
         self._markdown = markdown
@@ -127,6 +146,7 @@ class Chat:
         self._commands: dict[str, Callable[[str], None]] = {
             "reset": lambda _: self.reset(),
             "system": self.set_system,
+            "image": self.attach,
             "help": lambda _: self._note(HELP),
         }
         self.reset()
@@ -134,6 +154,10 @@ class Chat:
     def reset(self) -> None:
         """Forgets everything but the system message."""
         self.messages = [{"role": "system", "content": self._system}] if self._system else []
+
+    def attach(self, picture: str) -> None:
+        """Puts a picture before the text of the next message; its path."""
+        self._pictures.append(picture)
 
     def set_system(self, text: str) -> None:
         self._system = text or None
@@ -166,7 +190,7 @@ class Chat:
         Raises:
             LLMJaxError: there is none.
         """
-        self._show_stats(runner.run(self._answer([*self.messages, {"role": "user", "content": text}])))
+        self._show_stats(runner.run(self._answer([*self.messages, user_message(text, self._pictures)])))
 
     def command(self, line: str) -> None:
         """Carries out a line such as ``/system You are brief.``"""
@@ -183,8 +207,8 @@ class Chat:
         Raises:
             EngineDead: there will be no more answers.
         """
-        asked = [*self.messages, {"role": "user", "content": text}]
         try:
+            asked = [*self.messages, user_message(text, self._pictures)]
             answer = runner.run(self._answer(asked))
         except EngineDead:
             raise
@@ -194,6 +218,8 @@ class Chat:
         except LLMJaxError as error:
             self._note(f"error: {error}")
             return
+        finally:
+            self._pictures = []
         self.messages = [*asked, {"role": "assistant", "content": answer.text}]
         self._show_stats(answer)
 

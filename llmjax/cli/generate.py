@@ -7,10 +7,10 @@ import asyncio
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from llmjax.cli.models import LocalModel, Message
+from llmjax.cli.models import LocalModel, Message, user_message
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
 from llmjax.cli.prompts import TextOrIds, read_prompts
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
@@ -18,6 +18,9 @@ from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from llmjax.engine.front.requests import PromptInput
 
 DEFAULT_MAX_TOKENS = 256
 
@@ -38,12 +41,21 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--lines", action="store_true", help="each line of the file or standard input is a prompt")
     parser.add_argument("--chat", action="store_true", help="send each prompt as a chat message, to be answered")
     parser.add_argument("--system", metavar="TEXT", help="system message for --chat")
+    parser.add_argument(
+        "--image",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="picture before each message of --chat, for models that see; may be given more than once",
+    )
     parser.add_argument("--json", action="store_true", help="write one JSON object per prompt")
     add_sampling_flags(parser, sampling)
     add_config_flags(parser)
     values = parser.parse(argv)
     if values.system is not None and not values.chat:
         raise ConfigError("--system goes with --chat")
+    if values.image and not values.chat:
+        raise ConfigError("--image goes with --chat")
     prompts = read_prompts(values.prompts, file=values.file, lines=values.lines)
     sampling_given = given_sampling(values, sampling)
     defaults = {name: setting.default for name, setting in sampling.items()}
@@ -65,8 +77,10 @@ def main(argv: list[str]) -> int:
 async def _stream(prompt: TextOrIds, model: LocalModel, values: argparse.Namespace) -> None:
     try:
         if values.chat:
-            prompt = model.chat_prompt(_messages(prompt, values.system))
-        async for piece in model.continued(prompt):
+            asked: PromptInput = model.chat_prompt(_messages(prompt, values.system, values.image))
+        else:
+            asked = prompt
+        async for piece in model.continued(asked):
             sys.stdout.write(piece.text)
             sys.stdout.flush()
         sys.stdout.write("\n")
@@ -87,7 +101,8 @@ def _batch(
     progress = sys.stdout.isatty() and not values.json  # it is drawn on standard output
     params = SamplingParams(**{**defaults, **llm.default_sampling_params, **given})
     if values.chat:
-        outputs = llm.chat([_messages(prompt, values.system) for prompt in prompts], params, use_tqdm=progress)
+        asked = [_messages(prompt, values.system, values.image) for prompt in prompts]
+        outputs = llm.chat(asked, params, use_tqdm=progress)
     else:
         outputs = llm.generate(prompts, params, use_tqdm=progress)
     for number, output in enumerate(outputs):
@@ -111,8 +126,8 @@ def _show(number: int, output: RequestOutput) -> None:
         print(f"[{number + 1}{part}] {completion.text or completion.token_ids}")
 
 
-def _messages(prompt: TextOrIds, system: str | None) -> list[Message]:
+def _messages(prompt: TextOrIds, system: str | None, pictures: Sequence[str]) -> list[Message]:
     if not isinstance(prompt, str):
         raise ConfigError("--chat needs texts: a prompt of token ids is not a message")
     head: list[Message] = [{"role": "system", "content": system}] if system else []
-    return [*head, {"role": "user", "content": prompt}]
+    return [*head, user_message(prompt, pictures)]

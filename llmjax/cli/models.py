@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
+from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
-from llmjax.errors import ConfigError
+from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.sampling.params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
     from llmjax.bench.client import OpenAIClient
+    from llmjax.engine.front.requests import PromptInput
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 
@@ -26,6 +29,28 @@ class Piece:
 
     text: str
     tokens: int | None
+
+
+def user_message(text: str, pictures: Sequence[str]) -> Message:
+    """A message of the user, with pictures before its text.
+
+    Args:
+        pictures: paths of their files.
+
+    Raises:
+        InvalidRequest: a file cannot be read.
+    """
+    if not pictures:
+        return {"role": "user", "content": text}
+    images = []
+    for picture in pictures:
+        try:
+            data = Path(picture).expanduser().read_bytes()
+        except OSError as error:
+            raise InvalidRequest(f"{picture} cannot be read: {error.strerror}") from error
+        url = f"data:image/*;base64,{b64encode(data).decode()}"
+        images.append({"type": "image_url", "image_url": {"url": url}})
+    return {"role": "user", "content": [*images, {"type": "text", "text": text}]}
 
 
 class ChatModel(Protocol):
@@ -63,19 +88,24 @@ class LocalModel:
     def answer(self, messages: Sequence[Message]) -> AsyncGenerator[Piece, None]:
         return self.continued(self.chat_prompt(messages))
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """The token ids of a conversation under the model's chat template.
+    def chat_prompt(self, messages: Sequence[Message]) -> PromptInput:
+        """The token ids of a conversation under the model's chat template, and its pictures.
 
         Raises:
             ConfigError: there is no tokenizer.
+            InvalidRequest: there are pictures, and the model sees none.
             TokenizerError: there is no template, or it refuses the messages.
         """
         tokenizer = self._llm.tokenizer
         if tokenizer is None:
             raise ConfigError("a chat needs a tokenizer: leave out --skip-tokenizer-init")
-        return tokenizer.encode(tokenizer.apply_chat_template(messages), add_special_tokens=False)
+        from llmjax.engine.front.chat_images import with_pictures  # the engine has imported it
 
-    async def continued(self, prompt: str | list[int]) -> AsyncGenerator[Piece, None]:
+        shown, pictures = with_pictures(messages, self._llm.images)
+        ids = tokenizer.encode(tokenizer.apply_chat_template(shown), add_special_tokens=False)
+        return {"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}} if pictures else ids
+
+    async def continued(self, prompt: PromptInput) -> AsyncGenerator[Piece, None]:
         """The continuation of a prompt, piece by piece.
 
         Raises:

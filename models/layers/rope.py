@@ -43,8 +43,8 @@ def rotation(
     inv_freq = jnp.asarray(rope.inv_freq, jnp.float32)
     if rope.by_length is not None:
         inv_freq = rope.by_length.at(inv_freq, jnp.maximum(prompt_len, positions + 1))
-    turned_by = positions[:, None]
-    if rope.axes is not None and axes is not None:
-        turned_by = axes[jnp.asarray(rope.axes)].T
-    angles = turned_by.astype(jnp.float32) * inv_freq
+    if rope.axes is None or axes is None:
+        angles = positions.astype(jnp.float32)[:, None] * inv_freq
+    else:
+        angles = axes[jnp.asarray(rope.axes)].T.astype(jnp.float32) * inv_freq
     return Rotation(cos=jnp.cos(angles) * rope.attention_factor, sin=jnp.sin(angles) * rope.attention_factor)

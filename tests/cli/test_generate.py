@@ -22,6 +22,7 @@ LLAMA = GOLDEN / "llama"
     [
         (["a", "--file", "b"], "prompts come from arguments or from a file, not from both"),
         (["a", "--system", "b"], "--system goes with --chat"),
+        (["a", "--image", "b.png"], "--image goes with --chat"),
         (["a", "--temperature", "-1"], "temperature must be a number in [0, inf), not -1.0"),
         (["a", "--max-tokens", "many"], "--max-tokens must be an integer, not 'many'"),
     ],

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage
 from llmjax.media.processor import ImageProcessor, image_processor_of, processor_beside
 from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images
+
+if TYPE_CHECKING:
+    from llmjax.media.processor import ImageProcessor
 
 TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
 
