@@ -710,11 +710,11 @@ class ServerConfig:
         several=True,
     )
     allowed_local_media_path: str | None = setting(
-        None, "folder whose files requests may name as images, by file: URLs (default: none)"
+        None, "folder below which requests may name files as images, by file: URLs"
     )
     allowed_media_domains: Sequence[str] = setting(
         (),
-        "hosts from which images are downloaded that requests name by http(s): URLs (default: none)",
+        "hosts from which images are downloaded that requests name by http(s): URLs",
         separator=None,
         several=True,
     )
