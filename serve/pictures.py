@@ -47,17 +47,17 @@ class Pictures:
 
     Args:
         images: places them in prompts.
-        prepare: decodes and prepares a file, on any thread; raises InvalidRequest.
+        prepare: decodes and prepares a file, on any thread, as `ImageProcessor.prepare` does.
         rules: where pictures may come from.
     """
 
-    def __init__(self, images: Images, prepare: Callable[[bytes], PreparedImage], rules: PictureRules) -> None:
+    def __init__(self, images: Images, prepare: Callable[..., PreparedImage], rules: PictureRules) -> None:
         self.images = images
         self._prepare = prepare
         self._rules = rules
         self._kept: OrderedDict[bytes, PreparedImage] = (
             OrderedDict()
-        )  # by digest of the file, least recently used first
+        )  # by what they are made of, least recently used first
         self._kept_bytes = 0
         self._lock = Lock()
 
@@ -73,15 +73,16 @@ class Pictures:
                 param=pictures[self._rules.most].path,
                 code="invalid_value",
             )
-        return [await asyncio.to_thread(self._prepared, picture) for picture in pictures]
+        several = len(pictures) > 1
+        return [await asyncio.to_thread(self._prepared, picture, several) for picture in pictures]
 
-    def _prepared(self, picture: Picture) -> PreparedImage:
+    def _prepared(self, picture: Picture, several: bool) -> PreparedImage:
         try:
             data = self._read(picture.url)
-            digest = hashlib.sha256(data).digest()
+            digest = hashlib.sha256(data).digest() + bytes([several])
             if (known := self._known(digest)) is not None:
                 return known
-            image = self._prepare(data)
+            image = self._prepare(data, several=several)
         except InvalidRequest as error:
             raise ApiError(f"`{picture.path}`: {error}", param=picture.path, code="invalid_value") from error
         self._keep(digest, image)

@@ -44,8 +44,11 @@ class PicturePool:
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
 
-    def prepare(self, data: bytes) -> PreparedImage:
+    def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """Decodes and prepares the picture in a file. Blocks.
+
+        Args:
+            several: whether the prompt has other pictures too.
 
         Raises:
             InvalidRequest: it is not a picture, is too large, or takes more than the limits; the reason in one line.
@@ -57,7 +60,7 @@ class PicturePool:
         try:
             process = self._take()
             try:
-                reply = process.exchange(data)
+                reply = process.exchange(bytes([several]) + data)
             except BaseException:
                 process.kill()
                 raise

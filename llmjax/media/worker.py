@@ -1,7 +1,8 @@
 """The process that prepares pictures: ``python -m llmjax.media.worker``, started by ``pool``, ends with its socket.
 
-Standard input is the socket. The first frame is the processor, each further one a picture's file, whose answer is a
-frame of `Reply`. What takes more than ``PictureLimits`` allow costs this process alone.
+Standard input is the socket. The first frame is the processor, each further one a byte that says whether the prompt
+has other pictures, and a picture's file; the answer is a frame of `Reply`. What takes more than ``PictureLimits`` allow
+costs this process alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def main() -> None:
     while (data := receive_frame(connection)) is not None:
         # Counts this process's computing time, and nothing catches its signal.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-        reply = _answer(processor, bytes(data), limits)
+        reply = _answer(processor, bytes(data[1:]), limits, several=bool(data[0]))
         signal.setitimer(signal.ITIMER_PROF, 0)
         send_frame(connection, encoded(reply))
 
@@ -47,9 +48,9 @@ def encoded(reply: Reply) -> bytes:
     return msgspec.msgpack.encode(reply, enc_hook=_array)
 
 
-def _answer(processor: ImageProcessor, data: bytes, limits: PictureLimits) -> Reply:
+def _answer(processor: ImageProcessor, data: bytes, limits: PictureLimits, *, several: bool) -> Reply:
     try:
-        return Reply(image=processor.prepare(data), error=None)
+        return Reply(image=processor.prepare(data, several=several), error=None)
     except InvalidRequest as error:
         return Reply(image=None, error=" ".join(str(error).split())[:500])
     except MemoryError:

@@ -18,7 +18,7 @@ class Obedient:
     placeholder: tuple[int, ...] = (7,)
     row_token_id: int = 8
 
-    def prepare(self, data: bytes) -> PreparedImage:
+    def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         match data:
             case b"compute":
                 while True:
@@ -33,7 +33,7 @@ class Obedient:
                 raise ZeroDivisionError("a secret")
             case b"refuse":
                 raise InvalidRequest("the picture\nis not supported")
-        return self.image(np.frombuffer(data, np.uint8).astype(np.float32))
+        return self.image(np.frombuffer(data, np.uint8).astype(np.float32) * (2 if several else 1))
 
     def image(self, values: np.ndarray) -> PreparedImage:
         """An image of one patch."""

@@ -27,6 +27,7 @@ def pool() -> Iterator[PicturePool]:
 def test_pictures_come_back_as_they_were_prepared(pool: PicturePool) -> None:
     image = pool.prepare(b"abc")
     np.testing.assert_array_equal(image.patches, np.float32([[97, 98, 99]]))
+    np.testing.assert_array_equal(pool.prepare(b"abc", several=True).patches, 2 * image.patches)
     assert image.sources is not None and image.sources.dtype == np.int32
     assert (image.grid, image.tokens, image.digest, image.shares) == ((1, 1, 1), (8,), bytes(32), None)
 

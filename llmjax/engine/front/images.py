@@ -80,11 +80,16 @@ class Images:
         found = []
         for number, picture in enumerate(several):
             try:
-                image = picture if isinstance(picture, PreparedImage) else self.processor.prepare(_bytes_of(picture))
+                image = (
+                    picture if isinstance(picture, PreparedImage) else self._prepared(picture, several=len(several) > 1)
+                )
             except InvalidRequest as error:
                 raise InvalidRequest(f"image {number + 1}: {error}", field="multi_modal_data") from error
             found.append(image)
         return found
+
+    def _prepared(self, picture: Any, *, several: bool) -> PreparedImage:
+        return self.processor.prepare(_bytes_of(picture), several=several)
 
     def check_count(self, count: int) -> None:
         """Raises InvalidRequest if a prompt may have fewer images."""
