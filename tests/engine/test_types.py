@@ -26,8 +26,8 @@ from tests.divergence import divergence
 from tests.levels import at_levels
 
 VOCAB = 96  # of the golden checkpoints
-# Several times what is found here; weights before they were rounded to four bits are hundreds of times further away.
-NEAR = 3e-3
+# Nearly twice what is found here; weights before they were rounded to four bits are tens of times further away.
+NEAR = 2e-3
 # Sizes whose rows fill the super-blocks of k-quants.
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64, "num_hidden_layers": 2}
 
@@ -102,4 +102,4 @@ def test_quantized(case: str, tmp_path: Path, plain_model: type[Any], compile_ca
     tokens, found = served(target, prompt(), compile_cache_dir, **settings)
     assert divergence(plain_model(target).logprobs(tokens)[:-1], found) <= NEAR
     # The bound tells these weights from those that they were rounded from.
-    assert divergence(plain_model(source).logprobs(tokens)[:-1], found) > 2 * NEAR
+    assert divergence(plain_model(source).logprobs(tokens)[:-1], found) > NEAR
