@@ -387,7 +387,7 @@ def test_prompts_share_cached_prefixes_only_with_those_of_the_same_salt(llm: LLM
 
     counts = [cached(cache_salt="a"), cached(cache_salt="a"), cached(cache_salt="b"), cached(cache_salt="b")]
     assert counts == [0, 8, 0, 8]
-    with pytest.raises(InvalidRequest, match="multi_modal_data is not supported yet"):
+    with pytest.raises(InvalidRequest, match="multi_modal_data: this model reads text only"):
         cached(multi_modal_data={"image": object()})
 
 

@@ -46,7 +46,7 @@ def test_both_layouts_give_the_same_tensors(name: str, renamed: Callable[[str], 
     if name == "internvl" and renamed is before:
         pytest.skip("its files have had one layout")
     changed = {renamed(key): tensor for key, tensor in stored.items()}
-    assert changed.keys() != stored.keys() or renamed is before or name == "idefics3"
+    assert changed.keys() != stored.keys() or renamed is before or name in ("idefics3", "qwen3_5")
     found, others = vision_tensors(changed, known.vision, family.tensors, SEEING / name)
     assert found.keys() == known.vision_tensors.keys()
     for key, tensor in found.items():

@@ -32,6 +32,7 @@ class FailingEngine:
         model_name="m",
         default_sampling_params={},
         pooler=None,
+        vision=None,
     )
     tokenizer = None
     num_requests = 0

@@ -107,7 +107,11 @@ BAD_CHAT: list[tuple[dict[str, Any], str | None, str]] = [
     ({"functions": [{"name": "f"}], "tools": [{"type": "function"}]}, "functions", "exclude"),
     ({"functions": [1]}, "functions.0", "dict"),
     ({"functions": [{}] * 513}, "functions", "at most 512"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages.0.content.0.type", "image_url"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages.0.content.0.type",
+        "reads text only",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages.0.content.0.type", "['text']"),
     ({"messages": [{"role": "user", "content": "word " * 2000}]}, "messages", "context of 512"),
     ({"seed": 2**70}, "seed", "integer"),

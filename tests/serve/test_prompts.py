@@ -39,6 +39,7 @@ class Tokenizing:
             model_name="m",
             default_sampling_params={},
             pooler=None,
+            vision=None,
         )
 
     def check_health(self) -> None: ...

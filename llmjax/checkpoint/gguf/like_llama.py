@@ -189,8 +189,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             eps=(LAYER_NORM, "norm_eps"),
             activation=("hidden_act", "relu2"),
         ),
-        "qwen2": _plain(hf_class="Qwen2ForCausalLM", model_type="qwen2", bias_keys=False),
+        # Before qwen2, and qwen3vl before qwen3: the last one of a class is what its models are written as.
         "qwen2vl": _plain(hf_class="Qwen2ForCausalLM", model_type="qwen2", bias_keys=False, specialize=_of_axes),
+        "qwen2": _plain(hf_class="Qwen2ForCausalLM", model_type="qwen2", bias_keys=False),
         "qwen3vl": Architecture(
             hf_class="Qwen3ForCausalLM",
             model_type="qwen3",

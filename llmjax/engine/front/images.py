@@ -14,7 +14,7 @@ from llmjax.engine.core.media import PromptImage, PromptMedia
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage
-from llmjax.media.processor import ImageProcessor, image_processor_of, processor_beside
+from llmjax.media.processor import ImageProcessor
 from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class Images:
             path: its folder, or its .gguf file.
             mmproj: the file of the latter's encoder; None: the one beside it.
         """
+        from llmjax.media.loading import image_processor_of, processor_beside  # which reads checkpoints, with JAX
+
         if path.is_dir():
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
             processor = image_processor_of(path, config, tokenize)

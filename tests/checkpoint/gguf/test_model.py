@@ -422,7 +422,7 @@ def test_missing_keys(path: Path, key: str) -> None:
 def test_unknown_architecture_and_missing_embedding(path: Path) -> None:
     refuse(
         path,
-        r"architecture 'rwkv6' is not supported; supported are llama, .*, qwen2, qwen3, gemma",
+        r"architecture 'rwkv6' is not supported; supported are llama, .*, qwen2, qwen3vl, qwen3, gemma",
         arch="rwkv6",
     )
     refuse(path, "architecture 'qwen35next' is not supported; the nearest in name is qwen3next", arch="qwen35next")

@@ -19,7 +19,8 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.checkpoint import Checkpoint
 from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage
-from llmjax.media.processor import PillowProcessor, image_processor_of
+from llmjax.media.loading import image_processor_of
+from llmjax.media.processor import PillowProcessor
 from llmjax.media.prompt import mrope_positions, with_images
 from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.functional import abstract_encoder, encode

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
-from llmjax.media.processor import image_processor_of
+from llmjax.media.loading import image_processor_of
 from tests.checkpoints import SEEING
 
 F32 = np.dtype(np.float32)
