@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
+from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.serve.access import ApiKeys, HostCheck, OriginCheck, open_paths
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.batches.service import Batches
@@ -154,7 +154,7 @@ def _pictures(engine: Engine, config: ServerConfig) -> Pictures | None:
         downloads=DownloadRules(hosts=hosts) if hosts else None,
         most=engine.config.most_images,
     )
-    pool = PicturePool(images.processor, size=max(1, (os.cpu_count() or 2) // 2))
+    pool = PicturePool(images.processor, size=max(1, usable_cores() // 2))
     return Pictures(images, pool.prepare, rules)
 
 
