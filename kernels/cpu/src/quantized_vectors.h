@@ -97,19 +97,24 @@ template <class Codes>
 class OutlierWeights {
  public:
   static size_t bytes(const QuantizedMatrix& w) {
-    return static_cast<size_t>(w.size_in) * ((llmjax::kTileRows + 1) * sizeof(float) + 1) + 64;
+    return static_cast<size_t>(w.size_in) * (llmjax::kTileRows * sizeof(float) + sizeof(Column) + 1) + 64;
   }
 
   OutlierWeights(const QuantizedMatrix& w, const QuantizedInput& in, const ByteTable& table, char* memory)
-      : w_(w), in_(in), table_(table), weights_(reinterpret_cast<float*>(memory)),
-        columns_(reinterpret_cast<int32_t*>(weights_ + static_cast<size_t>(w.size_in) * llmjax::kTileRows)) {
+      : in_(in), table_(table), weights_(reinterpret_cast<float*>(memory)),
+        columns_(reinterpret_cast<Column*>(weights_ + static_cast<size_t>(w.size_in) * llmjax::kTileRows)) {
     uint8_t* const seen = reinterpret_cast<uint8_t*>(columns_ + w.size_in);
-    std::memset(seen, 0, w.size_in);
+    bool cleared = false;
     for (int row = 0; row < in.rows; ++row) {
+      if (in.outlier_counts[row] == 0) continue;
+      if (!cleared) std::memset(seen, 0, w.size_in), cleared = true;
       const int32_t* const columns = in.outlier_columns + static_cast<size_t>(row) * in.most_outliers();
       for (int i = 0; i < in.outlier_counts[row]; ++i) {
-        columns_[count_] = columns[i];
-        count_ += 1 - seen[columns[i]], seen[columns[i]] = 1;
+        const int column = columns[i];
+        if (seen[column] != 0) continue;
+        seen[column] = 1;
+        columns_[count_++] = {column / kChunk * Codes::kBits * llmjax::kTileRows, column / w.group_size * llmjax::kTileRows,
+                              column * llmjax::kTileRows, column % kChunk / 4, column % 4 * 8};
       }
     }
   }
@@ -117,15 +122,13 @@ class OutlierWeights {
   // Takes those of a tile.
   void read(const uint32_t* words, const GroupScales& scales) {
     for (int i = 0; i < count_; ++i) {
-      const int column = columns_[i], group = column / w_.group_size * llmjax::kTileRows;
-      const uint32_t* const chunk = words + static_cast<size_t>(column / kChunk) * Codes::kBits * llmjax::kTileRows;
-      float* const to = weights_ + static_cast<size_t>(column) * llmjax::kTileRows;
+      const Column at = columns_[i];
       for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-        const Bits four = to_bytes<Codes>(unpack_one<Codes::kBits>(chunk + part, column % kChunk / 4), table_, kUnsignedBytes);
-        const Bits code = four >> (8 * (column % 4)) & 0xff;
+        const Bits four = to_bytes<Codes>(unpack_one<Codes::kBits>(words + at.chunk + part, at.quad), table_, kUnsignedBytes);
+        const Bits code = four >> at.shift & 0xff;
         const bool is_signed = Codes::kSigned && !kUnsignedBytes;
         const Vec number = to_float(is_signed ? bit_cast<Bits>(bit_cast<Int>(code << 24) >> 24) : code);
-        store(to + part, number * load(scales.scale + group + part) - load(scales.offset + group + part));
+        store(weights_ + at.weights + part, number * load(scales.scale + at.group + part) - load(scales.offset + at.group + part));
       }
     }
   }
@@ -148,11 +151,15 @@ class OutlierWeights {
  private:
   Vec weight(int column, int part) const { return load(weights_ + static_cast<size_t>(column) * llmjax::kTileRows + part); }
 
-  const QuantizedMatrix& w_;
+  // A column with an outlier: where its chunk, its group and its weights begin, and its code within the chunk.
+  struct Column {
+    int32_t chunk, group, weights, quad, shift;
+  };
+
   const QuantizedInput& in_;
   const ByteTable& table_;
-  float* weights_;    // [size_in][kTileRows], of columns with an outlier
-  int32_t* columns_;  // these
+  float* weights_;  // [size_in][kTileRows]
+  Column* columns_;
   int count_ = 0;
 };
 
