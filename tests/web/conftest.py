@@ -25,6 +25,7 @@ from tests.web.scripts import CONTEXT, SCRIPTS, SPECIAL, TEMPLATE
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Nothing of a browser's own may ask for anything while its requests are watched.
 ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-gpu"]
+ELSEWHERE = "llmjax.test"  # a name of this machine to which browsers grant less than to localhost
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +38,9 @@ def browser() -> Iterator[Any]:
         if found is None:
             pytest.skip("no Chromium is installed: apt-get install chromium, or playwright install chromium")
         sandbox = [] if os.getuid() else ["--no-sandbox"]
-        chromium = playwright.chromium.launch(executable_path=found, args=[*ARGUMENTS, *sandbox])
+        chromium = playwright.chromium.launch(
+            executable_path=found, args=[*ARGUMENTS, f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1", *sandbox]
+        )
         yield chromium
         chromium.close()
 

@@ -14,7 +14,7 @@ import pytest
 
 from llmjax.config import ServerConfig
 from tests.serve.conftest import Running
-from tests.web.conftest import Visitor, also_serving
+from tests.web.conftest import ELSEWHERE, Visitor, also_serving
 from tests.web.scripts import CONTEXT, DESCENT, LINES, SCRIPTS, SUM, WEATHER
 
 pytestmark = pytest.mark.slow
@@ -378,6 +378,21 @@ def test_a_server_that_goes_and_comes_back(visitor_of: Callable[..., Visitor], s
         expect(page.locator(".banner")).to_have_count(0)
         button(visitor.answers.last, "Another answer").click()
         expect(visitor.answers.last.locator(".markdown")).to_have_text(OTHER)
+
+
+def test_a_server_on_another_machine_without_tls(visitor_of: Callable[..., Visitor], server: Running) -> None:
+    with also_serving(server, ServerConfig(port=0, allowed_hosts=[ELSEWHERE])) as url:
+        visitor = visitor_of(url.replace("127.0.0.1", ELSEWHERE))
+        visitor.expected = ("Cross-Origin-Opener-Policy",)  # which browsers heed with TLS only, and say so
+        visitor.open()
+        assert visitor.page.evaluate("isSecureContext") is False
+        answer = visitor.ask(DESCENT)
+        expect(answer.locator(".hljs-keyword").first).to_have_text("import")
+        expect(answer.locator("math")).to_have_count(2)
+        button(answer, "Copy").first.click()
+        expect(answer.locator(".code-bar button")).to_have_text("Copied")
+        visitor.page.reload()
+        expect(visitor.answers.locator("strong")).to_have_text("downhill")
 
 
 def test_hostile_answers_run_nothing(visitor: Visitor) -> None:
