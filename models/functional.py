@@ -15,7 +15,7 @@ from llmjax.models.config import ModelConfig
 from llmjax.models.decoder import CausalLM
 from llmjax.models.graph import ModelGraph
 from llmjax.models.layers.norm import RMS
-from llmjax.models.modules.parameter import axes_of, is_plain, named
+from llmjax.models.modules.parameter import axes_of, is_plain, parameters_of, state_of
 
 
 @lru_cache(maxsize=8)
@@ -38,7 +38,7 @@ def abstract_model(
     """
     dtype, activation_dtype = jnp.dtype(dtype), jnp.dtype(activation_dtype)
     model = CausalLM(config, dtype=dtype, activation_dtype=activation_dtype)
-    parameters = {".".join(map(str, path)): parameter for path, parameter in nnx.to_flat_state(nnx.state(model))}
+    parameters = parameters_of(model)
     graph = ModelGraph(
         config=config,
         dtype=dtype,
@@ -59,14 +59,7 @@ def merge(graph: ModelGraph, params: Mapping[str, Any]) -> CausalLM:
     Raises:
         ValueError: a name is missing or unknown.
     """
-    # NNX assigns leaves by order, so that a wrong name would be a wrong weight.
-    if wrong := params.keys() ^ set(graph.names):
-        raise ValueError(f"parameters that are missing or unknown: {', '.join(sorted(wrong))}")
-    flat = {}
-    for name, axes in zip(graph.names, graph.axes, strict=True):
-        path = tuple(int(part) if part.isdigit() else part for part in name.split("."))
-        flat[path] = named(params[name], axes)
-    return nnx.merge(definition(graph), nnx.from_flat_state(flat))
+    return nnx.merge(definition(graph), state_of(params, names=graph.names, axes=graph.axes))
 
 
 def init_random(config: ModelConfig, key: jax.Array, *, dtype: jnp.dtype) -> dict[str, jax.Array]:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.models.modules.parameter import axes_of, is_plain, named
+from llmjax.models.modules.parameter import axes_of, is_plain, parameters_of, state_of
 from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.encoder import Encoded, VisionEncoder
 from llmjax.models.vision.spec import VisionSpec
@@ -56,7 +56,7 @@ def abstract_encoder(
     """
     dtype, activation_dtype = jnp.dtype(dtype), jnp.dtype(activation_dtype)
     model = VisionEncoder(spec, dtype=dtype, activation_dtype=activation_dtype)
-    parameters = {".".join(map(str, path)): parameter for path, parameter in nnx.to_flat_state(nnx.state(model))}
+    parameters = parameters_of(model)
     graph = EncoderGraph(
         spec=spec,
         dtype=dtype,
@@ -77,12 +77,6 @@ def encode(graph: EncoderGraph, params: Mapping[str, Any], batch: PatchBatch) ->
     Raises:
         ValueError: a name is missing or unknown.
     """
-    # NNX assigns leaves by order, so that a wrong name would be a wrong weight.
-    if wrong := params.keys() ^ set(graph.names):
-        raise ValueError(f"parameters that are missing or unknown: {', '.join(sorted(wrong))}")
-    flat = {}
-    for name, axes in zip(graph.names, graph.axes, strict=True):
-        path = tuple(int(part) if part.isdigit() else part for part in name.split("."))
-        flat[path] = named(params[name], axes)
-    encoder: VisionEncoder = nnx.merge(_definition(graph), nnx.from_flat_state(flat))
+    state = state_of(params, names=graph.names, axes=graph.axes)
+    encoder: VisionEncoder = nnx.merge(_definition(graph), state)
     return encoder(batch)
