@@ -5,6 +5,7 @@
 # make test-slow   run the slow tests, but for those that are marked exhaustive; make test-exhaustive runs these
 # make wheel       a wheel for others, with all instruction sets, in dist/; TARGET=aarch64-linux: for another kind of
 #                  machine, one of those that `python kernels/cpu/build.py --help` lists
+# make docs        the documentation as a site, in build/site; a link or an anchor that leads nowhere is an error
 # make audit       look for known vulnerabilities in the oldest and newest packages that pyproject.toml allows
 # make venv        only make the environment that they run in
 # Variables: PYTHON=python3.12  CONFIG=configs/qwen3.yaml  ARGS="--port 9000"  TESTS=tests/engine  EXTRAS=cuda
@@ -44,7 +45,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve wheel venv test test-changed test-slow test-exhaustive check audit bench clean python
+.PHONY: serve wheel venv test test-changed test-slow test-exhaustive check docs audit bench clean python
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp) $(library)
@@ -77,6 +78,9 @@ check: $(dev_stamp)
 	$(BIN)/mypy
 	$(BIN)/python -m tests.pages --check
 	$(BIN)/python -m pytest tests/web/test_built.py
+
+docs: $(dev_stamp)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 audit: $(dev_stamp)
 	$(BIN)/pip install --disable-pip-version-check --quiet uv
