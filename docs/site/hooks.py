@@ -1,8 +1,7 @@
 """What MkDocs needs to know beyond mkdocs.yml, so that pages read the same on the site and on GitHub.
 
 Links may lead out of docs/: Markdown files of the repository that pages name become pages of the site, below
-``repository/``, other files plain texts there, and folders lists of their files. Headings have GitHub's anchors, and lists
-and tables may follow a paragraph without an empty line between them.
+``repository/``, other files plain texts there, and folders lists of their files. Headings have GitHub's anchors.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ DOCS = "docs"
 OUTSIDE = "repository"
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
-ITEM = re.compile(r"(?:[*+-]|\d+\.) ")
-INDENTED = re.compile(r"( +)(?=(?:[*+-]|\d+\.) )")
 SHOWN = {".md", ".png", ".svg", ".css"}  # others get a suffix with which browsers show them
 
 
@@ -76,24 +73,6 @@ def _resolved(link: str, page: str) -> tuple[str, str]:
     return posixpath.normpath(posixpath.join(posixpath.dirname(page), path)), mark + anchor
 
 
-def spaced(text: str) -> str:
-    """The text with an empty line before each list and table, and with four spaces for a step of nested lists."""
-    return prose_only(text, lambda prose: "\n".join(_spaced(prose.split("\n"))))
-
-
-def _spaced(lines: list[str]) -> list[str]:
-    done: list[str] = []
-    for line in lines:
-        before = done[-1] if done else ""
-        inside = bool(ITEM.match(before)) or before.startswith(" ")
-        starts_list = bool(ITEM.match(line)) and not inside
-        starts_table = line.startswith("|") and not before.startswith("|")
-        if before.strip() and (starts_list or starts_table):
-            done.append("")
-        done.append(INDENTED.sub(lambda match: match[1] * 2 if len(match[1]) == 2 else match[1], line, count=1))
-    return done
-
-
 def anchor(heading: str, separator: str) -> str:
     """The anchor of a heading, as GitHub makes it."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
@@ -132,4 +111,4 @@ def _outside(path: str, config: Any) -> File:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    return spaced(moved(markdown, origin(page.file.src_uri)))
+    return moved(markdown, origin(page.file.src_uri))

@@ -85,14 +85,19 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
     assert re.findall(r"url\([\"']?(?:\w+:)?//[^)]*", sheets) == []
 
 
-def test_lists_and_tables_are_none_as_text(site: Path) -> None:
-    raw = [
-        (str(page.relative_to(site)), line)
-        for page in sorted(site.rglob("*.html"))
-        for line in read(page).lines
-        if re.match(r"(?:[*-] \w|\|.*\|$|\|---)", line.strip())
-    ]
-    assert raw == []
+def as_text(reader: Reader) -> list[str]:
+    """Lines of lists and tables that have no empty line before them, which GitHub does not need and the site does."""
+    return [line for line in reader.lines if line.lstrip().startswith(("* ", "- ", "| ", "|--"))]
+
+
+def test_lists_and_tables_are_such_on_the_site(site: Path) -> None:
+    assert {page.name: found for page in sorted(site.rglob("*.html")) if (found := as_text(read(page)))} == {}
+
+
+def test_a_list_that_has_become_text_is_found() -> None:
+    reader = Reader()
+    reader.feed("<p>So:\n* <b>one</b></p><code>\n* two</code>")
+    assert as_text(reader) == ["* "]
 
 
 def test_files_of_the_repository_are_part_of_the_site(site: Path) -> None:
@@ -122,13 +127,6 @@ def test_links(hooks: ModuleType, text: str, page: str, expected: str) -> None:
 @pytest.mark.parametrize("path", ["docs/api.md", "docs/images/web-chat.png", "benchmarks/README.md", "README.md"])
 def test_a_place_has_an_origin(hooks: ModuleType, path: str) -> None:
     assert hooks.origin(hooks.place(path)) == path
-
-
-def test_lists_and_tables_get_room(hooks: ModuleType) -> None:
-    text = "So:\n* one\n  more\n* two\n  - inner\n\nThen\n| a |\n|---|\n| 1 |\n```\nx\n* y\n```\n"
-    assert hooks.spaced(text) == (
-        "So:\n\n* one\n  more\n* two\n    - inner\n\nThen\n\n| a |\n|---|\n| 1 |\n```\nx\n* y\n```\n"
-    )
 
 
 def test_anchors_are_those_of_github(hooks: ModuleType) -> None:
