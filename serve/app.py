@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -58,6 +59,36 @@ if TYPE_CHECKING:
     from llmjax.serve.pictures import Pictures
 
 
+# Routes at which a model answers.
+ANSWERING: list[BaseRoute] = [
+    *(*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES),
+    *(*CHAT_BATCH_ROUTES, *GENERATE_ROUTES, *GENERATIVE_SCORING_ROUTES, *INVOCATION_ROUTES),
+]
+
+
+def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseRoute]:
+    """All routes of a server, and of those the documents where they are wanted.
+
+    Args:
+        collectors: the metrics that it shows.
+    """
+    routes = [
+        *ANSWERING,
+        *CONVERSATION_ROUTES,
+        *FILE_ROUTES,
+        *BATCH_ROUTES,
+        *MODEL_ROUTES,
+        *TOKEN_ROUTES,
+        *RENDER_ROUTES,
+        *ADMIN_ROUTES,
+        *(WEB_ROUTES if config.web else [Route("/", hint, methods=["GET"])]),
+        *ops_routes(collectors),
+    ]
+    if config.docs:
+        routes += docs_routes([*routes], keys=bool(config.api_key), root_path=config.root_path)
+    return [*routes, *REFUSED_ROUTES]  # these are not in the documents: nothing can be asked there
+
+
 def create_app(
     engine: Engine, config: ServerConfig, *, gate: Gate | None = None, tracer: Tracer | None = None
 ) -> Starlette:
@@ -70,9 +101,7 @@ def create_app(
     gate = gate or Gate()
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
-    answering: list[BaseRoute] = [*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES]
-    answering += [*CHAT_BATCH_ROUTES, *GENERATE_ROUTES, *GENERATIVE_SCORING_ROUTES, *INVOCATION_ROUTES]
-    posts = [route for route in answering if isinstance(route, Route) and "POST" in (route.methods or ())]
+    posts = [route for route in ANSWERING if isinstance(route, Route) and "POST" in (route.methods or ())]
     paths = frozenset(route.path for route in posts)
     traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]
     middleware = [
@@ -85,25 +114,11 @@ def create_app(
         Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
-    routes = [
-        *answering,
-        *CONVERSATION_ROUTES,
-        *FILE_ROUTES,
-        *BATCH_ROUTES,
-        *MODEL_ROUTES,
-        *TOKEN_ROUTES,
-        *RENDER_ROUTES,
-    ]
-    routes += ADMIN_ROUTES
-    routes += WEB_ROUTES if config.web else [Route("/", hint, methods=["GET"])]
-    routes += ops_routes(registry(metrics))
-    if config.docs:
-        routes += docs_routes([*routes], keys=bool(config.api_key), root_path=config.root_path)
-    routes += REFUSED_ROUTES  # not in the documents: nothing can be asked there
+    routes = routes_of(config, registry(metrics))
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     # What batches ask: no key, no rates, and no gate, for the server does not wait for them.
     log = Middleware(RequestLog, enabled=config.access_log, id_header=True)
-    inner = Starlette(routes=answering, middleware=[log], exception_handlers=handlers)
+    inner = Starlette(routes=ANSWERING, middleware=[log], exception_handlers=handlers)
     files = FileStore(
         None if config.files_dir is None else Path(config.files_dir).expanduser(),
         most_bytes=config.max_files_bytes,

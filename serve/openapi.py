@@ -14,12 +14,14 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from llmjax.serve.error_codes import ERROR_CODES
 from llmjax.serve.protocol.admin import AbortRequest
 from llmjax.serve.protocol.batches import BatchRequest
 from llmjax.serve.protocol.chat import BatchChatRequest, ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringRequest
+from llmjax.serve.protocol.meanings import REFUSED, meaning
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
 from llmjax.serve.protocol.pooling import (
     ClassifyChatRequest,
@@ -87,7 +89,10 @@ ERROR = {
                 "message": {"type": "string"},
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
+                "code": {
+                    "type": ["string", "null"],
+                    "description": "\n".join(f"* {name}: {known.cause}" for name, known in ERROR_CODES.items()),
+                },
             },
         }
     },
@@ -106,6 +111,10 @@ def describe(routes: Iterable[BaseRoute], *, keys: bool, root_path: str = "") ->
         [(model, "validation") for model in sorted(models, key=lambda model: model.__name__)],
         ref_template="#/components/schemas/{model}",
     )
+    bodies = {model.__name__: model for model in models}
+    for kind, schema in schemas["$defs"].items():
+        for name, field in schema.get("properties", {}).items():
+            field["description"] = told_of(bodies[kind], name) if kind in bodies else meaning(kind, name) or REFUSED
     paths: dict[str, dict[str, Any]] = {}
     for route in routes:
         if isinstance(route, Route):
@@ -124,6 +133,13 @@ def describe(routes: Iterable[BaseRoute], *, keys: bool, root_path: str = "") ->
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
+
+
+def told_of(model: type[ApiModel], name: str) -> str:
+    """What a field of a body means, or why it is refused."""
+    if name in model.neutral_values:
+        return model.reasons.get(name, REFUSED).removeprefix("is ")
+    return meaning(model.__name__, name) or REFUSED
 
 
 def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
@@ -169,7 +185,7 @@ def _type(name: str, schema: Mapping[str, Any]) -> str:
     required = schema.get("required", ())
     fields = [
         f"<tr><td><code>{html.escape(field)}</code>{' (required)' if field in required else ''}</td>"
-        f"<td>{html.escape(_kind(kind))}</td></tr>"
+        f"<td>{html.escape(_kind(kind))}</td><td>{html.escape(kind.get('description', ''))}</td></tr>"
         for field, kind in schema.get("properties", {}).items()
     ]
     return f"<h2>{html.escape(name)}</h2><table>{''.join(fields)}</table>"

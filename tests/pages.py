@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,23 +14,38 @@ from llmjax.migration import page as flags
 from tests import structure
 from tests.models import supported
 from tests.parallel import limits
+from tests.reference import environment, errors, metrics, parsers, python, routes, settings
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 
+FIND = re.compile(r"## Find\n.*?(?=\n## )", re.DOTALL)
+
+
 def readme() -> str:
-    """README.md with the number of architectures that there are."""
+    """README.md with the number of architectures that there are, and what docs/index.md says of where to find what."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     before, mark, rest = text.partition("<!-- architectures -->")
     _, end, after = rest.partition("<!-- -->")
-    return f"{before}{mark}{len(supported.BEST_KNOWN)} architectures{end}{after}"
+    text = f"{before}{mark}{len(supported.BEST_KNOWN)} architectures{end}{after}"
+    found = FIND.search((DOCS / "index.md").read_text(encoding="utf-8"))
+    assert found is not None
+    section = re.sub(r"\]\((?!https?:)", "](docs/", found[0]).replace("](docs/../", "](")
+    return FIND.sub(lambda _: section, text)
 
 
 PAGES: Mapping[Path, Callable[[], str]] = {
     ROOT / "README.md": readme,
     DOCS / "flags.md": flags.page,
     DOCS / "modules.md": structure.page,
+    DOCS / "reference" / "environment.md": environment.page,
+    DOCS / "reference" / "errors.md": errors.page,
+    DOCS / "reference" / "metrics.md": metrics.page,
+    DOCS / "reference" / "parsers.md": parsers.page,
+    DOCS / "reference" / "python.md": python.page,
+    DOCS / "reference" / "routes.md": routes.page,
+    DOCS / "reference" / "settings.md": settings.page,
     DOCS / "scaling.md": limits.page,
     DOCS / "supported-models.md": supported.page,
 }
@@ -37,7 +53,7 @@ PAGES: Mapping[Path, Callable[[], str]] = {
 
 def outdated(pages: Mapping[Path, Callable[[], str]] = PAGES) -> list[Path]:
     """The pages that differ from what would be written."""
-    return [path for path, page in pages.items() if path.read_text(encoding="utf-8") != page()]
+    return [path for path, page in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != page()]
 
 
 def main(argv: list[str]) -> int | str:

@@ -13,7 +13,7 @@ from tests.import_graph import ROOT
 pytestmark = pytest.mark.smoke
 
 PAGES = sorted(
-    [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("kernels/*/README.md")]
+    [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("kernels/*/README.md")]
 )
 EXAMPLES = {"models/acme2.py"}  # of a family that a reader adds
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

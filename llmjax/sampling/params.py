@@ -24,6 +24,56 @@ MAX_LENGTH_PENALTY = 32.0  # a million tokens to this power are a number still
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy (vLLM's threshold)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """The numbers that a sampling parameter may be.
+
+    Args:
+        low: the smallest one.
+        high: the largest one.
+        whole: whether they are integers.
+        low_open: whether ``low`` itself is left out.
+        optional: whether None is allowed as well.
+    """
+
+    low: float
+    high: float
+    whole: bool = False
+    low_open: bool = False
+    optional: bool = False
+
+    def check(self, name: str, value: object) -> None:
+        """Raises ``InvalidRequest``, which names the parameter, for what is not in the range."""
+        if self.whole:
+            _integer(name, value, int(self.low), int(self.high))
+        else:
+            _number(name, value, self.low, self.high, low_open=self.low_open)
+
+
+def _whole(low: int, high: int = 2**31 - 1, *, optional: bool = False) -> Range:
+    return Range(low=low, high=high, whole=True, optional=optional)
+
+
+# In the order in which they are checked.
+RANGES: Mapping[str, Range] = {
+    "n": _whole(1, MAX_N),
+    "temperature": Range(low=0.0, high=math.inf),
+    "top_p": Range(low=0.0, high=1.0, low_open=True),
+    "top_k": _whole(-1),
+    "min_p": Range(low=0.0, high=1.0),
+    "presence_penalty": Range(low=-2.0, high=2.0),
+    "frequency_penalty": Range(low=-2.0, high=2.0),
+    "repetition_penalty": Range(low=0.0, high=math.inf, low_open=True),
+    "seed": _whole(-(2**63), 2**63 - 1, optional=True),
+    "max_tokens": _whole(1, optional=True),
+    "min_tokens": _whole(0),
+    "logprobs": _whole(-1, optional=True),
+    "prompt_logprobs": _whole(-1, optional=True),
+    "repeat_last_n": _whole(-1, MAX_WINDOW, optional=True),
+    "stream_interval": _whole(1, optional=True),
+}
+
+
 class RequestOutputKind(enum.Enum):
     """What each streamed ``RequestOutput`` holds."""
 
@@ -146,19 +196,9 @@ class SamplingParams:
         return replace(self, **changes)
 
     def _check(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
-        _number("temperature", self.temperature, 0.0, math.inf)
-        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("min_p", self.min_p, 0.0, 1.0)
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, low_open=True)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
+        for name, allowed in RANGES.items():
+            if (value := getattr(self, name)) is not None or not allowed.optional:
+                allowed.check(name, value)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, above max_tokens {self.max_tokens}", field="min_tokens"
@@ -170,16 +210,8 @@ class SamplingParams:
         _words("bad_words", self.bad_words)
         if self.stop and not self.detokenize:
             raise InvalidRequest("stop strings need detokenize=True; use stop_token_ids instead", field="stop")
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                _integer(name, value, -1, 2**31 - 1)
         if self.logprob_token_ids is not None:
             _at_most("logprob_token_ids", self.logprob_token_ids, MAX_SCORED)
-        if self.repeat_last_n is not None:
-            _integer("repeat_last_n", self.repeat_last_n, -1, MAX_WINDOW)
-        if self.stream_interval is not None:
-            _integer("stream_interval", self.stream_interval, 1, 2**31 - 1)
         for name in _FLAGS:
             if not isinstance(value := getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be a boolean, not {value!r}", field=name)

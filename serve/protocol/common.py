@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice
+from operator import or_
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
@@ -49,7 +51,7 @@ def object_of(*types: type) -> PlainValidator:
             raise PydanticCustomError("object_of", f"Input should be an object whose values are all {names}")
         return value
 
-    return PlainValidator(check)
+    return PlainValidator(check, json_schema_input_type=dict[str, reduce(or_, types)])  # type: ignore[misc]
 
 
 MAX_IGNORED = 16  # unknown fields of a request that are named where they are ignored

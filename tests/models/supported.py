@@ -150,7 +150,9 @@ Written by `python -m tests.pages`; `make check` fails where this page and the t
 
 Each row is an architecture as `config.json` names it, with a well-known checkpoint that has it:
 
-    llmjax serve --model Qwen/Qwen3-0.6B
+```console
+$ llmjax serve --model Qwen/Qwen3-0.6B
+```
 
 **safetensors** names the tiny random checkpoints whose logits are compared with those of Hugging Face's own model, over
 whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whose vectors are: embeddings (cosine at
