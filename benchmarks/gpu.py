@@ -313,7 +313,9 @@ def main(argv: Sequence[str]) -> int:
         show(kv_writes(sizes))
         show(expert_products(sizes))
     if "models" in parts:
-        extra: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 26} if options.small else {}
+        # On a card, sizes of steps are those that users get.
+        small = {"kv_cache_memory_bytes": 1 << 26, "max_num_seqs": 2, "max_num_batched_tokens": 64}
+        extra: dict[str, Any] = small if options.small else {}
         for shape, form, graphs in product(shapes, options.formats.split(","), options.graphs.split(",")):
             setup = Setup(shape, form, graphs, options.offload if isinstance(MODELS[shape], MoEShape) else 0)
             show(model_figures(Path(options.work_dir), setup, sizes, extra))

@@ -124,8 +124,6 @@ def _open(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any]) -> LL
         cuda_graphs=setup.graphs,
         num_experts_offload_per_rank=setup.offloaded,
         max_model_len=max(*sizes.context, *sizes.prefill) + 40,
-        max_num_seqs=max(sizes.streams),
-        max_num_batched_tokens=4096,
         enable_prefix_caching=False,
         **extra,
     )

@@ -145,11 +145,10 @@ def main(argv: list[str]) -> int:
 
 def engine_config(config: EngineConfig, point: Point, options: HostTimeOptions, *, steps: int) -> EngineConfig:
     """The user's settings, with room for the point's streams."""
-    return config.replace(
+    return config.with_room(tokens=point.streams).replace(
         skip_tokenizer_init=True,
         max_num_seqs=point.streams,
         max_model_len=point.context + new_tokens(options, steps),
-        max_num_batched_tokens=max(config.max_num_batched_tokens, point.streams),
         decode_steps=steps,
         enable_prefix_caching=True,
     )

@@ -417,7 +417,7 @@ def main(argv: list[str]) -> int:
     options = options_of(MixedOptions, values)
     check_writable(options.output_json)
     config = configs_of(values).engine
-    config = config.replace(max_num_seqs=max(config.max_num_seqs, options.streams))
+    config = config.with_room(seqs=options.streams)
     runs = [asyncio.run(measure(config, options, name)) for name in options.speculation]
     report(runs, options)
     return 0 if all(run.good for run in runs) else 1

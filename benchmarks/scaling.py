@@ -133,15 +133,11 @@ def main(argv: list[str]) -> int:
 def engine_config(config: EngineConfig, options: ScalingOptions) -> EngineConfig:
     """The user's settings, with room for the longest request and for all streams to start in one step."""
     streams = max(options.counts("streams"), default=1)
-    changes: dict[str, object] = {
-        "max_model_len": options.longest,
-        "max_num_seqs": max(streams, config.max_num_seqs if not options.counts("streams") else 1),
-        # Of a prompt whose pages are there a page is computed at most.
-        "max_num_batched_tokens": max(
-            config.max_num_batched_tokens, streams * min(options.stream_prompt, config.page_size)
-        ),
-        "enable_prefix_caching": True,
-    }
+    if options.counts("streams"):
+        config = config.replace(max_num_seqs=streams)
+    # Of a prompt whose pages are there a page is computed at most.
+    config = config.with_room(tokens=streams * min(options.stream_prompt, config.page_size))
+    changes: dict[str, object] = {"max_model_len": options.longest, "enable_prefix_caching": True}
     if options.shape is not None:
         folder = Path(options.work_dir) / options.shape
         write_random_model(folder, SHAPES[options.shape], max_position_embeddings=1 << 20)

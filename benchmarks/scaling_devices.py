@@ -136,7 +136,6 @@ def engine_config(config: EngineConfig, options: DeviceOptions) -> EngineConfig:
     """The user's settings, with room for all streams in one engine, and half of them in each of two."""
     changes: dict[str, object] = {
         "max_num_seqs": options.streams,
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, options.streams),
         "enable_prefix_caching": False,
         "disable_log_stats": True,
     }
@@ -146,7 +145,7 @@ def engine_config(config: EngineConfig, options: DeviceOptions) -> EngineConfig:
         changes |= {"model": str(folder), "skip_tokenizer_init": True}
     if config.max_model_len is None:
         changes["max_model_len"] = options.prompt + options.new_tokens
-    return config.replace(**changes)
+    return config.with_room(tokens=options.streams).replace(**changes)
 
 
 def engines(config: EngineConfig) -> dict[str, EngineConfig]:

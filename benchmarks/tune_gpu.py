@@ -47,6 +47,7 @@ from llmjax.kernels.cuda.quantized_linear import key_of, plan_of, quantized_line
 from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.tuned import Key, Table, TableError, path_for
 from llmjax.kernels.qtensor import CUDA_TILE
+from llmjax.step_sizes import MOST
 
 Choice = Mapping[str, int]
 Call = Callable[[], Any]
@@ -57,8 +58,8 @@ CANNOT = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # of XLA
 
 
 def default_buckets() -> list[Bucket]:
-    """The buckets of an engine with default settings."""
-    config = EngineConfig()
+    """The buckets of an engine with default settings on a large card."""
+    config = EngineConfig().with_sizes(MOST)
     return make_buckets(max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens)
 
 

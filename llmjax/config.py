@@ -12,6 +12,7 @@ from llmjax.errors import ConfigError
 from llmjax.kv_events import KVEventsConfig
 from llmjax.kv_transfer import KVTransferConfig
 from llmjax.speculative import SpeculativeConfig
+from llmjax.step_sizes import LEAST, StepSizes
 
 logger = logging.getLogger(__name__)
 
@@ -281,12 +282,19 @@ class EngineConfig:
         section="memory and scheduling",
         low=1,
     )
-    max_num_seqs: int = setting(32, "maximum number of requests in one step", aliases=("--batch",), low=1)
+    max_num_seqs: int = setting(
+        0,
+        "maximum number of requests in one step; 0: 256 on NVIDIA GPUs, on those of which less than 18 GiB may be used "
+        "64; 32 on other devices",
+        aliases=("--batch",),
+        low=0,
+    )
     max_num_batched_tokens: int = setting(
-        512,
-        "maximum number of tokens in one step; longer prompts are prefilled in chunks",
+        0,
+        "maximum number of tokens in one step; longer prompts are prefilled in chunks; 0: 8192 on NVIDIA GPUs of which "
+        "60 GiB and more may be used (gpu_memory_utilization), 2048 on smaller ones, 512 on other devices",
         unit="tokens",
-        low=1,
+        low=0,
     )
     decode_steps: int = setting(
         0,
@@ -490,6 +498,24 @@ class EngineConfig:
 
     def replace(self, **changes: Any) -> EngineConfig:
         return dataclasses.replace(self, **changes)
+
+    def with_sizes(self, sizes: StepSizes) -> EngineConfig:
+        """The same with sizes of steps where the settings do not say."""
+        return self.replace(
+            max_num_seqs=self.max_num_seqs or sizes.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens or sizes.max_num_batched_tokens,
+        )
+
+    def with_room(self, *, seqs: int = 0, tokens: int = 0) -> EngineConfig:
+        """The same with room for so many sequences and tokens in a step; what every device has room for stays as is."""
+
+        def room(given: int, needed: int, least: int) -> int:
+            return max(given, needed) if needed > (given or least) else given
+
+        return self.replace(
+            max_num_seqs=room(self.max_num_seqs, seqs, LEAST.max_num_seqs),
+            max_num_batched_tokens=room(self.max_num_batched_tokens, tokens, LEAST.max_num_batched_tokens),
+        )
 
     @property
     def speculative(self) -> SpeculativeConfig | None:

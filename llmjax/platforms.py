@@ -27,6 +27,7 @@ from llmjax.kernels.devices import CPU, CUDA, OWN_KERNELS, platform_of, take_don
 from llmjax.kernels.qtensor import CPU_TILE, CUDA_TILE, INT8_DECODES, INT8_VECTORS
 from llmjax.kernels.sharding import WHOLE, Sharding
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
+from llmjax.step_sizes import LEAST, StepSizes, step_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +107,14 @@ class Platform:
     def weight_tile(self) -> int:
         """Rows of quantized matrices to interleave, as the device's kernels read them."""
         return {CPU: CPU_TILE, CUDA: CUDA_TILE}.get(self.name, 1)
+
+    @property
+    def step_sizes(self) -> StepSizes:
+        """How much a step holds where no setting says: on NVIDIA GPUs by the usable memory of the smallest."""
+        if not self.is_cuda:
+            return LEAST
+        # The limit is that of JAX's pool, so a share of the card already; without a pool there is none.
+        return step_sizes(min((device.memory_stats() or {}).get("bytes_limit", 0) for device in self.own_devices))
 
     def free_memory(self) -> int:
         """Bytes that are free on each device (on a CPU: its part of what is free in the machine)."""

@@ -41,9 +41,9 @@ _ANSWERS = (
 )
 
 _OF_ENGINE = (
-    "model_name architecture num_layers vocab_size max_model_len max_num_seqs eos_token_ids default_sampling_params "
-    "device platform dtype weight_bytes offloaded_bytes load_seconds kv_bytes kv_tokens kv_dtype kv_calibrated "
-    "page_size longest_contexts sampler_bytes dequantized_from activations"
+    "model_name architecture num_layers vocab_size max_model_len max_num_seqs max_num_batched_tokens eos_token_ids "
+    "default_sampling_params device platform dtype weight_bytes offloaded_bytes load_seconds kv_bytes kv_tokens "
+    "kv_dtype kv_calibrated page_size longest_contexts sampler_bytes dequantized_from activations"
 )
 _OF_POOLER = (
     "kind task size normalize activation labels whole matryoshka_dimensions prompts default_prompt lowercase "

@@ -259,7 +259,7 @@ def test_any_text_is_a_settings_file_or_a_config_error(tmp_path_factory: pytest.
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_num_seqs": 0}, "max_num_seqs must be at least 1, not 0"),
+        ({"max_num_seqs": -1}, "max_num_seqs must be at least 0, not -1"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization must be above 0 and at most 1, not 1.5"),
         ({"kv_cache_memory_bytes": 0}, "kv_cache_memory_bytes must be at least 1"),
         ({"dtype": "int3"}, "dtype must be one of"),

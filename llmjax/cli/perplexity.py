@@ -18,6 +18,7 @@ from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.errors import ConfigError
 from llmjax.progress import progress_bar
 from llmjax.settings import settings_of
+from llmjax.step_sizes import LEAST, MOST
 from llmjax.text_file import read_text
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> int:
 
     # The step finds the top tokens of every position too, here of no use; and more requests than fill a step gain
     # nothing.
-    requests = min(config.max_num_seqs, 1 + config.max_num_batched_tokens // windowing.context)
+    tokens = config.with_sizes(MOST).max_num_batched_tokens
+    requests = min(config.with_sizes(LEAST).max_num_seqs, 1 + tokens // windowing.context)
     llm = LLM.from_config(config.replace(max_logprobs=0, max_num_seqs=requests, skip_tokenizer_init=False))
     try:
         _report(llm, text, windowing, values)

@@ -33,6 +33,7 @@ from llmjax.errors import ConfigError
 from llmjax.migration.tables import collect_known
 from llmjax.serve.app import create_app
 from llmjax.settings import Setting, parse_text, settings_of, spellings
+from llmjax.step_sizes import MOST
 
 SOURCE = "an argument of llmjax.deploy.ray"
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
@@ -175,7 +176,7 @@ def app(arguments: Mapping[str, Any]) -> Application:
             name="llmjax",
             ray_actor_options=actor,
             # The engine queues and refuses by itself; Ray is to send it all that it may have.
-            max_ongoing_requests=engine.max_num_seqs + engine.max_num_queued_reqs,
+            max_ongoing_requests=(engine.max_num_seqs or MOST.max_num_seqs) + engine.max_num_queued_reqs,
             graceful_shutdown_timeout_s=configs.server.shutdown_timeout,
             health_check_period_s=HEALTH_SECONDS,
             **options,

@@ -117,6 +117,7 @@ def load(
     if group.neighbors > 1 and share.host_memory is None:  # before any of them takes some
         share = replace(share, host_memory=free_memory() // group.neighbors)
     platform = select_platform(config, share, meet=group.meet)
+    config = config.with_sizes(platform.step_sizes)
     check_graphs(config, platform)
     if not config.is_staged and platform.is_cpu and group.shares_memory(len(platform.devices)):
         platform = replace(platform, sums_in_memory=True)
@@ -170,7 +171,7 @@ def load(
         kv_plan = plan(config, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
     if group.size > 1:
-        same = digest(model.digest, fingerprint(path))
+        same = digest(model.digest, fingerprint(path), config.max_num_seqs, config.max_num_batched_tokens)
         kv_plan = plan(config, agreed=group.agree(same, [one.num_pages for one in kv_plan.groups]))
         compiler = replace(compiler, kv_plan=kv_plan)
     if config.is_staged:

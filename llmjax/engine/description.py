@@ -35,6 +35,7 @@ def info_of(engine: LoadedEngine) -> EngineInfo:
         vocab_size=model.config.vocab_size,
         max_model_len=plan.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
         eos_token_ids=frozenset([*_ints(generation.get("eos_token_id")), *model.config.eos_token_ids]),
         default_sampling_params=sampling_defaults(generation),
         device=", ".join(map(str, platform.devices)),

@@ -70,7 +70,8 @@ class EngineInfo:
         model_path: its folder or file on this machine.
         vocab_size: number of logits.
         max_model_len: longest prompt and output together, in tokens.
-        max_num_seqs: continuations in one step at most.
+        max_num_seqs: continuations in one step at most, of all engines together.
+        max_num_batched_tokens: tokens in one step of an engine at most.
         eos_token_ids: ids that end a text, by the model's files; a tokenizer may know more.
         default_sampling_params: fields of ``SamplingParams`` that the model's makers recommend.
         device: as JAX names it.
@@ -98,6 +99,7 @@ class EngineInfo:
     vocab_size: int
     max_model_len: int
     max_num_seqs: int
+    max_num_batched_tokens: int
     eos_token_ids: frozenset[int]
     default_sampling_params: dict[str, Any]
     device: str

@@ -45,6 +45,7 @@ def startup_table(info: EngineInfo, programs: Sequence[ProgramInfo]) -> Table:
             f"{_size(info.sampler_bytes)} of sampler state, at most {_size(max(taken))} of temporaries, outputs and "
             "code",
         )
+    table.add_row("one step", f"at most {info.max_num_seqs:,} sequences and {info.max_num_batched_tokens:,} tokens")
     contexts = ", ".join(f"{n} × {tokens:,}" for n, tokens in info.longest_contexts.items())
     table.add_row("longest contexts", f"{contexts} tokens")
     for family, decode in (("decode steps", True), ("mixed steps", False)):

@@ -15,6 +15,7 @@ from llmjax.engine.front.frontend import Frontend
 from llmjax.engine.front.images import Images
 from llmjax.engine.info import EngineInfo, SleepState
 from llmjax.errors import InvalidRequest
+from llmjax.step_sizes import StepSizes
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
 WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what leaves the device when an engine sleeps
@@ -24,7 +25,7 @@ class LoadedLLM:
     """An engine with a tokenizer, ready to take requests: what ``LLM`` and ``AsyncLLM`` share.
 
     Args:
-        config: everything.
+        config: everything; the sizes of steps that it leaves open are filled in once the engine has chosen them.
         client: an engine of that configuration, which may still be loading its model. It is closed if loading fails or
             there is no tokenizer for it.
 
@@ -44,6 +45,8 @@ class LoadedLLM:
             # Where a process loads the model, the tokenizer is read meanwhile.
             self.tokenizer = tokenizer_of(config, client.located(), gguf=client.gguf)
             self.info = client.wait_loaded()
+            chosen = StepSizes(self.info.max_num_seqs // config.data_parallel_size, self.info.max_num_batched_tokens)
+            self.config = config = config.with_sizes(chosen)
             self.images = images_of(config, self.info, self.tokenizer)
         except BaseException:
             client.close()  # otherwise its compiler threads would continue in vain

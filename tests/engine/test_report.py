@@ -17,6 +17,7 @@ INFO = EngineInfo(
     vocab_size=10,
     max_model_len=64,
     max_num_seqs=2,
+    max_num_batched_tokens=512,
     eos_token_ids=frozenset(),
     default_sampling_params={},
     device="cpu:0",
@@ -56,3 +57,8 @@ def test_a_cpu_that_is_as_fast_as_it_can_be_has_no_such_line() -> None:
 def test_what_is_rounded_is_said_of_quantized_weights_alone() -> None:
     assert not any("activations" in line for line in lines(INFO))
     assert any("activations" in line and "int8" in line for line in lines(replace(INFO, activations="int8")))
+
+
+def test_the_sizes_of_a_step_are_shown() -> None:
+    shown = lines(replace(INFO, max_num_seqs=256, max_num_batched_tokens=8192))
+    assert any("one step" in line and "at most 256 sequences and 8,192 tokens" in line for line in shown)

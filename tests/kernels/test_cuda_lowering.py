@@ -1,5 +1,5 @@
 """Every CUDA kernel lowers for Ampere and Hopper on a machine without a card, and compiles where JAX's CUDA plug-in is
-installed (``pip install jax-cuda13-plugin jax-cuda13-pjrt``; it compiles without a card)."""
+installed (``pip install 'llmjax[test-cuda]'``; it compiles without a card)."""
 
 from __future__ import annotations
 

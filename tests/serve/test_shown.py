@@ -108,7 +108,7 @@ def test_the_endpoint_gives_nothing_away() -> None:
     answer = info_of(EngineConfig(**PRIVATE_ENGINE), ServerConfig(**PRIVATE_SERVER))
     assert SECRET not in answer.text
     settings = answer.json()["settings"]
-    assert (settings["max_num_seqs"], settings["log_level"]) == (32, "info")
+    assert (settings["page_size"], settings["log_level"]) == (32, "info")
     assert settings["speculative_config"]["num_speculative_tokens"] == 4
     assert "model" not in settings["speculative_config"] and "endpoint" not in settings["kv_events_config"]
     assert settings["kv_transfer_config"] is None

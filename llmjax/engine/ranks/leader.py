@@ -117,7 +117,8 @@ class Leader(Member):
             if loaded.model != model:
                 self._refuse(
                     f"{peer.name} has loaded another model than rank 0 (other weights, or the same in other types, "
-                    "for their CPUs differ: set dtype)"
+                    "for their CPUs differ: set dtype; or other steps, for their GPUs differ: set max_num_seqs and "
+                    "max_num_batched_tokens)"
                 )
             least = [min(*counts) for counts in zip(least, loaded.pages, strict=True)]
         for peer in self._peers:

@@ -34,6 +34,7 @@ INFO = EngineInfo(
     vocab_size=96,
     max_model_len=64,
     max_num_seqs=4,
+    max_num_batched_tokens=512,
     eos_token_ids=frozenset({EOS}),
     default_sampling_params={},
     device="cpu",

@@ -327,7 +327,7 @@ def test_a_leader_that_does_not_come_is_named(config: EngineConfig) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_num_seqs": 3}, "rank 1 (127.0.0.1) has max_num_seqs 3, and rank 0 has 32: start all ranks alike"),
+        ({"max_num_seqs": 3}, "rank 1 (127.0.0.1) has max_num_seqs 3, and rank 0 has 0: start all ranks alike"),
         ({"dtype": "float32"}, "rank 1 (127.0.0.1) has dtype 'float32', and rank 0 has 'auto': start all ranks alike"),
     ],
 )
