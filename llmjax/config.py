@@ -195,6 +195,13 @@ class EngineConfig:
     download_dir: str | None = setting(
         None, "where models are cached (default: ~/.cache/llmjax/models and the hub's own cache)"
     )
+    load_format: str = setting(
+        "auto",
+        "where weights come from; auto: the model's files; dummy: random numbers made on the device, for speeds and "
+        "memory: of the model only its config.json is read (quantization says in which form they are kept)",
+        choices=("auto", "dummy"),
+        words=dict.fromkeys(("safetensors", "fastsafetensors", "gguf", "hf", "bitsandbytes"), "auto"),
+    )
     offline: bool = setting(False, "use only what is already on this machine")
     hf_overrides: dict[str, Any] = setting({}, "keys of config.json to replace, as JSON")  # noqa: RUF009
     runner: str = setting(

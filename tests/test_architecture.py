@@ -13,7 +13,7 @@ ORDER = (
     ("kernels",),
     ("models",),
     ("errors", "version", "system", "collector", "characters", "text_file", "progress", "frames", "limited_process"),
-    ("speculative", "kv_events", "kv_transfer", "turns", "arrays"),
+    ("speculative", "kv_events", "kv_transfer", "turns", "arrays", "step_sizes"),
     ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "machine_share", "cpu_affinity", "launcher", "jax_settings", "platforms"),
     ("weights",),

@@ -98,7 +98,7 @@ class Checkpoint:
         Raises:
             CheckpointError: the model is not supported, or has no output weights although its embedding is not tied.
         """
-        model = _model_config(self.config, self.path, max_model_len=max_model_len, convert=self.convert)
+        model = self.declared_config(max_model_len=max_model_len)
         if model.pooler is not None:
             embeds = model.pooler.task == "embed"
             if not embeds and model.causal and LABELS not in self.tensors and models.token_labels(self.config) is None:
@@ -116,6 +116,10 @@ class Checkpoint:
             logger.warning("%s: %s is used, though tie_word_embeddings is true: it is another one", self.path, HEAD)
             return replace(model, tie_word_embeddings=False)
         return model
+
+    def declared_config(self, *, max_model_len: int | None = None) -> ModelConfig:
+        """The model that the config alone describes, whatever tensors there are; see `model_config`."""
+        return _model_config(self.config, self.path, max_model_len=max_model_len, convert=self.convert)
 
     def _has_own_head(self) -> bool:
         """Whether a head is stored that differs from the embedding: Transformers 5 and later check that too."""
@@ -152,6 +156,7 @@ def open_checkpoint(
     runner: Runner = "auto",
     convert: Conversion | None = None,
     mmproj: str | Path | None = None,
+    weights: bool = True,
 ) -> Checkpoint:
     """Opens a model without reading its weights.
 
@@ -163,6 +168,7 @@ def open_checkpoint(
             if it was published for embeddings; "auto": the files decide.
         convert: what a generating model is converted to if texts become vectors.
         mmproj: the file of a .gguf file's encoder of pictures; None: the one beside it, if there is one alone.
+        weights: whether the weights are looked for; else there are no tensors, and a folder needs a config.json alone.
 
     Raises:
         CheckpointError: a part is missing, malformed or of an unknown architecture, or nothing reads an override.
@@ -171,7 +177,9 @@ def open_checkpoint(
     if "architectures" in (overrides or {}):
         logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
     if path.is_dir():
-        checkpoint = _open_folder(path, overrides or {}, runner=runner, convert=convert)
+        checkpoint = _open_folder(path, overrides or {}, runner=runner, convert=convert, weights=weights)
+    elif not weights:
+        raise CheckpointError(f"{path}: a model without its weights is a folder with {CONFIG}, not a .gguf file")
     else:
         encoder = None if mmproj is None else Path(mmproj)
         checkpoint = _open_gguf(path, overrides or {}, runner=runner, convert=convert, mmproj=encoder)
@@ -224,7 +232,9 @@ def _open_gguf(
     )
 
 
-def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None) -> Checkpoint:
+def _open_folder(
+    path: Path, overrides: Mapping[str, Any], *, runner: Runner, convert: Conversion | None, weights: bool
+) -> Checkpoint:
     from llmjax.checkpoint.formats.registry import plain_tensors, stored_method  # GGUF files need none of them
 
     written = read_object(path / CONFIG)
@@ -233,7 +243,7 @@ def _open_folder(path: Path, overrides: Mapping[str, Any], *, runner: Runner, co
     config = overridden(written if text is None else text, overrides)
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.exists() else {}
-    plain = plain_tensors(stored_tensors(path), config, path)
+    plain = plain_tensors(stored_tensors(path), config, path) if weights else {}
     seen: dict[str, StoredTensor] = {}
     if vision is not None:
         seen, plain = vision_tensors(plain, vision[0], vision[1], path)

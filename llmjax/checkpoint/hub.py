@@ -18,7 +18,8 @@ from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns, relative_g
 from llmjax.checkpoint.hub_cache import cached_commit
 from llmjax.errors import CheckpointError
 
-LAYOUT = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
+WEIGHTS = "*.safetensors"
+LAYOUT = ["*.json", WEIGHTS, "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
 # Copies of the weights in other layouts, which would double the download. Folders of sentence-transformers' modules
 # begin with a number.
 COPIES = ["[!0-9]*/*", "consolidated*"]
@@ -36,13 +37,15 @@ _HF_ERRORS: tuple[type[Exception], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class HubOptions:
-    """Settings for a hub, with the names in EngineConfig. ``endpoint`` None: the default of the hub's library."""
+    """Settings for a hub, with the names in EngineConfig. ``endpoint`` None: the default of the hub's library;
+    ``weights`` False: files of weights are left out."""
 
     revision: str | None = None
     token: str | None = None
     cache_dir: str | None = None
     offline: bool = False
     progress: bool = True
+    weights: bool = True
     endpoint: str | None = None
 
 
@@ -88,8 +91,8 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
     try:
         with _progress_bars(options.progress):
             if gguf_file is None:
-                folder = snapshot(LAYOUT, COPIES)
-                if options.offline or any(folder.glob("*.safetensors")):
+                folder = snapshot(LAYOUT, COPIES if options.weights else [*COPIES, WEIGHTS])
+                if options.offline or not options.weights or any(folder.glob("*.safetensors")):
                     return folder
                 names = listing()
                 if not any(name.lower().endswith(".gguf") for name in names):

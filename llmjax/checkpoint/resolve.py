@@ -28,6 +28,7 @@ def resolve(
     download_dir: str | None = None,
     offline: bool = False,
     progress: bool = True,
+    weights: bool = True,
 ) -> Path:
     """The local files of a model, downloaded if need be.
 
@@ -42,6 +43,7 @@ def resolve(
         download_dir: folder of all downloads; None: the hubs' own caches and ``~/.cache/llmjax/models``.
         offline: use only what is on this machine.
         progress: show progress bars on stderr.
+        weights: whether the weights are fetched too; else of a Hugging Face repository all but them.
 
     Returns:
         A folder in Hugging Face layout, or a .gguf file (of a split one, its first part).
@@ -69,7 +71,9 @@ def resolve(
     repository = _repository(named, name)
     from llmjax.checkpoint.hub import HubOptions, from_hugging_face, from_modelscope
 
-    hub = HubOptions(revision=revision, token=hf_token, cache_dir=cache_dir, offline=offline, progress=progress)
+    hub = HubOptions(
+        revision=revision, token=hf_token, cache_dir=cache_dir, offline=offline, progress=progress, weights=weights
+    )
     fetch = from_modelscope if name.startswith(MODELSCOPE) else from_hugging_face
     return _local(fetch(repository, gguf_file, hub))
 
@@ -83,6 +87,7 @@ def resolve_model(config: EngineConfig) -> Path:
         hf_token=config.hf_token,
         download_dir=config.download_dir,
         offline=config.offline,
+        weights=config.load_format != "dummy",
     )
 
 

@@ -76,11 +76,6 @@ MODEL = [
 ]
 
 LOADING = [
-    *refused(
-        "--load-format",
-        "safetensors and GGUF are recognized; other formats have to be converted to safetensors",
-        neutral="auto safetensors fastsafetensors gguf hf bitsandbytes",
-    ),
     *accepted("--safetensors-load-strategy", "files are mapped into memory", neutral="lazy"),
     *accepted("--safetensors-prefetch-num-threads|--safetensors-prefetch-block-size", "files are mapped into memory"),
     *refused("--model-loader-extra-config", "the loader has no options"),

@@ -22,6 +22,7 @@ from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.front.token_labels import with_token_labels
+from llmjax.engine.loading.dummy import with_dummy_weights
 from llmjax.engine.loading.packed_weights import PackedWeights
 from llmjax.engine.loading.placement import Placer
 from llmjax.engine.programs.cache import ProgramCache
@@ -122,13 +123,7 @@ def check_stages(config: EngineConfig) -> None:
         CheckpointError: the model cannot be found or read.
         ConfigError: it cannot be divided so, or run with these settings.
     """
-    checkpoint = open_checkpoint(
-        resolve_model(config),
-        overrides=config.hf_overrides,
-        runner=config.runner_of_task,
-        convert=config.conversion,
-        mmproj=config.mmproj,
-    )
+    checkpoint = _open(config, resolve_model(config))
     model = checkpoint.model_config(max_model_len=config.max_model_len)
     _check_chunks(model, config.page_size)
     for number in range(config.pipeline_parallel_size):
@@ -159,15 +154,7 @@ def load_model(
     path = resolve_model(config) if path is None else path
     started = time.monotonic()
     files = identity(path)
-    checkpoint = with_token_labels(
-        open_checkpoint(
-            path,
-            overrides=config.hf_overrides,
-            runner=config.runner_of_task,
-            convert=config.conversion,
-            mmproj=config.mmproj,
-        )
-    )
+    checkpoint = with_token_labels(_open(config, path))
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     _check_chunks(model_config, config.page_size)
     stage = Stage.of(model_config, number=config.stage, count=config.pipeline_parallel_size)
@@ -193,7 +180,8 @@ def load_model(
         model_config,
         stored=checkpoint.quantization,
     )
-    packed = PackedWeights.of(cache_dir, config, checkpoint, platform, files=files)
+    kept_in = None if config.load_format == "dummy" else cache_dir
+    packed = PackedWeights.of(kept_in, config, checkpoint, platform, files=files)
     placer = Placer(
         platform,
         activations=platform.quantized_activations,
@@ -239,6 +227,20 @@ def load_model(
         kv_calibration=calibration,
         encoder=encoder,
     )
+
+
+def _open(config: EngineConfig, path: Path) -> Checkpoint:
+    """The checkpoint that the configuration asks for; with random weights, where it asks for them."""
+    dummy = config.load_format == "dummy"
+    checkpoint = open_checkpoint(
+        path,
+        overrides=config.hf_overrides,
+        runner=config.runner_of_task,
+        convert=config.conversion,
+        mmproj=config.mmproj,
+        weights=not dummy,
+    )
+    return with_dummy_weights(checkpoint, max_model_len=config.max_model_len) if dummy else checkpoint
 
 
 def _sees(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> bool:

@@ -15,6 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from llmjax.checkpoint.experts import ExpertStack
 from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.engine.loading.dummy import is_dummy, make_on_device
 from llmjax.engine.loading.packed_weights import PackedWeights
 from llmjax.errors import ConfigError
 from llmjax.kernels.offloading import HOST_MEMORY, SplitStack
@@ -67,6 +68,9 @@ class Placer:
             cut: which part of it each device has; None: all of it.
         """
         weight: jax.Array | QTensor | SplitStack
+        if cut is None and not self._offloaded and is_dummy(tensor):
+            tile, activations = self._platform.weight_tile, self._activations_of(kept)
+            return make_on_device(name, kept, shape, self._platform.everywhere, tile=tile, activations=activations)
         parts = self._parts(name, tensor, kept, np.dtype(shape.dtype), cut)
         if self._offloaded and ".experts." in name and len(shape.shape) == 3:
             here, there = zip(*(_split(part, self._offloaded) for part in parts), strict=True)
@@ -153,9 +157,12 @@ class Placer:
             part,
             self._packed.words(name, part, tile=self._platform.weight_tile),
             dtype=dtype,
-            activations=self._activations if kept.activations == "auto" else kept.activations,
+            activations=self._activations_of(kept),
             device=place,
         )
+
+    def _activations_of(self, kept: Kept) -> str:
+        return self._activations if kept.activations == "auto" else kept.activations
 
 
 def _split(part: Part, count: int) -> tuple[Part, Part]:
