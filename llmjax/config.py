@@ -514,7 +514,7 @@ class EngineConfig:
         )
 
     def with_room(self, *, seqs: int = 0, tokens: int = 0) -> EngineConfig:
-        """The same with room for so many sequences and tokens in a step; what every device has room for stays as is."""
+        """The same with room for these sequences and tokens in a step; what every device has room for stays as is."""
 
         def room(given: int, needed: int, least: int) -> int:
             return max(given, needed) if needed > (given or least) else given
