@@ -76,6 +76,7 @@ MODEL = [
 ]
 
 LOADING = [
+    *ours("--load-format"),
     *accepted("--safetensors-load-strategy", "files are mapped into memory", neutral="lazy"),
     *accepted("--safetensors-prefetch-num-threads|--safetensors-prefetch-block-size", "files are mapped into memory"),
     *refused("--model-loader-extra-config", "the loader has no options"),
