@@ -39,10 +39,11 @@ Method choose_method(const QuantizedMatrix& w, int rows, Rounding may) {
   return may.half && find_method(w, Method::kBf16Panels) != nullptr ? Method::kBf16Panels : Method::kFloatPanels;
 }
 
-int input_block(int rows, Method method) {
-  const bool vectors = method == Method::kFloatVectors || method == Method::kInt8Vectors;
-  if (!vectors || rows > 8) return kTileRows;
-  return rows <= kMaxVectorRows ? rows : 8;
+int input_block(int rows, Method method, int lanes) {
+  const bool int8 = method == Method::kInt8Vectors;
+  if (!int8 && method != Method::kFloatVectors) return kTileRows;
+  if (rows <= kMaxVectorRows) return rows;
+  return rows <= 8 || (int8 && lanes == kTileRows) ? 8 : kTileRows;  // as many as one pass over the codes multiplies
 }
 
 }  // namespace llmjax

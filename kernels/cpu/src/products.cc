@@ -106,10 +106,11 @@ size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* me
   in.byte_scales = arena.take<float>(bytes, count);
   in.byte_sums = arena.take<float>(bytes, count * 3);
   in.byte_totals = arena.take<int32_t>(bytes, count * 3);
-  const size_t rows = static_cast<size_t>(in.blocks()) * in.block, outliers = rows * in.most_outliers();
+  const size_t rows = static_cast<size_t>(in.blocks()) * in.block;
+  in.outlier_column_counts = arena.take<int32_t>(bytes, in.blocks());
+  in.outlier_columns = arena.take<uint32_t>(bytes, rows * in.most_outliers());
   in.outlier_counts = arena.take<int32_t>(bytes, rows);
-  in.outlier_columns = arena.take<int32_t>(bytes, outliers);
-  in.outliers = arena.take<float>(bytes, outliers);
+  in.outliers = arena.take<Outlier>(bytes, rows * in.most_outliers());
   const bool bf16 = used(Method::kBf16Panels) || used(Method::kBf16Tiles);
   in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
   const bool int16 = used(Method::kInt16Panels);
@@ -156,7 +157,7 @@ void clear_padding(float* out, const Rows& rows, int tokens, int size) {
 
 Products::Products(Rows rows, int size_in, float* x) : program_rows_(rows.program), x_(x) {
   in_.rows = rows.count, in_.size_in = size_in;
-  in_.round_columns = 2 * kChunk;
+  in_.round_columns = 2 * kChunk, in_.outlier = kOutlier;
 }
 
 ffi::Error Products::add(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
@@ -188,7 +189,8 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
   methods_[static_cast<int>(product.method)] = product.kernels;
   if (product.kernels->prepare == nullptr) in_.x = x_;
   if (w.group_size % (2 * kChunk) != 0) in_.round_columns = kChunk;
-  const int block = input_block(in_.rows, product.method);
+  if (w.group_size % kChunk != 0) in_.halves = true;
+  const int block = input_block(in_.rows, product.method, product.kernels->lanes);
   in_.block = block > in_.block ? block : in_.block;
   quantized_.push_back(product);
   return ffi::Error::Success();
@@ -207,8 +209,12 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   return ffi::Error::Success();
 }
 
-bool Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
-  if (quantized_.size() != 2 || next.quantized_.empty()) return false;
+void Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
+  next.in_.outlier = kActivatedOutlier;
+  if (quantized_.size() != 2 || !plain_.empty()) return;
+  activation_ = activation;
+  gates_ = next.filled_ = true;
+  if (next.quantized_.empty() || next.quantized_[0].kernels->multiply_gated == nullptr) return;
   const Method method = next.quantized_[0].method;
   const auto only_such = [method](const Products& products) {
     for (const Quantized& product : products.quantized_) {
@@ -216,11 +222,9 @@ bool Products::gate_into(Products& next, Activation activation, const ffi::Threa
     }
     return products.plain_.empty();
   };
-  if (next.quantized_[0].kernels->multiply_gated == nullptr || !only_such(*this) || !only_such(next)) return false;
-  if (method == Method::kInt8Tiles && next.in_.spans() < 2 * pool.num_threads()) return false;  // a task is a span of it
-  if (!codes_are_alike(quantized_[0].matrix, quantized_[1].matrix)) return false;
-  gated_ = &next, activation_ = activation, next.filled_ = true;
-  return true;
+  if (!only_such(*this) || !only_such(next) || !codes_are_alike(quantized_[0].matrix, quantized_[1].matrix)) return;
+  if (method == Method::kInt8Tiles && next.in_.spans() < 2 * pool.num_threads()) return;  // a task is a span of it
+  gated_ = &next, next.prepared_ = true;
 }
 
 size_t Products::bytes(const ffi::ThreadPool& pool) {
@@ -231,12 +235,13 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
   for (Quantized& product : quantized_) {
     const QuantizedMatrix& w = product.matrix;
     product.tiles_of_task = tiles_of_task(w, product.method);
+    if (gates_) product.tiles_of_task += product.tiles_of_task % 2;  // which the other method may need
     if (gated_ != nullptr) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : 1;
-    product.first_task = column_tasks_;
-    column_tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
     const size_t needed = product.kernels->workspace(w, rows_of_task_);
     task_workspace_ = needed > task_workspace_ ? needed : task_workspace_;
-    if (gated_ != nullptr) break;  // the other one comes along
+    if (gates_ && &product != &quantized_.front()) break;  // it comes with the first
+    product.first_task = column_tasks_;
+    column_tasks_ += (w.tiles() + product.tiles_of_task - 1) / product.tiles_of_task;
   }
   tasks_ = quantized_tasks_ = column_tasks_ * ((in_.rows + rows_of_task_ - 1) / rows_of_task_);
   for (Plain& product : plain_) {
@@ -276,7 +281,8 @@ Phase Products::prepare(Fill fill) const {
 void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   place(in_, methods_, memory + plain_bytes_);
   const bool forms = in_.floats != nullptr || in_.bytes != nullptr || in_.bf16 != nullptr || in_.int16 != nullptr || in_.byte_tiles != nullptr;
-  if (!filled_ && (fill != nullptr || forms)) phases.push_back(prepare(std::move(fill)));
+  if (filled_) fill = nullptr;
+  if (!prepared_ && (fill != nullptr || forms)) phases.push_back(prepare(std::move(fill)));
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {
                         plain_[i].kernels->prepare(plain_[i].call, memory + plain_[i].workspace);
@@ -298,19 +304,30 @@ void Products::run(int64_t task, const char* memory) const {
 void Products::run_quantized(int64_t task) const {
   int row = 0;
   if (column_tasks_ != quantized_tasks_) row = static_cast<int>(task / column_tasks_) * rows_of_task_, task %= column_tasks_;
-  const Quantized* product = gated_ != nullptr ? &quantized_.front() : &quantized_.back();
+  const Quantized* product = gates_ ? &quantized_.front() : &quantized_.back();
   while (product->first_task > task) --product;
   const QuantizedMatrix& w = product->matrix;
   const int begin = static_cast<int>(task - product->first_task) * product->tiles_of_task;
   const int end = begin + product->tiles_of_task < w.tiles() ? begin + product->tiles_of_task : w.tiles();
   char* workspace = thread_memory<4>(task_workspace_);
-  if (gated_ == nullptr && column_tasks_ == quantized_tasks_) {  // a copy would take some percent of the time
+  if (!gates_ && column_tasks_ == quantized_tasks_) {  // a copy would take some percent of the time
     return product->kernels->multiply(w, in_, begin, end, workspace);
   }
   const int rows = row + rows_of_task_ < in_.rows ? rows_of_task_ : in_.rows - row;
   const QuantizedInput in = in_.slice(row, rows);
-  if (gated_ == nullptr) return product->kernels->multiply(w.from_row(row), in, begin, end, workspace);
-  product->kernels->multiply_gated(w, quantized_.back().matrix, activation_, in, gated_->in_.slice(row, rows), begin, end, workspace);
+  if (gated_ != nullptr) {
+    return product->kernels->multiply_gated(w, quantized_.back().matrix, activation_, in, gated_->in_.slice(row, rows), begin, end, workspace);
+  }
+  product->kernels->multiply(w.from_row(row), in, begin, end, workspace);
+  if (!gates_) return;
+  const QuantizedMatrix& factor = quantized_.back().matrix;
+  quantized_.back().kernels->multiply(factor.from_row(row), in, begin, end, workspace);
+  const int first = begin * kTileRows, last = end * kTileRows < w.size_out ? end * kTileRows : w.size_out;
+  const RowKernels& kernels = find_row_kernels();
+  for (int i = row; i < row + rows; ++i) {
+    const size_t at = static_cast<size_t>(i) * w.size_out + first;
+    kernels.gate_rows(activation_, w.y + at, factor.y + at, w.y + at, last - first, 0, 1);
+  }
 }
 
 }  // namespace llmjax

@@ -58,9 +58,9 @@ class Products {
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
 
-  // Has the two products added so far become rows of x of `next`: activation(first) * second. False: they cannot, and
-  // are f32 results as ever. After the last `add` of both.
-  bool gate_into(Products& next, Activation activation, const xla::ffi::ThreadPool& pool);
+  // The x of `next` is activation(first) * second of the two products added so far, in the first one's y, or activation(first) of one.
+  // Tasks that compute them do that as well where they can; where not, `next` needs a `Fill`. After the last `add` of both.
+  void gate_into(Products& next, Activation activation, const xla::ffi::ThreadPool& pool);
 
   // Memory that the phases share, 64-byte aligned. After the last `add`.
   size_t bytes(const xla::ffi::ThreadPool& pool);
@@ -99,9 +99,10 @@ class Products {
   size_t task_workspace_ = 0, plain_bytes_ = 0;
   int threads_ = 1, rows_of_task_ = 0;
   int64_t column_tasks_ = 0, quantized_tasks_ = 0, tasks_ = 0;  // quantized: column tasks for each part of the rows
-  Products* gated_ = nullptr;  // whose x we write
   Activation activation_ = Activation::kSilu;
-  bool filled_ = false;  // our x is written by others
+  bool gates_ = false;         // the second product comes with the first
+  Products* gated_ = nullptr;  // whose x we write in the form of its method
+  bool filled_ = false, prepared_ = false;  // our x is written by others; in the form of our method
 };
 
 }  // namespace llmjax

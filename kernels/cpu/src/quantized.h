@@ -16,7 +16,8 @@ constexpr int kChunk = 32;         // columns whose codes fill whole words
 constexpr int kTileRows = 16;      // rows of a matrix whose words lie side by side: a tile
 constexpr int kStepColumns = 64;   // columns of 16 rows whose bytes fill a tile register
 constexpr int kSpanColumns = 256;  // columns of x that share a scale of int8 for tile registers
-constexpr int kOutlier = 4;        // numbers above this many times the root mean square of their row are not rounded to int8
+constexpr int kOutlier = 4;        // numbers above this many times the root mean square of their row are not rounded to int8,
+constexpr int kActivatedOutlier = 6;  // of rows that an activation function made, where many are large and few matter
 
 enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
 enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2 };
@@ -70,6 +71,12 @@ struct Rounding {
   bool int8, half;
 };
 
+// A number of x that is not rounded to int8, and which of its block's `outlier_columns` it is in.
+struct Outlier {
+  int32_t column;
+  float x;
+};
+
 // The rows of x, in blocks of at most 16 that are filled up with zeros to `block` rows, chunk by chunk of 32 columns:
 // element (m, i) of any form lies at ((m / block * chunks + i / 32) * block + m % block) * 32 + i % 32, and what
 // belongs to a chunk at the 32nd part of that. Forms that no method needs are null.
@@ -77,14 +84,17 @@ struct QuantizedInput {
   int rows, size_in, block;
   const float* x;     // [rows, size_in] as it came, or null
   int round_columns;  // of a span that shares a scale of int8 or int16: 32 or 64
+  bool halves;        // sums of halves of chunks are needed, since groups begin there
   float* floats;
   float* float_sums;  // of halves of chunks: [..., 2, block]
   int8_t* bytes;
   float* byte_scales;    // x ~ byte * scale
   float* byte_sums;      // of x rounded so, over the halves of a chunk and all of it: [..., 3, block]
   int32_t* byte_totals;  // of the bytes themselves, the same way, with the other sign
-  int32_t *outlier_counts, *outlier_columns;  // of rows, [rows, most_outliers]: columns whose bytes are 0
-  float* outliers;                            // what x is there; filled up with zeros to a multiple of four
+  int outlier;              // kOutlier or kActivatedOutlier
+  uint32_t* outlier_columns;                         // [blocks, block * most_outliers]: columns of a block that hold some
+  int32_t *outlier_column_counts, *outlier_counts;  // of blocks and rows
+  Outlier* outliers;        // [rows, most_outliers], in the order of their columns; what they are in bytes is 0
   uint16_t* bf16;
   int16_t* int16;       // of four columns 0, 2, 1 and 3
   float *int16_scales, *int16_sums;  // as those of bytes
@@ -95,8 +105,8 @@ struct QuantizedInput {
   int steps() const { return (size_in + kStepColumns - 1) / kStepColumns; }
   int spans() const { return (size_in + kSpanColumns - 1) / kSpanColumns; }
   int blocks() const { return (rows + block - 1) / block; }
-  // Of a row, n of which have more than n * kOutlier^2 times the mean square; filled up to fours.
-  int most_outliers() const { return (size_in / (kOutlier * kOutlier) + 4) / 4 * 4; }
+  // Of a row: n of them have n * outlier^2 of its mean squares; and one that makes the number even.
+  int most_outliers() const { return size_in / (outlier * outlier) + 1; }
   size_t chunk_rows() const { return static_cast<size_t>(blocks()) * chunks() * block; }
   // `count` rows from `begin` on, a multiple of the block.
   QuantizedInput slice(int begin, int count) const {
@@ -108,7 +118,8 @@ struct QuantizedInput {
     if (bytes != nullptr) {
       part.bytes += at * kChunk, part.byte_scales += at, part.byte_sums += at * 3, part.byte_totals += at * 3;
       const size_t first = static_cast<size_t>(begin) * most_outliers();
-      part.outlier_counts += begin, part.outlier_columns += first, part.outliers += first;
+      part.outlier_column_counts += begin / block, part.outlier_columns += first;
+      part.outlier_counts += begin, part.outliers += first;
     }
     if (bf16 != nullptr) part.bf16 += at * kChunk;
     if (int16 != nullptr) part.int16 += at * kChunk, part.int16_scales += at, part.int16_sums += at * 3;
@@ -143,7 +154,7 @@ const QuantizedMethod* find_method(const QuantizedMatrix& w, Method method);
 // The fastest.
 Method choose_method(const QuantizedMatrix& w, int rows, Rounding may);
 // Rows of x that lie together, see QuantizedInput.
-int input_block(int rows, Method method);
+int input_block(int rows, Method method, int lanes);
 
 }  // namespace llmjax
 

@@ -110,6 +110,24 @@ inline Bits unpack_one(const uint32_t* words, int i) {
   return code;
 }
 
+// The codes of one column; `words` at the first chunk's.
+template <int kBits>
+inline Bits unpack_column(const uint32_t* words, uint32_t column) {
+  const uint32_t quad = column / 4 % kQuads, byte = column % 4 * 8;
+  words += column / llmjax::kChunk * (kBits * llmjax::kTileRows);
+  const auto plane = [&](uint32_t width, uint32_t low) {  // as `add_plane`
+    const Bits word = load_as<Bits>(words + (low + quad % width) * llmjax::kTileRows);
+    return ((word >> (quad / width * width + byte)) & ((1u << width) - 1)) << low;
+  };
+  if constexpr (kBits == 8) return plane(8, 0);
+  if constexpr (kBits == 1) return plane(1, 0);
+  if constexpr (kBits == 2) return plane(2, 0);
+  if constexpr (kBits == 3) return plane(2, 0) | plane(1, 2);
+  if constexpr (kBits == 4) return plane(4, 0);
+  if constexpr (kBits == 5) return plane(4, 0) | plane(1, 4);
+  return plane(4, 0) | plane(2, 4);
+}
+
 // ---- bytes and integer dot products ----
 
 #if (defined(__AVX2__) && !defined(__AVX512F__)) || defined(__AVX512VNNI__)

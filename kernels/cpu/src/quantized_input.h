@@ -9,6 +9,7 @@
 namespace {
 
 using llmjax::kChunk;
+using llmjax::Outlier;
 using llmjax::QuantizedInput;
 
 constexpr int kVectorsOfHalf = kChunk / 2 / kLanes;
@@ -40,10 +41,10 @@ inline IntegerScale integer_scale(const float* x, int columns, float largest) {
   return {peak, peak * (1.0f / largest), peak > 1e-30f ? largest / peak : 0};
 }
 
-// A chunk of f32 as integers, to nearest: put(column, the lowest bits of a vector's lanes), put_sum(i, sum) of the first half, the
-// second one and all of them.
+// A chunk of f32 as integers, to nearest: put(column, the lowest bits of a vector's lanes), put_sum(2, sum of all) and, where groups
+// begin in the middle of a chunk, put_sum(0, sum of the first half) and put_sum(1, sum of the second).
 template <class Put, class PutSum>
-inline void round_chunk(const float* x, IntegerScale by, const Put& put, const PutSum& put_sum) {
+inline void round_chunk(const float* x, IntegerScale by, bool halves, const Put& put, const PutSum& put_sum) {
   Vec of_half[2] = {};
   for (int half = 0; half < 2; ++half) {
     for (int i = 0; i < kVectorsOfHalf; ++i) {
@@ -53,15 +54,16 @@ inline void round_chunk(const float* x, IntegerScale by, const Put& put, const P
       put(at, bit_cast<Bits>(shifted));
     }
   }
+  if (!halves) return put_sum(2, horizontal_sum(of_half[0] + of_half[1]));
   exchange<kLanes / 2>(of_half[0], of_half[1]);
   const Vec both = sum_halves(of_half[0] + of_half[1]);
   const float first = both[0], second = both[kLanes / 2];
   put_sum(0, first), put_sum(1, second), put_sum(2, first + second);
 }
 
-inline void round_to_bytes(const float* x, IntegerScale by, int8_t* bytes, float* sums, int32_t* totals, int stride) {
+inline void round_to_bytes(const float* x, IntegerScale by, bool halves, int8_t* bytes, float* sums, int32_t* totals, int stride) {
   round_chunk(
-      x, by, [&](int column, Bits bits) { store_bytes(bytes + column, bits & 0xff); },
+      x, by, halves, [&](int column, Bits bits) { store_bytes(bytes + column, bits & 0xff); },
       [&](int i, float sum) {
         sums[i * stride] = sum * by.scale;
         totals[i * stride] = -to_integer(sum);
@@ -70,7 +72,7 @@ inline void round_to_bytes(const float* x, IntegerScale by, int8_t* bytes, float
 
 #if defined(LLMJAX_INT16_PANELS)
 // In each four columns 1 and 2 change places.
-inline void round_to_int16(const float* x, IntegerScale by, int16_t* to, float* sums, int stride) {
+inline void round_to_int16(const float* x, IntegerScale by, bool halves, int16_t* to, float* sums, int stride) {
 #if defined(__AVX512F__)
   const __m256i order = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
   const auto narrowed = [&](Bits bits) { return _mm256_shuffle_epi8(_mm512_cvtepi32_epi16((__m512i)bits), order); };
@@ -82,7 +84,7 @@ inline void round_to_int16(const float* x, IntegerScale by, int16_t* to, float* 
   };
 #endif
   round_chunk(
-      x, by,
+      x, by, halves,
       [&](int column, Bits bits) {
         const auto integers = narrowed(bits);
         std::memcpy(to + column, &integers, sizeof(integers));
@@ -126,28 +128,27 @@ inline void round_span(const QuantizedInput& in, const float* x, int count, int 
   for (int column = 0; column < columns; column += kChunk) {
     int8_t* const bytes = to + column / kStepColumns * kStepColumns * kTileRows + column % kStepColumns;
     round_chunk(
-        x + column, by, [&](int i, Bits bits) { store_bytes(bytes + i, bits & 0xff); },
-        [&](int which, float sum) { total += which == 2 ? sum : 0; });
+        x + column, by, false, [&](int i, Bits bits) { store_bytes(bytes + i, bits & 0xff); },
+        [&](int, float sum) { total += sum; });
   }
   const size_t at = (block * in.spans() + span) * kTileRows + m;
   in.span_scales[at] = by.scale, in.span_sums[at] = total * by.scale;
 }
 #endif
 
-// Calls round(columns, place, c) for the columns of a row that share a scale: f32, zeros after the last one; `c` is the first
-// of `chunks_of_scale` chunks.
+// Columns of a row from chunk `c` on as f32, zeros after the last one: in x, or in `part`.
+inline const float* columns_from(const QuantizedInput& in, const float* x, int row, int c, int columns, float* part) {
+  const int count = row < in.rows ? in.size_in - c * kChunk : 0;
+  if (count >= columns) return x + c * kChunk;
+  for (int i = 0; i < columns; ++i) part[i] = i < count ? x[c * kChunk + i] : 0;
+  return part;
+}
+
+// Calls round(columns, c) for the columns of a row that share a scale; `c` is the first of `chunks_of_scale` chunks.
 template <class Round>
 inline void each_scale(const QuantizedInput& in, const float* x, int row, int chunks_of_scale, const Round& round) {
-  const bool real = row < in.rows;
-  for (int c = 0; c < in.chunks(); c += chunks_of_scale) {
-    const float* columns = x + c * kChunk;
-    alignas(64) float part[2 * kChunk];
-    if (const int count = real ? in.size_in - c * kChunk : 0; count < chunks_of_scale * kChunk) {
-      for (int i = 0; i < 2 * kChunk; ++i) part[i] = i < count ? columns[i] : 0;
-      columns = part;
-    }
-    round(columns, c);
-  }
+  alignas(64) float part[2 * kChunk];
+  for (int c = 0; c < in.chunks(); c += chunks_of_scale) round(columns_from(in, x, row, c, chunks_of_scale * kChunk, part), c);
 }
 
 // Where what belongs to chunk `c` of a row lies, and the first of the three sums of it.
@@ -210,48 +211,75 @@ inline uint32_t lanes_above(Vec a, Vec b) {
 #endif
 }
 
-// Takes numbers whose square is above `limit` out of `count` columns of a row, from column `first` on.
-inline void take_outliers(const QuantizedInput& in, int row, int first, float* columns, int count, float limit) {
-  const size_t at = static_cast<size_t>(row) * in.most_outliers();
-  int taken = in.outlier_counts[row];
-  for (int i = 0; i < count; i += kLanes) {
-    const Vec v = load(columns + i);
-    for (uint32_t above = lanes_above(v * v, splat(limit)); above != 0 && taken < in.most_outliers(); above &= above - 1) {
-      const int column = i + __builtin_ctz(above);
-      in.outlier_columns[at + taken] = first + column, in.outliers[at + taken] = columns[column];
-      columns[column] = 0, ++taken;
+// The outliers of a block while they are found, row by row of the same columns.
+class OutlierList {
+ public:
+  OutlierList(const QuantizedInput& in, int begin)
+      : most_(in.most_outliers()), columns_(in.outlier_columns + static_cast<size_t>(begin) * most_), counts_(in.outlier_counts + begin),
+        outliers_(in.outliers + static_cast<size_t>(begin) * most_) {
+    for (int row = 0; row < in.block; ++row) counts_[row] = 0;
+  }
+
+  // Takes numbers whose square is above `limit` out of `count` columns of a row of the block, from column `first` on; `rest`: the others,
+  // and zeros in their places.
+  void take(const float* columns, int count, float limit, int first, int row, float* rest) {
+    for (int i = 0; i < count; i += kLanes) {
+      const Vec v = load(columns + i);
+      store(rest + i, bit_cast<Vec>(bit_cast<Int>(v) & ~(Int)(v * v > splat(limit))));
+      for (uint32_t above = lanes_above(v * v, splat(limit)); above != 0 && counts_[row] < most_; above &= above - 1) {
+        const int at = i + __builtin_ctz(above);
+        const uint32_t column = first + at;
+        if (size_ == 0 || columns_[size_ - 1] != column) columns_[size_++] = column;
+        put(row, columns[at]);
+      }
     }
   }
-  in.outlier_counts[row] = taken;
-}
+  // Returns the number of columns.
+  int finish(int rows) {
+    for (int row = 0; row < rows; ++row) {
+      if (counts_[row] % 2 != 0) put(row, 0);
+    }
+    return size_;
+  }
 
-// Outliers stay as they are, as in LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339), which looks for them in the same place of all
-// rows; here a row is looked at alone, so that what it becomes does not depend on others.
+ private:
+  void put(int row, float x) { outliers_[static_cast<size_t>(row) * most_ + counts_[row]++] = {size_ - 1, x}; }
+
+  const int most_;
+  int size_ = 0;
+  uint32_t* const columns_;
+  int32_t* const counts_;
+  Outlier* const outliers_;
+};
+
+// A block. Outliers stay as they are, as in LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339), which looks for them in the same place
+// of all rows; here a row is looked at alone, so that what it becomes does not depend on others.
 inline void prepare_bytes(const QuantizedInput& in, const float* x, int begin, int end) {
   const int of_scale = in.round_columns / kChunk;
-  for (int row = begin; row < end; ++row, x += in.size_in) {
-    const float limit = row < in.rows ? llmjax::kOutlier * llmjax::kOutlier * mean_square(x, in.size_in) : 0;
-    in.outlier_counts[row] = 0;
-    each_scale(in, x, row, of_scale, [&](const float* columns, int c) {
+  float limits[llmjax::kTileRows];
+  for (int row = begin; row < end; ++row) {
+    const float* of_row = x + static_cast<size_t>(row - begin) * in.size_in;
+    limits[row - begin] = row < in.rows ? in.outlier * in.outlier * mean_square(of_row, in.size_in) : 0;
+  }
+  OutlierList outliers(in, begin);
+  for (int c = 0; c < in.chunks(); c += of_scale) {
+    for (int row = begin; row < end; ++row) {
+      alignas(64) float part[2 * kChunk], others[2 * kChunk];
+      const float* columns = columns_from(in, x + static_cast<size_t>(row - begin) * in.size_in, row, c, in.round_columns, part);
       IntegerScale by = integer_scale(columns, in.round_columns, 127);
-      alignas(64) float others[2 * kChunk];
-      if (by.peak * by.peak > limit) {
-        std::memcpy(others, columns, sizeof(float) * in.round_columns);
-        take_outliers(in, row, c * kChunk, others, in.round_columns, limit);
+      if (by.peak * by.peak > limits[row - begin]) {
+        outliers.take(columns, in.round_columns, limits[row - begin], c * kChunk, row - begin, others);
         columns = others, by = integer_scale(columns, in.round_columns, 127);
       }
       for (int i = 0; i < of_scale && c + i < in.chunks(); ++i) {
         const ChunkPlace place(in, row, c + i);
         in.byte_scales[place.at] = by.scale;
-        round_to_bytes(columns + i * kChunk, by, in.bytes + place.at * kChunk, in.byte_sums + place.sums, in.byte_totals + place.sums,
-                       in.block);
+        round_to_bytes(columns + i * kChunk, by, in.halves, in.bytes + place.at * kChunk, in.byte_sums + place.sums,
+                       in.byte_totals + place.sums, in.block);
       }
-    });
-    const size_t at = static_cast<size_t>(row) * in.most_outliers();
-    for (int& taken = in.outlier_counts[row]; taken % 4 != 0; ++taken) {
-      in.outlier_columns[at + taken] = in.outlier_columns[at + taken - 1], in.outliers[at + taken] = 0;
     }
   }
+  in.outlier_column_counts[begin / in.block] = outliers.finish(end - begin);
 }
 
 #if defined(LLMJAX_INT16_PANELS)
@@ -259,7 +287,7 @@ inline void prepare_int16(const QuantizedInput& in, const float* x, int begin, i
   for (int row = begin; row < end; ++row, x += in.size_in) {
     round_columns(in, x, row, 32767, [&](const float* columns, IntegerScale by, ChunkPlace place) {
       in.int16_scales[place.at] = by.scale;
-      round_to_int16(columns, by, in.int16 + place.at * kChunk, in.int16_sums + place.sums, in.block);
+      round_to_int16(columns, by, in.halves, in.int16 + place.at * kChunk, in.int16_sums + place.sums, in.block);
     });
   }
 }

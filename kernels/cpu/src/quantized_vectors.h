@@ -92,75 +92,56 @@ inline bool has_only_byte_bias(const QuantizedMatrix& w) {
   return w.zeros.count == 0 && w.minima.count == 0 && w.zero == static_cast<float>(zero);
 }
 
-// The weights that outliers of x are multiplied with.
+// What outliers of x add to the outputs of a tile.
 template <class Codes>
-class OutlierWeights {
+class OutlierProducts {
  public:
-  static size_t bytes(const QuantizedMatrix& w) {
-    return static_cast<size_t>(w.size_in) * (llmjax::kTileRows * sizeof(float) + sizeof(Column) + 1) + 64;
-  }
+  OutlierProducts(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
+                  const ByteTable& table, char* memory)
+      : in_(in), words_(words), scales_(scales), table_(table), weights_(reinterpret_cast<float*>(memory)),
+        most_(in.most_outliers()), per_group_((uint64_t{1} << 40) / w.group_size + 1) {}
 
-  OutlierWeights(const QuantizedMatrix& w, const QuantizedInput& in, const ByteTable& table, char* memory)
-      : in_(in), table_(table), weights_(reinterpret_cast<float*>(memory)),
-        columns_(reinterpret_cast<Column*>(weights_ + static_cast<size_t>(w.size_in) * llmjax::kTileRows)) {
-    uint8_t* const seen = reinterpret_cast<uint8_t*>(columns_ + w.size_in);
-    bool cleared = false;
-    for (int row = 0; row < in.rows; ++row) {
-      if (in.outlier_counts[row] == 0) continue;
-      if (!cleared) std::memset(seen, 0, w.size_in), cleared = true;
-      const int32_t* const columns = in.outlier_columns + static_cast<size_t>(row) * in.most_outliers();
-      for (int i = 0; i < in.outlier_counts[row]; ++i) {
-        const int column = columns[i];
-        if (seen[column] != 0) continue;
-        seen[column] = 1;
-        columns_[count_++] = {column / kChunk * Codes::kBits * llmjax::kTileRows, column / w.group_size * llmjax::kTileRows,
-                              column * llmjax::kTileRows, column % kChunk / 4, column % 4 * 8};
+  // For `rows` rows of a block with a part of the tile, to sums[row * stride]. Apart, since the loops after it need all registers.
+  __attribute__((noinline)) void write(int row, int rows, int part, float* sums, int stride) const {
+    if (row % in_.block == 0) read(row, part);
+    const Outlier* first = in_.outliers + static_cast<size_t>(row) * most_;
+    const float* const weights = weights_ + part;
+    for (int m = 0; m < rows; ++m, first += most_, sums += stride) {
+      Vec even{}, odd{};
+      const Outlier* const end = first + in_.outlier_counts[row + m];
+      for (const Outlier* next = first; next < end; next += 2) {
+        even += splat(next[0].x) * load(weights + next[0].column * llmjax::kTileRows);
+        odd += splat(next[1].x) * load(weights + next[1].column * llmjax::kTileRows);
       }
+      store(sums, even + odd);
     }
-  }
-
-  // Takes those of a tile.
-  void read(const uint32_t* words, const GroupScales& scales) {
-    for (int i = 0; i < count_; ++i) {
-      const Column at = columns_[i];
-      for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-        const Bits four = to_bytes<Codes>(unpack_one<Codes::kBits>(words + at.chunk + part, at.quad), table_, kUnsignedBytes);
-        const Bits code = four >> at.shift & 0xff;
-        const bool is_signed = Codes::kSigned && !kUnsignedBytes;
-        const Vec number = to_float(is_signed ? bit_cast<Bits>(bit_cast<Int>(code << 24) >> 24) : code);
-        store(weights_ + at.weights + part, number * load(scales.scale + at.group + part) - load(scales.offset + at.group + part));
-      }
-    }
-  }
-
-  // `sum` and the products of a row's outliers with a part of the tile.
-  Vec add(int row, int part, Vec sum) const {
-    const size_t first = static_cast<size_t>(row) * in_.most_outliers();
-    const int32_t* columns = in_.outlier_columns + first;
-    const float *x = in_.outliers + first, *const end = x + in_.outlier_counts[row];
-    Vec other{};
-    for (; x < end; x += 4, columns += 4) {
-      sum += splat(x[0]) * weight(columns[0], part);
-      other += splat(x[1]) * weight(columns[1], part);
-      sum += splat(x[2]) * weight(columns[2], part);
-      other += splat(x[3]) * weight(columns[3], part);
-    }
-    return sum + other;
   }
 
  private:
-  Vec weight(int column, int part) const { return load(weights_ + static_cast<size_t>(column) * llmjax::kTileRows + part); }
-
-  // A column with an outlier: where its chunk, its group and its weights begin, and its code within the chunk.
-  struct Column {
-    int32_t chunk, group, weights, quad, shift;
-  };
+  // Looks up the weights that the block of rows from `row` on needs.
+  void read(int row, int part) const {
+    const uint32_t* next = in_.outlier_columns + static_cast<size_t>(row) * most_;
+    const uint32_t* const end = next + in_.outlier_column_counts[row / in_.block];
+    const uint32_t* const words = words_ + part;
+    const float *const scale = scales_.scale + part, *const offset = scales_.offset + part;
+    const uint64_t per_group = per_group_;  // quicker than to divide
+    const ByteTable table = table_;
+    for (float* weights = weights_ + part; next < end; ++next, weights += llmjax::kTileRows) {
+      const uint32_t column = *next, group = static_cast<uint32_t>(column * per_group >> 40);
+      const Bits code = to_bytes<Codes>(unpack_column<Codes::kBits>(words, column), table, kUnsignedBytes) & 0xff;
+      const bool is_signed = Codes::kSigned && !kUnsignedBytes;
+      const Vec number = to_float(is_signed ? bit_cast<Bits>(bit_cast<Int>(code << 24) >> 24) : code);
+      store(weights, number * load(scale + group * llmjax::kTileRows) - load(offset + group * llmjax::kTileRows));
+    }
+  }
 
   const QuantizedInput& in_;
+  const uint32_t* words_;
+  const GroupScales& scales_;
   const ByteTable& table_;
-  float* weights_;  // [size_in][kTileRows]
-  Column* columns_;
-  int count_ = 0;
+  float* weights_;  // [columns with outliers, kTileRows]
+  int most_;
+  uint64_t per_group_;
 };
 
 #if defined(__AVX512F__)
@@ -169,7 +150,7 @@ class OutlierWeights {
 // scale of x; without kOffsets `has_only_byte_bias`, and the integer sums begin with it.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                          const OutlierWeights<Codes>& outliers, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
+                          const OutlierProducts<Codes>& outliers, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kSegment < kChunk ? kChunk / kSegment : 1, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kChunks = kSegment > kChunk ? kSegment / kChunk : 1;  // of a step
   constexpr int kBias = byte_bias_log<Codes>(), kTurns = kRows;
@@ -182,7 +163,11 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   const float* x_sum = in.byte_sums + sums_at;
   const int32_t* x_total = in.byte_totals + sums_at;
   GroupCursor group(w, scales, part);
-  Vec sums[kRows] = {};
+  alignas(64) float begun[kRows * kLanes];
+  outliers.write(row, kRows, part, begun, kLanes);
+  Vec sums[kRows];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) sums[m] = load(begun + m * kLanes);
   words += part;
   for (int c = 0; c < chunks; c += kChunks) {
     const bool second = kChunks == 2 && c + 1 < chunks;
@@ -241,7 +226,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   }
 #pragma GCC unroll 8
   for (int m = 0; m < kRows; ++m) {
-    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, outliers.add(row + m, part, sums[m]));
+    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, sums[m]);
   }
 }
 
@@ -251,7 +236,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // share its magnitudes and sums in pairs hold a single product.
 template <class Codes, int kSegment, bool kOffsets, int kRows>
 inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                          const OutlierWeights<Codes>& outliers, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
+                          const OutlierProducts<Codes>& outliers, TileAhead<Codes, kParts>& ahead, int tile, int part, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTurns = kSumsInPairs && Codes::kBits == 8 ? kRows : 1;
   const ByteTable table(w, kUnsignedBytes);
@@ -263,7 +248,11 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   const float* x_sum = in.byte_sums + sums_at;
   const int32_t* x_total = in.byte_totals + sums_at;
   GroupCursor group(w, scales, part);
-  Vec sums[kRows] = {};
+  alignas(64) float begun[kRows * kLanes];
+  outliers.write(row, kRows, part, begun, kLanes);
+  Vec sums[kRows];
+#pragma GCC unroll 8
+  for (int m = 0; m < kRows; ++m) sums[m] = load(begun + m * kLanes);
   words += part;
   for (int c = 0; c < chunks; ++c) {
     Bits codes[kQuads];
@@ -315,7 +304,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
   }
 #pragma GCC unroll 4
   for (int m = 0; m < kRows; ++m) {
-    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, outliers.add(row + m, part, sums[m]));
+    if (kRows < 8 || row + m < in.rows) put_outputs(w, tile, part, row + m, sums[m]);
   }
 }
 
@@ -323,7 +312,7 @@ inline void multiply_int8(const QuantizedMatrix& w, const QuantizedInput& in, co
 // One row with all of a tile, whose parts share each number of x.
 template <class Codes, int kSegment, bool kOffsets>
 inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                              const OutlierWeights<Codes>& outliers, int tile, int row) {
+                              const OutlierProducts<Codes>& outliers, int tile, int row) {
   constexpr int kSegments = kChunk / kSegment, kQuadsOfSegment = kQuads / kSegments;
   constexpr int kTerms = ByteSums<Codes>::kTerms < kQuadsOfSegment ? ByteSums<Codes>::kTerms : kQuadsOfSegment;
   const ByteTable table(w, kUnsignedBytes);
@@ -334,7 +323,8 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
   const int32_t* x_total = in.byte_totals + place.sums;
   GroupCursor group(w, scales, 0);
   TileAhead<Codes> ahead(w, words);
-  Vec sums[kParts] = {};
+  Vec sums[kParts];
+  for (int v = 0; v < kParts; ++v) outliers.write(row, 1, v * kLanes, reinterpret_cast<float*>(sums + v), kLanes);
   for (int c = 0; c < w.chunks(); ++c) {
     ahead.next();
 #pragma GCC unroll 2
@@ -370,7 +360,7 @@ inline void multiply_int8_row(const QuantizedMatrix& w, const QuantizedInput& in
     x += static_cast<size_t>(block) * kChunk, x_scale += block, x_sum += 3 * block, x_total += 3 * block;
   }
 #pragma GCC unroll 2
-  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, row, outliers.add(row, v * kLanes, sums[v]));
+  for (int v = 0; v < kParts; ++v) put_outputs(w, tile, v * kLanes, row, sums[v]);
 }
 #endif
 
@@ -441,11 +431,12 @@ __attribute__((noinline)) void multiply_chunk(const Bits* codes, const int8_t* x
 // Rows `row` .. `row` + `rows` of x, all of a block, with a tile.
 template <class Codes, int kSegment>
 inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& in, const uint32_t* words, const GroupScales& scales,
-                               const OutlierWeights<Codes>& outliers, int tile, int row, int rows) {
+                               const OutlierProducts<Codes>& outliers, int tile, int row, int rows) {
   const ByteTable table(w, kUnsignedBytes);
   const int chunks = in.chunks(), block = in.block;
   const size_t at = static_cast<size_t>(row / block) * chunks * block;
-  alignas(64) float sums[llmjax::kTileRows * llmjax::kTileRows] = {};
+  alignas(64) float sums[llmjax::kTileRows * llmjax::kTileRows];
+  for (int part = 0; part < llmjax::kTileRows; part += kLanes) outliers.write(row, rows, part, sums + part, llmjax::kTileRows);
   GroupCursor group(w, scales, 0);
   for (int c = 0; c < chunks; ++c, words += Codes::kBits * llmjax::kTileRows) {
     Bits codes[kQuads * kParts];
@@ -465,7 +456,7 @@ inline void multiply_int8_rows(const QuantizedMatrix& w, const QuantizedInput& i
   }
   for (int m = 0; m < rows; ++m) {
     for (int part = 0; part < llmjax::kTileRows; part += kLanes) {
-      put_outputs(w, tile, part, row + m, outliers.add(row + m, part, load(sums + m * llmjax::kTileRows + part)));
+      put_outputs(w, tile, part, row + m, load(sums + m * llmjax::kTileRows + part));
     }
   }
 }
@@ -538,16 +529,17 @@ inline int passes(const QuantizedInput& in) {
   return count;
 }
 
-template <class Codes>
-inline size_t int8_workspace(const QuantizedMatrix& w) { return GroupScales::bytes(w) + OutlierWeights<Codes>::bytes(w); }
+inline size_t int8_workspace(const QuantizedMatrix& w, int) {
+  return GroupScales::bytes(w) + static_cast<size_t>(w.size_in) * llmjax::kTileRows * sizeof(float);  // of OutlierProducts at most
+}
 
 template <class Codes>
-inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales, OutlierWeights<Codes>& outliers,
-                      int tile) {
+inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const GroupScales& scales,
+                      const ByteTable& table, char* memory, int tile) {
   const uint32_t* words = w.tile(tile);
   read_scales(w, words, scales, Codes::kMeaning == Meaning::kTable ? w.level_factor : 1,
               Codes::kSigned && kUnsignedBytes ? 128 : 0);
-  outliers.read(words, scales);
+  const OutlierProducts<Codes> outliers(w, in, words, scales, table, memory);
   const auto multiply = [&](auto segment, auto offsets) {
     constexpr int kSegment = decltype(segment)::value;
     constexpr bool kOffsets = decltype(offsets)::value != 0;
@@ -585,10 +577,13 @@ inline void int8_tile(const QuantizedMatrix& w, const QuantizedInput& in, const 
     if constexpr (kOnlyBlocks || (Codes::kMeaning == Meaning::kTable && Codes::kBits < 4)) return multiply(segment, Count<1>());  // rare
     has_only_byte_bias<Codes>(w) ? multiply(segment, Count<0>()) : multiply(segment, Count<1>());
   };
+  const auto with_segments = [&] {
 #if defined(__AVX512VNNI__)  // else rows that take turns would need the codes of both chunks again
-  if (w.group_size % (2 * kChunk) == 0 && in.round_columns == 2 * kChunk) return with_offsets(Count<2 * kChunk>());
+    if (w.group_size % (2 * kChunk) == 0 && in.round_columns == 2 * kChunk) return with_offsets(Count<2 * kChunk>());
 #endif
-  w.group_size % kChunk == 0 ? with_offsets(Count<kChunk>()) : with_offsets(Count<kChunk / 2>());
+    w.group_size % kChunk == 0 ? with_offsets(Count<kChunk>()) : with_offsets(Count<kChunk / 2>());
+  };
+  with_segments();
 }
 
 template <class Codes>

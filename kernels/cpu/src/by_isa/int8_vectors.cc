@@ -5,18 +5,11 @@
 
 namespace {
 
-size_t workspace_of_int8_vectors(const QuantizedMatrix& w, int) {
-  size_t bytes = 0;
-  for_integer_codes(w, [&](auto codes) { bytes = int8_workspace<decltype(codes)>(w); });
-  return bytes;
-}
-
 void multiply_int8_vectors(const QuantizedMatrix& w, const QuantizedInput& in, int begin, int end, char* workspace) {
   for_integer_codes(w, [&](auto codes) {
     const ByteTable table(w, kUnsignedBytes);
     const GroupScales scales(w, workspace);
-    OutlierWeights<decltype(codes)> outliers(w, in, table, workspace + GroupScales::bytes(w));
-    for (int i = begin; i < end; ++i) int8_tile(w, in, scales, outliers, i);
+    for (int i = begin; i < end; ++i) int8_tile<decltype(codes)>(w, in, scales, table, workspace + GroupScales::bytes(w), i);
   });
 }
 
@@ -24,6 +17,6 @@ void multiply_int8_vectors(const QuantizedMatrix& w, const QuantizedInput& in, i
 
 namespace llmjax {
 
-LLMJAX_TABLE(QuantizedMethod, int8_vectors) = {kLanes, prepare_bytes, workspace_of_int8_vectors, multiply_int8_vectors, nullptr};
+LLMJAX_TABLE(QuantizedMethod, int8_vectors) = {kLanes, prepare_bytes, int8_workspace, multiply_int8_vectors, nullptr};
 
 }  // namespace llmjax
