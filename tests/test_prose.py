@@ -15,7 +15,19 @@ import pytest
 pytestmark = pytest.mark.smoke
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("kernels", "models", "llmjax", "serve", "configs", "docs", "benchmarks", "deploy", "tests", ".ci")
+FOLDERS = (
+    "kernels",
+    "models",
+    "llmjax",
+    "serve",
+    "configs",
+    "docs",
+    "benchmarks",
+    "deploy",
+    "examples",
+    "tests",
+    ".ci",
+)
 FILES = ("README.md", "pyproject.toml", "Makefile", "hatch_build.py")
 SUFFIXES = {".py", ".md", ".cc", ".h", ".yaml", ".toml"}
 
