@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 
 from llmjax.errors import ConfigError
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def check_system() -> None:
@@ -18,3 +21,16 @@ def check_system() -> None:
 def python_path() -> str:
     """``PYTHONPATH`` for a process that is to import what this one imports, and llmjax from the same place."""
     return os.pathsep.join([str(Path(__file__).parents[1]), *(os.path.abspath(entry) for entry in sys.path)])
+
+
+def processor_name(cpuinfo: Path = CPUINFO) -> str:
+    """The processor's name, with x86's family and model where Linux says them: clouds give many chips one name."""
+    found: dict[str, str] = {}
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            found.setdefault(key.strip(), value.strip())
+    name = found.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" not in found or "model" not in found:
+        return name
+    return f"{name} (family {found['cpu family']}, model {found['model']})"

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.choices import BY_XLA, NATIVE, ROWS, TABLE, Choice, choice_of
 from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.qtensor import CPU_TILE, INT8_VECTORS, QTensor
 from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
@@ -21,10 +22,11 @@ NUMBERS = tuple(NUMBER_BITS)
 
 FORMAT_NUMBERS = 21
 MAX_LEVELS = 16
+MAX_CHOICES = len(ROWS)
 LANES = 8  # what sizes of plain matrices are multiples of
 
-# Where hardware multiplies bf16, products of more rows with matrices of bf16 are faster by XLA's dot, which rounds x to
-# bf16 (benchmarks/kernels.py prints both).
+# The table for plain matrices where nothing was measured. Where hardware multiplies bf16, products of more rows with
+# matrices of bf16 are faster by XLA's dot, which rounds x to bf16 (benchmarks/kernels.py prints both).
 MAX_ROWS = MappingProxyType({"amx": 16, "avx512bf16": 4})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
@@ -42,10 +44,12 @@ def refuses(weight: jax.Array | QTensor) -> str | None:
     return None
 
 
-def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None:
-    """Why something else is faster with ``rows`` rows of x; None: the library is."""
+def slow(rows: int, weight: jax.Array | jax.ShapeDtypeStruct | QTensor, library: Library) -> str | None:
+    """Why something else is faster with ``rows`` rows of x, as measured or else by the table; None: the library is."""
     if isinstance(weight, QTensor):
         return None
+    if (choice := choice_of(weight)) is not None:
+        return None if choice.method(rows) == NATIVE else f"measured to be slower with {rows} rows"
     if weight.dtype == jnp.float32:
         most = MAX_WIDE_ROWS
     elif weight.dtype == jnp.bfloat16 and library.best in MAX_ROWS:
@@ -53,6 +57,32 @@ def slow(rows: int, weight: jax.Array | QTensor, library: Library) -> str | None
     else:
         return None
     return None if rows <= most else f"slower from {most + 1} rows on"
+
+
+def tabled(rows: int, weight: jax.Array | jax.ShapeDtypeStruct | QTensor, library: Library) -> str:
+    """The method of the table, as `choices` names it."""
+    if isinstance(weight, QTensor):
+        return TABLE
+    return NATIVE if slow(rows, weight, library) is None else BY_XLA
+
+
+def candidates(weight: jax.Array | QTensor, library: Library) -> tuple[str, ...]:
+    """The methods of which the fastest may be taken for each number of rows; one or none: there is nothing to choose.
+
+    Where tokens are promised to be the same in any batch (int8 activations but for AMX's tiles, see
+    docs/quality.md), that is one method, whose sums do not depend on the rows. Float activations are never rounded to
+    bf16 by panels of vectors where int16 panels can multiply the codes: those keep 15 bits of x, bf16 8.
+    """
+    tiles = library.best == "amx"
+    if not isinstance(weight, QTensor):
+        return (NATIVE, BY_XLA) if refuses(weight) is None and weight.dtype != jnp.float16 else ()
+    floats = weight.format.codes.kind in ("e4m3", "e5m2")
+    if weight.activations == INT8_VECTORS or (weight.activations == "int8" and not floats and not tiles):
+        return ("int8 vectors",)
+    if weight.activations == "int8" and not floats:
+        return (TABLE, "int8 vectors", "bf16 tiles", "int8 tiles")
+    half = (TABLE, "float vectors", "float panels", "int16 panels", "bf16 panels", "bf16 tiles")
+    return half if weight.dtype == jnp.bfloat16 else half[:3]
 
 
 def buffers(weights: Sequence[jax.Array | QTensor], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
@@ -73,7 +103,8 @@ def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = N
     """The attributes of a call that describe the weights.
 
     Args:
-        method: one of METHODS for the quantized ones; None: the fastest.
+        method: one of METHODS for the quantized ones; None: the one that was measured to be the fastest, or else the
+            table's.
     """
     numbers, levels = [], []
     for weight in weights:
@@ -83,9 +114,10 @@ def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = N
             half = not alone and (int8 or weight.dtype == jnp.bfloat16)
             numbers += [-1 if method is None else METHODS.index(method), int8, half]
             numbers += _format_numbers(weight.format)
+            numbers += _choices(choice_of(weight))
             levels += _levels(weight.format)
         else:
-            numbers += [0] * (3 + FORMAT_NUMBERS)
+            numbers += [0] * (3 + FORMAT_NUMBERS + 2 * MAX_CHOICES)
             levels += [0.0] * (MAX_LEVELS + 1)
     return {"matrices": np.array(numbers, np.int32), "levels": np.array(levels, np.float32)}
 
@@ -102,6 +134,13 @@ def _format_numbers(form: RowFormat) -> list[int]:
     sizes += [form.group_size, form.super_size]
     runs = [number for name in ("scales", "zeros", "minima", "super_scales") for number in run(name)]
     return [*sizes, *runs, *run("super_minima")[1:]]
+
+
+def _choices(choice: Choice | None) -> list[int]:
+    """Pairs of rows and a method (-1: the table's), filled up with zeros."""
+    steps = () if choice is None else choice.steps
+    pairs = [number for rows, name in steps for number in (rows, -1 if name == TABLE else METHODS.index(name))]
+    return pairs + [0] * (2 * MAX_CHOICES - len(pairs))
 
 
 def _levels(form: RowFormat) -> list[float]:

@@ -8,9 +8,10 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import jax.numpy as jnp
 
     from llmjax.cli.device_checks import Outcome
+    from llmjax.engine.tuning.kept import Measured
     from llmjax.platforms import Platform
 
 CANNOT_OPEN = "device: open"
@@ -82,6 +84,7 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
     import jax
 
     from llmjax import cpu_affinity
+    from llmjax.engine.tuning import kept
     from llmjax.jax_settings import CACHE_DIR
     from llmjax.kernels.cpu import library
     from llmjax.platforms import select_platform
@@ -117,11 +120,14 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
         ]
     if chosen.is_cuda:
         findings.append(_block_sizes(chosen.device.device_kind))
+    directory = _programs_directory(config)
+    measured = list(kept.all_here(directory)) if chosen.is_cpu and directory is not None else []
     return [
         *findings,
         *checks,
         *_nvidia(chosen, config),
-        *_picks(chosen, chosen.kv_dtype(config.kv_cache_dtype)),
+        *_picks(chosen, chosen.kv_dtype(config.kv_cache_dtype), measured),
+        *map(_measured, measured),
         _folder("models", Path(config.download_dir) if config.download_dir else CACHE_DIR / "models"),
         _programs(config),
     ]
@@ -199,12 +205,39 @@ def _nvidia(chosen: Platform, config: EngineConfig) -> list[Finding]:
     return findings
 
 
-def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
+def _measured(measured: Measured) -> Finding:
+    """What was measured of some products, and what is chosen for them."""
+    from llmjax.engine.tuning.choose import choices_of
+    from llmjax.kernels.cpu.library import library
+
+    native = library()
+    assert native is not None
+    chosen = {choice.kind: choice for choice in choices_of(measured.timings, native).made}
+    lines = []
+    for kind in dict.fromkeys(timing.kind for timing in measured.timings):
+        of_kind = [timing for timing in measured.timings if timing.kind == kind]
+        steps = chosen[kind].steps if kind in chosen else ()
+        taken = ", ".join(f"{method} up to {rows} rows" for rows, method in steps) or "as the table says"
+        lines.append(f"{kind}, {of_kind[0].shape[1]} columns: {taken}")
+        for method in dict.fromkeys(timing.method for timing in of_kind):
+            speeds = ", ".join(
+                f"{timing.rows} rows {2e-9 * timing.rows * prod(timing.shape) / timing.seconds:.0f}"
+                for timing in of_kind
+                if timing.method == method
+            )
+            lines.append(f"  {method}, GFLOP/s of a core: {speeds}")
+    return Finding(f"products measured {measured.date}", "\n".join(lines))
+
+
+def _picks(chosen: Platform, kv_dtype: jnp.dtype, measured: Sequence[Measured]) -> list[Finding]:
     """What the kernel registry picks for a typical model: head size 128, 4096 inputs."""
     import jax
     import jax.numpy as jnp
 
+    from llmjax.engine.tuning.choose import choices_of
     from llmjax.kernels.attention import ATTENTION, make_pages
+    from llmjax.kernels.choices import Choices, choosing
+    from llmjax.kernels.cpu.library import library
     from llmjax.kernels.dense_linear import LINEAR
     from llmjax.models import GatedMLP
     from llmjax.models.modules.mlp import GatedMLPModule
@@ -225,20 +258,27 @@ def _picks(chosen: Platform, kv_dtype: jnp.dtype) -> list[Finding]:
     weight = jax.ShapeDtypeStruct((4096, 4096), chosen.dtype)
     mlp = GatedMLPModule(GatedMLP(inner=4096, activation="silu"), 4096, dtype=chosen.dtype)
     findings = [Finding("attention", ATTENTION.explain(name, heads, heads, heads, pages))]
-    for rows in (1, 16, 512):
-        x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
-        findings.append(Finding(f"products, {rows} rows", LINEAR.explain(name, x, weight, None)))
-        findings.append(Finding(f"layers, {rows} rows", mlp.sublayer.explain(name, x, mlp, None, None, None)))
+    native, timings = library(), [timing for one in measured for timing in one.timings]
+    with choosing(Choices() if native is None else choices_of(timings, native)):
+        for rows in (1, 16, 512):
+            x = jax.ShapeDtypeStruct((rows, 4096), jnp.float32)
+            findings.append(Finding(f"products, {rows} rows", LINEAR.explain(name, x, weight, None)))
+            findings.append(Finding(f"layers, {rows} rows", mlp.sublayer.explain(name, x, mlp, None, None, None)))
     return findings
 
 
-def _programs(config: EngineConfig) -> Finding:
+def _programs_directory(config: EngineConfig) -> Path | None:
     from llmjax.jax_settings import CACHE_DIR
 
-    if config.compilation_cache_dir == "off":
-        return Finding("compiled programs", "not kept", "leave out --compilation-cache-dir off: starting takes longer")
     directory = config.compilation_cache_dir
-    return _folder("compiled programs", Path(directory) if directory else CACHE_DIR / "xla")
+    return None if directory == "off" else Path(directory) if directory else CACHE_DIR / "xla"
+
+
+def _programs(config: EngineConfig) -> Finding:
+    directory = _programs_directory(config)
+    if directory is None:
+        return Finding("compiled programs", "not kept", "leave out --compilation-cache-dir off: starting takes longer")
+    return _folder("compiled programs", directory)
 
 
 def _folder(name: str, path: Path) -> Finding:

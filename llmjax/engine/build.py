@@ -38,6 +38,7 @@ from llmjax.engine.tiers.events import CacheEvents
 from llmjax.engine.tiers.publisher import EventPublisher
 from llmjax.engine.tiers.setup import tier_of, transfer_of
 from llmjax.engine.tiers.transfer import bind
+from llmjax.engine.tuning.choose import choose
 from llmjax.errors import ConfigError
 from llmjax.host_memory import free_memory
 from llmjax.jax_settings import use_compilation_cache
@@ -131,6 +132,7 @@ def load(
     say("loading %s", path)
     model = load_model(config, platform, path=path, cache_dir=cache_dir, programs=programs, progress=progress)
     say("the weights are there after %.1f s; the step programs are compiled, or read as kept", model.load_seconds)
+    choices = group.choose(lambda: choose(model.params.values(), platform, cache_dir))
     config = _for_vectors(config, model, platform)
     speculative = config.speculative
     if speculative is not None:
@@ -165,6 +167,7 @@ def load(
         drafts=0 if speculative is None else speculative.num_speculative_tokens,
         drafted_rows=0 if speculative is None else speculative.disable_by_batch_size,
         draft_model=draft,
+        choices=choices,
     )
     if not platform.is_cpu and config.kv_cache_memory_bytes is None:
         reserved = compiler.bytes_beside_kv()

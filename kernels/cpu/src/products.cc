@@ -125,6 +125,17 @@ size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* me
   return arena.used();
 }
 
+// The method that was measured for a number of rows, from the pairs of `MatrixArguments`; -1: none, or one that this
+// instruction set or these codes lack.
+int measured_method(const QuantizedMatrix& w, const int32_t* choices, int rows) {
+  int method = -1;
+  for (int i = 0; i < kChoices && choices[2 * i] > 0; ++i) {
+    method = choices[2 * i + 1];
+    if (rows <= choices[2 * i]) break;
+  }
+  return method >= 0 && method < kMethods && find_method(w, static_cast<Method>(method)) != nullptr ? method : -1;
+}
+
 bool codes_are_alike(const QuantizedMatrix& a, const QuantizedMatrix& b) {
   return a.bits == b.bits && a.kind == b.kind && a.num_levels == b.num_levels && a.group_size == b.group_size &&
          a.size_in == b.size_in && a.size_out == b.size_out;
@@ -180,8 +191,9 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
   w.words = static_cast<const uint32_t*>(matrix.weight.untyped_data());
   w.bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
   w.residual = residual, w.y = y;
-  const int method = matrix.numbers[0];
+  int method = matrix.numbers[0];
   if (method < -1 || method >= kMethods) return invalid("products: no such method");
+  if (method < 0) method = measured_method(w, matrix.numbers + kMatrixNumbers - 2 * kChoices, program_rows_);
   product.method = method < 0 ? choose_method(w, program_rows_, {matrix.numbers[1] != 0, matrix.numbers[2] != 0})
                               : static_cast<Method>(method);
   product.kernels = find_method(w, product.method);

@@ -13,15 +13,18 @@
 
 namespace llmjax {
 
-constexpr int kMatrixNumbers = 24, kMatrixLevels = 17;
+constexpr int kChoices = 8;  // methods for numbers of rows, at most
+constexpr int kMatrixNumbers = 24 + 2 * kChoices, kMatrixLevels = 17;
 
 // A weight as kernels/cpu/matrices.py passes it.
 struct MatrixArguments {
   xla::ffi::AnyBuffer weight;                      // u32 words of records, or f32, bf16 or f16 [size_out, size_in]
   xla::ffi::Buffer<xla::ffi::DataType::F32> bias;  // [size_out], or empty for none
-  // The method (-1: the fastest) and whether x may be rounded to int8, and x and the weight to bf16. Then, zeros for a
+  // The method (-1: by rows) and whether x may be rounded to int8, and x and the weight to bf16. Then, zeros for a
   // plain matrix: size_in, num_words, bits, kind, levels, group_size, super_size; of scales, zeros, minima and super
-  // scales the type, first word and count; of super minima (typed as super scales) the first word and count.
+  // scales the type, first word and count; of super minima (typed as super scales) the first word and count. Then
+  // kChoices pairs of rows and the method that was measured for up to that many (-1: `choose_method`'s), ascending, the
+  // last for more rows as well; rows 0: none.
   const int32_t* numbers;
   const float* levels;  // 16, and the zero point
 };

@@ -31,6 +31,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.loading.kept_files import Damaged, check_owner, line
 from llmjax.engine.programs.signature import SourcesChanged, digest, environment_digest, sources_digest
+from llmjax.kernels.choices import Choices, choosing
 from llmjax.kernels.devices import OWN_KERNELS, platform_of
 from llmjax.kernels.loops import bounded_loops
 from llmjax.kernels.registry import traced_for
@@ -62,6 +63,7 @@ class ProgramSpec:
         sharding: where several devices run it, each with its part of the arguments; these then say where they lie, or
             are the same everywhere.
         results: how the results of such a program are divided: a prefix of their tree with PartitionSpecs as leaves.
+        choices: which methods compute its products.
     """
 
     function: Callable[..., Any]
@@ -72,6 +74,7 @@ class ProgramSpec:
     options: Mapping[str, str] = field(default_factory=dict)
     sharding: Sharding | None = None
     results: Any = field(default_factory=PartitionSpec)
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -90,7 +93,12 @@ class ProgramSpec:
         program.__name__ = name
         platform = platform_of(self.device)
         # Kernels look at the default device while they are lowered (`llmjax.kernels.cuda.tuned`).
-        with jax.default_device(self.device), bounded_loops(platform not in OWN_KERNELS), traced_for(platform):
+        with (
+            jax.default_device(self.device),
+            bounded_loops(platform not in OWN_KERNELS),
+            traced_for(platform),
+            choosing(self.choices),
+        ):
             # What is lowered says all of a program only if it takes all arguments, used or not.
             traced = jax.jit(program, donate_argnums=self.donated, keep_unused=True).trace(*self.arguments)
             return traced.lower(lowering_platforms=(platform,))
@@ -149,7 +157,9 @@ class ProgramCache:
             arguments = [self._digest(argument) for argument in spec.arguments]
             static = {name: self._digest(value) for name, value in spec.static.items()}
             placed = None if spec.sharding is None else (spec.sharding, jax.tree.leaves(spec.results, is_leaf=_is_spec))
-            return digest(sources_digest(), spec.function, arguments, static, spec.donated, spec.options, placed)
+            return digest(
+                sources_digest(), spec.function, arguments, static, spec.donated, spec.options, placed, spec.choices
+            )
         except (TypeError, SourcesChanged, OSError) as why:
             logger.debug("a program is traced at every start: %s", why)
             return None

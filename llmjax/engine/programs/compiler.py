@@ -22,6 +22,7 @@ from llmjax.engine.loading.model import LoadedModel
 from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
 from llmjax.engine.programs.encode import batch_shapes, encode_images
 from llmjax.errors import CompileError, ConfigError
+from llmjax.kernels.choices import Choices
 from llmjax.kernels.sharding import Axes
 from llmjax.platforms import Platform
 from llmjax.sampling.masks import mask_words
@@ -46,6 +47,7 @@ class StepCompiler:
         draft_model: the model that makes drafts; None: the host makes them.
         options: XLA's compiler options.
         cache: where programs are kept from start to start.
+        choices: which methods compute products.
     """
 
     model: LoadedModel
@@ -60,6 +62,7 @@ class StepCompiler:
     draft_model: LoadedModel | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     cache: ProgramCache = field(default_factory=ProgramCache)
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def weights(self) -> tuple[jax.Array, ...]:
@@ -208,6 +211,7 @@ class StepCompiler:
             options=self.options,
             sharding=self.platform.sharding,
             results=(self.state_specs, PartitionSpec()),
+            choices=self.choices,
         )
 
     @property
@@ -251,6 +255,7 @@ class StepCompiler:
             donated=(1,),
             options=self.options,
             sharding=self.platform.sharding,
+            choices=self.choices,
         )
 
     @property
@@ -272,6 +277,7 @@ class StepCompiler:
             static={"graph": encoder.graph, "names": tuple(encoder.params)},
             donated=(1,),
             options=self.options,
+            choices=self.choices,
         )
 
     # One object each for all buckets: their digests are worked out once.

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 from llmjax import jax_settings
-from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.kernels.cpu.cores import physical_cores, usable_cores
 from llmjax.kernels.cpu.library import LIBRARY, library
 from llmjax.kernels.devices import CPU, CUDA, platform_of
 
@@ -71,6 +71,18 @@ def environment_digest(device: jax.Device) -> str:
         DRIVER.read_bytes() if platform_of(device) == CUDA and DRIVER.exists() else None,
         device.id if jax.process_count() == 1 else None,  # programs of several processes are of all devices
         (host.machine(), _cpu_features(), usable_cores()),
+    )
+
+
+def machine_digest() -> str:
+    """A digest of what decides how long kernels of a CPU take: the processor, the cores that may be used, the compiled
+    kernels, and JAX."""
+    native = library()
+    return digest(
+        None if native is None else _file_digest(LIBRARY),
+        native and native.forced,
+        {name: version(name) for name in ("jax", "jaxlib")},
+        (host.machine(), _cpu_features(), usable_cores(), physical_cores()),
     )
 
 

@@ -10,6 +10,7 @@ from llmjax.engine.clients.wire import Message
 from llmjax.engine.device.commands import ProgramName, ReadPages, Values, WritePages
 from llmjax.engine.ranks.wire import PageShape
 from llmjax.errors import LLMJaxError
+from llmjax.kernels.choices import Choices
 
 T = TypeVar("T")
 
@@ -29,6 +30,9 @@ class Alone:
 
     def agree(self, model: str, pages: list[int]) -> list[int]:
         return pages
+
+    def choose(self, make: Callable[[], Choices]) -> Choices:
+        return make()
 
     def receive_hidden(self) -> bytes:
         raise NotImplementedError("the model has one stage")

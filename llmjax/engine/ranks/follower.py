@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ from llmjax.engine.ranks.wire import (
     Agreed,
     Alive,
     Challenge,
+    Chosen,
     Hidden,
     Join,
     Loaded,
@@ -32,6 +33,7 @@ from llmjax.engine.ranks.wire import (
     Welcome,
 )
 from llmjax.errors import ConfigError, EngineDead, LLMJaxError
+from llmjax.kernels.choices import Choice, Choices
 from llmjax.kernels.cpu import shared_sum
 
 T = TypeVar("T")
@@ -96,6 +98,10 @@ class Follower(Member):
             why = str(error)
         self.channel.send(Met(why))
         return bool(self._next(Meet).name)
+
+    def choose(self, make: Callable[[], Choices]) -> Choices:
+        chosen: Chosen = self._next(Chosen)
+        return Choices(tuple(Choice(kind, tuple(steps)) for kind, steps in chosen.choices))
 
     def agree(self, model: str, pages: list[int]) -> list[int]:
         self.channel.send(Loaded(model, pages))

@@ -10,6 +10,7 @@ from llmjax.engine.clients.wire import Message
 from llmjax.engine.device.commands import ProgramName, ReadPages, Values, WritePages
 from llmjax.engine.ranks.wire import PageShape
 from llmjax.errors import LLMJaxError
+from llmjax.kernels.choices import Choices
 
 T = TypeVar("T")
 
@@ -47,6 +48,13 @@ class Group(Protocol):
 
         Raises:
             ConfigError: the ranks have loaded different models.
+        """
+
+    def choose(self, make: Callable[[], Choices]) -> Choices:
+        """Has rank 0 choose the methods of products for all ranks.
+
+        Args:
+            make: chooses them; called on rank 0 alone.
         """
 
     def receive_hidden(self) -> bytes:

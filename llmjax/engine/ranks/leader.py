@@ -26,6 +26,7 @@ from llmjax.engine.ranks.member import Member, gone
 from llmjax.engine.ranks.wire import (
     Agreed,
     Alive,
+    Chosen,
     Compile,
     Compiled,
     Hidden,
@@ -38,6 +39,7 @@ from llmjax.engine.ranks.wire import (
     Welcome,
 )
 from llmjax.errors import ConfigError, EngineDead, LLMJaxError
+from llmjax.kernels.choices import Choices
 from llmjax.kernels.cpu import shared_sum
 
 logger = logging.getLogger(__name__)
@@ -109,6 +111,12 @@ class Leader(Member):
             reasons.append(f"rank 0: {error}")
         reasons += [f"{peer.name}: {why}" for peer in self._peers if (why := peer.met.result().why)]
         return reasons[0] if reasons else ""
+
+    def choose(self, make: Callable[[], Choices]) -> Choices:
+        choices = make()
+        for peer in self._peers:
+            peer.channel.send(Chosen([(choice.kind, list(choice.steps)) for choice in choices.made]))
+        return choices
 
     def agree(self, model: str, pages: list[int]) -> list[int]:
         least = pages

@@ -80,6 +80,16 @@ class Agreed(Message, tag="agreed"):
     pages: list[int]
 
 
+class Chosen(Message, tag="chosen"):
+    """To a worker: how rank 0 computes products, and so all ranks do.
+
+    Args:
+        choices: for each kind of matrix, rows and a method for up to that many.
+    """
+
+    choices: list[tuple[str, list[tuple[int, str]]]]
+
+
 class Meet(Message, tag="meet"):
     """To a worker, twice: memory that ranks of one machine share, and whether all of them have it.
 
@@ -134,5 +144,5 @@ class Pages(Message, tag="pages"):
     arrays: list[Values]
 
 
-ToWorker = Challenge | Welcome | Refused | Meet | Agreed | Compile | Command | Hidden | Leave | Alive
+ToWorker = Challenge | Welcome | Refused | Meet | Chosen | Agreed | Compile | Command | Hidden | Leave | Alive
 ToRankZero = Join | Alive | Met | Loaded | Compiled | Holds | Pages | Hidden | Failed

@@ -30,6 +30,7 @@ from llmjax.engine.ranks.join import Gathering, free_port
 from llmjax.engine.ranks.leader import Leader
 from llmjax.engine.ranks.wire import Alive, Challenge, Compile, Compiled, Join, Welcome
 from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
+from llmjax.kernels.choices import Choice, Choices
 from llmjax.kernels.cpu import shared_sum
 from tests.waiting import until
 
@@ -101,6 +102,17 @@ def test_ranks_agree_on_the_least_memory(config: EngineConfig) -> None:
         others = [threads.submit(follower.agree, "model", size) for follower, size in pairs]
         assert leader.agree("model", [7, 7]) == [5, 3]
         assert [other.result(60) for other in others] == [[5, 3], [5, 3]]
+
+
+def test_rank_0_chooses_methods_for_all(config: EngineConfig) -> None:
+    chosen = Choices((Choice("bfloat16", ((8, "C++"), (512, "XLA"))), Choice("float32", ((512, "XLA"),))))
+    assert Alone().choose(lambda: chosen) == chosen
+    with together(config) as (leader, followers), ThreadPoolExecutor() as threads:
+        others = [threads.submit(follower.choose, lambda: pytest.fail("chosen twice")) for follower in followers]
+        assert leader.choose(lambda: chosen) == chosen
+        found = [other.result(60) for other in others]
+    assert found == [chosen, chosen]
+    assert len({hash(one) for one in [chosen, *found]}) == 1  # they are keys of JAX's caches
 
 
 def test_ranks_of_one_machine_know_of_each_other(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
