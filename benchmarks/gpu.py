@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -45,6 +44,7 @@ from benchmarks.gpu_figures import (
     with_each,
 )
 from benchmarks.gpu_models import MODELS, Setup, model_figures, of_transformers
+from benchmarks.machine import commit
 from benchmarks.random_model import MoEShape
 from llmjax.config import EngineConfig
 from llmjax.errors import LLMJaxError
@@ -227,14 +227,6 @@ def expert_products(sizes: Sizes) -> Iterator[Figure]:
                 fastest(run, sizes.calls) / (sizes.times * len(layers)),
                 Work(size * used / count + 4 * rows * hidden, 6 * rows * choices * hidden * inner),
             )
-
-
-def commit() -> str:
-    """The commit that is measured, with a mark if files differ from it."""
-    done = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    return done.stdout.strip() or "unknown"
 
 
 def main(argv: Sequence[str]) -> int:

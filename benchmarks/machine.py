@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-import re
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.system import processor_name
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,18 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """From Linux's /proc/cpuinfo where it is, else from what Python knows."""
-    cpuinfo = Path("/proc/cpuinfo")
-    match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE) if cpuinfo.exists() else None
+    """From what Linux or Python knows."""
     return Machine(
-        cpu=match[1] if match else platform.processor() or platform.machine(),
+        cpu=processor_name(),
         cores=usable_cores(),
         memory_gib=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30,
         system=f"{platform.system()} {platform.release()}",
     )
+
+
+def commit() -> str:
+    """The commit that is measured, with a mark if files differ from it."""
+    done = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    return done.stdout.strip() or "unknown"

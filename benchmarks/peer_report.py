@@ -15,13 +15,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.comparison import AGREEMENT_TOKENS, OURS, Standing, Times
-from benchmarks.machine import Machine, this_machine
+from benchmarks.machine import Machine, commit, this_machine
 from benchmarks.plot import Bars, draw
 from benchmarks.points import Point
+from benchmarks.records import Record
 from llmjax.bench.report import write_json
 
 # Widths that hold the tables without wrapping, so that they can be pasted wherever the terminal ends.
 WIDTH = 160
+NO_VERSIONS = ("python", "built for", "weights")  # details of an engine that are none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,46 @@ def ratio(figures: Sequence[Figure], point: Point) -> float | None:
     peer = best_peer(figures, point)
     ours = [figure for figure in figures if figure.point == point and figure.engine == OURS]
     return peer.seconds / ours[0].seconds if peer and ours else None
+
+
+def records_of(
+    standings: Sequence[Standing], points: Sequence[Point], setup: Setup, *, model: str, settings: str
+) -> list[Record]:
+    """The figures as they are kept for this processor; points that llmjax has none of are left out.
+
+    Args:
+        model: the weights, in words.
+        settings: what differed from the defaults.
+    """
+    figures = figures_of(standings, points, setup)
+    versions = {
+        standing.contender.name: ", ".join(
+            f"{name} {value}" for name, value in standing.process.details.items() if name not in NO_VERSIONS
+        )
+        for standing in standings
+        if standing.process is not None and standing.contender.name != OURS
+    }
+    records = []
+    for point in points:
+        here = {figure.engine: figure for figure in figures if figure.point == point}
+        if OURS not in here:
+            continue
+        medians = [figure.median for name, figure in here.items() if name != OURS and figure.median is not None]
+        ours = here[OURS].median
+        records.append(
+            Record(
+                model=model,
+                settings=settings,
+                point=point.key,
+                date=_today(),
+                commit=commit(),
+                weight_bytes=setup.weight_bytes,
+                seconds={name: figure.seconds for name, figure in here.items()},
+                by_medians=min(medians) / ours if medians and ours else None,
+                versions={name: version for name, version in versions.items() if name in here},
+            )
+        )
+    return records
 
 
 def agreement(standing: Standing, ours: Standing) -> int:

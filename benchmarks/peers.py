@@ -9,9 +9,10 @@ its turn. A point's figure is the fastest of its runs. Flags of ``llmjax serve``
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from rich.console import Console
 
 from benchmarks.comparison import OURS, Contender, Rounds, compare
 from benchmarks.engines.interface import ADAPTERS, EngineOptions
-from benchmarks.peer_report import Setup, publish
+from benchmarks.machine import this_machine
+from benchmarks.peer_report import Setup, publish, records_of
 from benchmarks.plot import check_plot
 from benchmarks.points import DEFAULT, Point, parse_points
+from benchmarks.records import record
 from llmjax.bench.options import options_of
 from llmjax.bench.own_server import changed_settings
 from llmjax.bench.report import check_writable
@@ -31,7 +34,9 @@ from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.kernels.cpu.library import ISA_VARIABLE
 from llmjax.settings import nearest, settings_of
+from llmjax.system import processor_name
 from llmjax.tokenizer import load_tokenizer
 
 TEXT = "The paged cache keeps the keys and values of every token in fixed blocks. When a new request arrives, the"
@@ -54,6 +59,11 @@ class PeerOptions:
     )
     output_json: str | None = setting(None, "file for all figures as JSON")
     plot: str | None = setting(None, "picture file of the figures; needs matplotlib")
+    record: str | None = setting(
+        None,
+        "a name of the weights, such as 'SmolLM2-135M Q4_1': figures become those of this processor in "
+        "benchmarks/results/cpu, from which pages are generated",
+    )
 
     def __post_init__(self) -> None:
         for name in ("rounds", "runs", "new_tokens"):
@@ -135,7 +145,21 @@ def main(argv: list[str]) -> int:
         new_tokens=options.new_tokens,
     )
     publish(standings, points, setup, output_json=options.output_json, plot=options.plot)
+    if options.record is not None:
+        written = record(
+            records_of(standings, points, setup, model=options.record, settings=_as_flags(settings)),
+            this_machine(),
+            processor_name(),
+        )
+        log.print(f"{written}; python -m tests.pages writes the tables", highlight=False)
     return 0
+
+
+def _as_flags(settings: Mapping[str, object]) -> str:
+    """Settings that differ from the defaults, and the instruction set if one is forced, as people would give them."""
+    flags = [f"--{name.replace('_', '-')} {value}" for name, value in sorted(settings.items())]
+    forced = os.environ.get(ISA_VARIABLE)
+    return " ".join([*([f"{ISA_VARIABLE}={forced}"] if forced else []), *flags])
 
 
 def bytes_read(checkpoint: Checkpoint) -> int:

@@ -47,6 +47,17 @@ class Point:
         return parts[self.kind]
 
     @property
+    def key(self) -> str:
+        """What `parse_point` takes for it."""
+        keys = {
+            "decode": f"decode{self.streams}x{self.prompt}",
+            "prefill": f"prefill{self.prompt}",
+            "ttft": f"ttft{self.streams}x{self.prompt}",
+            "load": "load",
+        }
+        return keys[self.kind]
+
+    @property
     def tokens(self) -> int | None:
         """Tokens that the measured time is for; None: a speed would say nothing."""
         return {"decode": self.streams, "prefill": self.prompt, "ttft": self.streams * self.prompt}.get(self.kind)
@@ -58,10 +69,11 @@ def parse_points(text: str) -> list[Point]:
     Raises:
         ConfigError: a name is none of these.
     """
-    return [_point(name.strip()) for name in text.split(",")]
+    return [parse_point(name.strip()) for name in text.split(",")]
 
 
-def _point(name: str) -> Point:
+def parse_point(name: str) -> Point:
+    """One of `parse_points`."""
     for kind, pattern in PATTERNS.items():
         match = re.fullmatch(pattern, name, re.ASCII)
         if match is None:

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from benchmarks import records
+from benchmarks.comparison import OURS
 from llmjax.migration import page as flags
 from tests import structure
 from tests.models import supported
@@ -23,20 +25,39 @@ DOCS = ROOT / "docs"
 FIND = re.compile(r"## Find\n.*?(?=\n## )", re.DOTALL)
 
 
-def readme() -> str:
-    """README.md with the number of architectures that there are, and what docs/index.md says of where to find what."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    before, mark, rest = text.partition("<!-- architectures -->")
+MEASURED = "SmolLM2-135M Q4_1"  # the weights of README.md's table of speeds
+
+
+def between(text: str, name: str, content: str) -> str:
+    """A text with other content after ``<!-- name -->``, up to the next ``<!-- -->``."""
+    before, mark, rest = text.partition(f"<!-- {name} -->")
     _, end, after = rest.partition("<!-- -->")
-    text = f"{before}{mark}{len(supported.BEST_KNOWN)} architectures{end}{after}"
+    assert mark and end, name
+    return f"{before}{mark}{content}{end}{after}"
+
+
+def readme() -> str:
+    """README.md with the number of architectures that there are, what docs/index.md says of where to find what, and the
+    newest speeds of each processor."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = between(text, "architectures", f"{len(supported.BEST_KNOWN)} architectures")
+    speeds = records.summary(records.all_records(), model=MEASURED, ours=OURS)
+    text = between(text, "speed", f"\n{speeds}\n")
     found = FIND.search((DOCS / "index.md").read_text(encoding="utf-8"))
     assert found is not None
     section = re.sub(r"\]\((?!https?:)", "](docs/", found[0]).replace("](docs/../", "](")
     return FIND.sub(lambda _: section, text)
 
 
+def benchmarks() -> str:
+    """benchmarks/README.md with the newest figures of each processor beside other engines."""
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    return between(text, "peers", f"\n{records.whole(records.all_records(), ours=OURS)}\n")
+
+
 PAGES: Mapping[Path, Callable[[], str]] = {
     ROOT / "README.md": readme,
+    ROOT / "benchmarks" / "README.md": benchmarks,
     DOCS / "flags.md": flags.page,
     DOCS / "modules.md": structure.page,
     DOCS / "reference" / "environment.md": environment.page,

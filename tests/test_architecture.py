@@ -184,6 +184,8 @@ ENGINES_OUTSIDE = {
     "ranks.worker",
     "report",
     "setup",
+    "tuning.choose",
+    "tuning.kept",
 }
 
 

@@ -84,7 +84,7 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
     import jax
 
     from llmjax import cpu_affinity
-    from llmjax.engine.tuning import kept
+    from llmjax.engine.tuning.kept import all_here
     from llmjax.jax_settings import CACHE_DIR
     from llmjax.kernels.cpu import library
     from llmjax.platforms import select_platform
@@ -121,7 +121,7 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
     if chosen.is_cuda:
         findings.append(_block_sizes(chosen.device.device_kind))
     directory = _programs_directory(config)
-    measured = list(kept.all_here(directory)) if chosen.is_cpu and directory is not None else []
+    measured = list(all_here(directory)) if chosen.is_cpu and directory is not None else []
     return [
         *findings,
         *checks,

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu import PAGE, batch_of, commit, free_path, main
+from benchmarks.gpu import PAGE, batch_of, free_path, main
 from benchmarks.gpu_figures import Figure, Limits, Work, head, many_times, row_of, tied
 from benchmarks.gpu_models import MODELS, Reads, Setup
+from benchmarks.machine import commit
 from llmjax import platforms
 from llmjax.errors import LLMJaxError
 

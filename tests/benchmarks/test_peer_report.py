@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.comparison import OURS, Contender, Standing, Times
 from benchmarks.engines.interface import EngineOptions
-from benchmarks.peer_report import Setup, agreement, best_peer, figures_of, publish, ratio
+from benchmarks.peer_report import Setup, agreement, best_peer, figures_of, publish, ratio, records_of
 from benchmarks.points import Point, parse_points
 
 SETUP = Setup(model="m.gguf", weight_bytes=100_000_000, threads=2, rounds=1, runs=2, new_tokens=10)
@@ -78,3 +78,15 @@ def test_the_report_holds_every_figure(tmp_path: Path, capsys: pytest.CaptureFix
     assert content["ratio_to_best_peer"] == pytest.approx({DECODE.name: 10.0, LOAD.name: 10.0})
     assert content["engines"]["llama.cpp"]["failures"] == ["llama.cpp: the process ended"]
     assert content["weight_bytes"] == SETUP.weight_bytes
+
+
+def test_records_are_of_points_that_we_have() -> None:
+    found = records_of(STANDINGS, [DECODE, TTFT, LOAD], SETUP, model="m", settings="--dtype float32")
+    assert [(one.point, one.model, one.settings) for one in found] == [
+        (point.key, "m", "--dtype float32") for point in (DECODE, TTFT, LOAD)
+    ]
+    decode, ttft, _ = found
+    assert decode.seconds == pytest.approx({OURS: 0.02, "vllm": 0.2}) and decode.weight_bytes == SETUP.weight_bytes
+    assert decode.by_medians == pytest.approx(8.0)
+    assert ttft.seconds == {OURS: 1.0, "vllm": 1.5, "llama.cpp": 4.0} and ttft.by_medians == 1.0
+    assert records_of(STANDINGS[1:], [DECODE], SETUP, model="m", settings="") == []
