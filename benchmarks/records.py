@@ -30,7 +30,7 @@ class Record:
         weight_bytes: bytes of the file that a decode step reads; None: not written down.
         seconds: by engine, from the fastest runs (see `Point`).
         by_medians: how many times as fast as the best peer llmjax was, out of the medians; None: not known.
-        versions: of the peers, in words.
+        versions: versions of the peers, in words.
     """
 
     model: str
@@ -128,7 +128,7 @@ def record(records: Sequence[Record], machine: Machine, chip: str, folder: Path 
 
 
 def all_records(folder: Path = FOLDER) -> list[ChipRecords]:
-    """Those of all processors, the newest first."""
+    """The records of all processors, the newest first."""
     return sorted((read_records(path) for path in folder.glob("*.json")), key=lambda one: (one.date, one.chip))[::-1]
 
 

@@ -19,7 +19,7 @@ from llmjax import LLM, SamplingParams
 from llmjax.config import DEFAULT_MODEL
 
 ROOT = Path(__file__).parents[1]
-CODE = (ROOT / "llmjax" / "engine" / "pace.py").read_text(encoding="utf-8")
+CODE = (ROOT / "llmjax" / "engine" / "core" / "pace.py").read_text(encoding="utf-8")
 TEXT = "\n".join((ROOT / "docs" / "scaling.md").read_text(encoding="utf-8").splitlines()[:24])
 TASKS = {
     "code editing": f"Rename the class Pace to Tempo in this file and write it out again:\n```python\n{CODE}```",

@@ -29,11 +29,11 @@ class Timing:
     """How long one method took for one product.
 
     Attributes:
-        kind: of the matrix, see `kind_of`.
+        kind: the matrix's kind, see `kind_of`.
         method: name of the method, or TABLE.
         shape: [out, in] of the matrix.
         rows: rows of x.
-        seconds: of a core, the least of several runs.
+        seconds: the least time of a core in several runs.
     """
 
     kind: str
@@ -106,7 +106,7 @@ def decide(
     the choice for fewer rows.
 
     Args:
-        timings: of some shapes, whose times are added up; each with the same methods and rows.
+        timings: what some shapes took, each with the same methods and rows; times of shapes are added up.
         table: the method that stays for a number of rows unless another is clearly faster.
         margin: by which part of that method's time another has to be faster.
 

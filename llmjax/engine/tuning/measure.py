@@ -29,7 +29,7 @@ class Product:
         kind: see `choices.kind_of`.
         methods: see `matrices.candidates`.
         shape: [out, in] of the model's matrix; fewer outputs are measured where that is enough.
-        format: of quantized matrices; else None.
+        format: how rows of a quantized matrix are stored; None: the matrix is plain.
         dtype: type of a plain matrix, or that which quantized ones are dequantized to.
         activations: see `QTensor`.
     """
