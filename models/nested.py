@@ -22,6 +22,7 @@ MULTIMODAL = frozenset(
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "PaliGemmaForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
@@ -42,6 +43,8 @@ OF_AXES = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
+# Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
+OF_PICTURES = {"PaliGemmaForConditionalGeneration": ("use_bidirectional_attention",)}
 # Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 # Prefixes in checkpoints from before and since Transformers 5.
@@ -65,6 +68,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if model_type in OF_AXES:
         text = _of_axes(text)
+    text = {key: value for key, value in text.items() if key not in OF_PICTURES.get(named, ())}
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
     # Which of the two objects decides changed with Transformers 5; either may tie, and then the tensors decide.
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True

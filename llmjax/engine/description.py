@@ -70,7 +70,7 @@ def _vision(engine: LoadedEngine) -> VisionInfo | None:
         max_tokens=one_step if media.whole else engine.kv_plan.max_model_len,
         side=encoder.graph.spec.side,
         axes=media.axes,
-        whole=media.whole,
+        whole=None if not media.whole else "prompt" if encoder.graph.spec.whole_prompt else "image",
     )
 
 

@@ -13,6 +13,7 @@ from llmjax.checkpoint.gguf.model import hf_config
 from llmjax.errors import CheckpointError
 from llmjax.media.decoding import ImageLimits
 from llmjax.media.processor import PillowProcessor
+from llmjax.media.prompt import Frame
 from llmjax.models.errors import UnsupportedModel
 from llmjax.models.vision.registry import preparation_of
 
@@ -93,6 +94,7 @@ def processor_from(
             if len(found := tokenize("\n" * count)) != 1:
                 break
             breaks += found
+    frame = preparation.frame
     return PillowProcessor(
         preparation,
         ids,
@@ -100,4 +102,5 @@ def processor_from(
         row_token,
         tuple(breaks),
         limits or ImageLimits(),
+        None if frame is None else Frame(tuple(tokenize(frame.start)), tuple(tokenize(frame.end))),
     )

@@ -14,6 +14,7 @@ from PIL import Image
 from llmjax.media.decoding import ImageLimits, decoded
 from llmjax.media.image import PreparedImage
 from llmjax.media.layouts import laid_out
+from llmjax.media.prompt import Frame
 from llmjax.models.vision.preparation import Preparation
 
 
@@ -31,6 +32,10 @@ class ImageProcessor(Protocol):
     @property
     def line_breaks(self) -> tuple[int, ...]:
         """Ids of one, two and more line breaks where those beside a picture join its own; else empty."""
+
+    @property
+    def frame(self) -> Frame | None:
+        """What stands around the text of a prompt with pictures; None: nothing."""
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """Decodes and prepares the picture in a file.
@@ -50,7 +55,7 @@ class PillowProcessor:
     Attributes:
         preparation: what is done.
         ids: the ids of each of the texts of which a picture's text is made.
-        placeholder, row_token_id, line_breaks: see ``ImageProcessor``.
+        placeholder, row_token_id, line_breaks, frame: see ``ImageProcessor``.
         limits: how large pictures may be.
     """
 
@@ -60,6 +65,7 @@ class PillowProcessor:
     row_token_id: int
     line_breaks: tuple[int, ...] = ()
     limits: ImageLimits = field(default_factory=ImageLimits)
+    frame: Frame | None = None
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """See ``ImageProcessor.prepare``."""

@@ -29,12 +29,31 @@ class MediaPrompt:
     spans: tuple[MediaSpan, ...]  # in the order of the prompt
 
 
+@dataclass(frozen=True)
+class Frame:
+    """The ids of a ``Framed``."""
+
+    start: tuple[int, ...]
+    end: tuple[int, ...]
+
+    def around(self, ids: Sequence[int], placeholder: Sequence[int]) -> list[int]:
+        """A prompt with pictures, with these ids where they belong and nowhere else."""
+        sought, found = list(placeholder), list(ids)
+        if found[: len(self.start)] == list(self.start):
+            del found[: len(self.start)]
+        places = [at for at in range(len(found)) if found[at : at + len(sought)] == sought]
+        if places and found[(after := places[-1] + len(sought)) :][: len(self.start)] != list(self.start):
+            found[after:after] = self.start
+        return found if found[-len(self.end) :] == list(self.end) else [*found, *self.end]
+
+
 def with_images(
     ids: Sequence[int],
     images: Sequence[PreparedImage],
     *,
     placeholder: Sequence[int],
     line_breaks: Sequence[int] = (),
+    frame: Frame | None = None,
 ) -> MediaPrompt:
     """Replaces each placeholder by the tokens of a picture, in order.
 
@@ -43,11 +62,14 @@ def with_images(
         placeholder: the ids of one placeholder.
         line_breaks: ids of one, two and more line breaks, where those beside a picture join its own. For both see
             ``ImageProcessor``.
+        frame: what stands around the text of a prompt with pictures.
 
     Raises:
         InvalidRequest: there are more or fewer placeholders than pictures.
     """
     sought = tuple(placeholder)
+    if frame is not None and images:
+        ids = frame.around(ids, sought)
     places: list[int] = []
     at = 0
     while at + len(sought) <= len(ids):

@@ -181,6 +181,19 @@ PictureText = Surrounded | Lined | Numbered
 
 
 @dataclass(frozen=True, kw_only=True)
+class Framed:
+    """What stands in a prompt beside its text, where pictures come first (PaliGemma).
+
+    Attributes:
+        start: the text between the last picture and what follows; it does not stand before the first one then.
+        end: the text at the end, unless the prompt ends so.
+    """
+
+    start: str
+    end: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """All that is done to a picture.
 
@@ -194,6 +207,7 @@ class Preparation:
         row_token: the token at which feature rows stand, or its id.
         text: what replaces the placeholder.
         joins_lines: line breaks around it and in it are one token where the tokenizer has one (Gemma 3).
+        frame: what stands around the text of prompts with pictures; None: nothing.
     """
 
     layout: Layout
@@ -207,3 +221,4 @@ class Preparation:
     row_token: int | str
     text: PictureText = field(default_factory=Surrounded)
     joins_lines: bool = False
+    frame: Framed | None = None

@@ -15,6 +15,7 @@ _DECLARED = {
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
+    "paligemma": "PaliGemmaForConditionalGeneration",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": (
@@ -22,6 +23,11 @@ _DECLARED = {
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
     ),
 }
+
+
+def architectures() -> tuple[str, ...]:
+    """All architectures that see."""
+    return tuple(dict.fromkeys(name for declared in _DECLARED.values() for name in declared.split()))
 
 
 def files_of(architecture: str) -> tuple[str, ...]:

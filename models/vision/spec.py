@@ -144,6 +144,7 @@ class VisionSpec:
         newline: whether a learned row ends each line of a picture.
         sources: merged patches of which a feature row is a sum; 0: rows are merged patches as they are.
         bidirectional: in the text model, a picture's rows see each other whatever their order (Gemma 3).
+        whole_prompt: in prompts with pictures all tokens see each other, not the rows of a picture alone (PaliGemma).
         tile: patches of a tile where all are equal, as where there is a class token; None: pictures have any number.
     """
 
@@ -165,6 +166,7 @@ class VisionSpec:
     newline: bool = False
     sources: int = 0
     bidirectional: bool = False
+    whole_prompt: bool = False
     tile: int | None = None
 
     @property

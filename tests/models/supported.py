@@ -11,10 +11,12 @@ from itertools import chain
 from pathlib import Path
 
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
+from llmjax.checkpoint.gguf.mmproj import PROJECTOR_TYPES
 from llmjax.models import families
 from llmjax.models.registry import family_of
+from llmjax.models.vision import registry
 from tests.checkpoint.gguf import test_encoders, test_families
-from tests.checkpoints import GOLDEN, POOLED
+from tests.checkpoints import GOLDEN, POOLED, SEEING
 from tests.engine.device import test_pooling
 from tests.engine.test_plugin import VECTORS as PLUGGED_ENCODERS
 from tests.models import test_cuda, test_golden, test_plugin, test_quantized, test_sharding
@@ -134,6 +136,24 @@ BEST_KNOWN: Mapping[str, str] = {
     "YiForCausalLM": "01-ai/Yi-1.5-6B-Chat",
 }
 
+SEEING_EXAMPLES: Mapping[str, str] = {
+    "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
+    "Idefics3ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct",
+    "InternVLChatModel": "OpenGVLab/InternVL3-8B",
+    "InternVLForConditionalGeneration": "OpenGVLab/InternVL3-8B-hf",
+    "LlavaForConditionalGeneration": "llava-hf/llava-1.5-7b-hf, mistral-community/pixtral-12b",
+    "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf",
+    "LlavaOnevisionForConditionalGeneration": "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+    "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "PaliGemmaForConditionalGeneration": "google/paligemma2-3b-mix-448",
+    "Qwen2VLForConditionalGeneration": "Qwen/Qwen2-VL-7B-Instruct",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen/Qwen2.5-VL-7B-Instruct",
+    "Qwen3VLForConditionalGeneration": "Qwen/Qwen3-VL-8B-Instruct",
+    "Qwen3VLMoeForConditionalGeneration": "Qwen/Qwen3-VL-30B-A3B-Instruct",
+    "Qwen3_5ForConditionalGeneration": "Qwen/Qwen3.5-0.8B",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen/Qwen3.5-35B-A3B",
+    "SmolVLMForConditionalGeneration": "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+}
 # Is compared as no converter writes it.
 WITH_POOLER, WITH_POOLER_CLASS = "bert-reranker", "BertForSequenceClassification"
 # Of which llama.cpp makes no files: its converters do not know them, and no architecture of its is theirs.
@@ -189,6 +209,20 @@ Any decoder here may also be there as `…Model`, for embeddings, or as `…ForS
 
 | architecture | for example | safetensors | GGUF | quantized | stored | several devices | plug-in | CUDA |
 |---|---|---|---|---|---|---|---|---|"""
+
+
+OF_PICTURES = """
+## Models that see
+
+    llmjax chat --model Qwen/Qwen2.5-VL-3B-Instruct --image photo.jpg
+
+The text halves are those above. **compared** names the tiny random checkpoints whose pictures, prompts, feature rows
+and logits are compared with those of Hugging Face's processor and model (`pytest tests/models/vision/test_golden.py`,
+`pytest tests/engine/test_images.py`); **mmproj** gives llama.cpp's names of the projectors that are read from a file
+beside the GGUF (`pytest tests/checkpoint/gguf/test_mmproj.py`).
+
+| architecture | for example | compared | mmproj |
+|---|---|---|---|"""
 
 
 def architectures(names: Iterable[str], folder: Path = GOLDEN) -> dict[str, list[str]]:
@@ -261,6 +295,19 @@ def _lines() -> Iterator[str]:
             cells[0] = f"as `{same[name]}`"
             cells[1] = cells[1] or cells[0]
         yield f"| `{name}` | `{BEST_KNOWN[name]}` | {' | '.join(cells)} |"
+    yield from _seeing_lines()
+
+
+def _seeing_lines() -> Iterator[str]:
+    """The table of models that see."""
+    compared = architectures(sorted(path.name for path in SEEING.iterdir()), SEEING)
+    projectors: dict[str, list[str]] = {}
+    for name, projector in PROJECTOR_TYPES.items():
+        projectors.setdefault(projector.architecture, []).append(name)
+    yield OF_PICTURES
+    for name in sorted(registry.architectures(), key=str.lower):
+        examples = ", ".join(f"`{example}`" for example in SEEING_EXAMPLES[name].split(", "))
+        yield f"| `{name}` | {examples} | {_names(compared.get(name, ()))} | {_names(projectors.get(name, ()))} |"
 
 
 def _names(checkpoints: Sequence[str]) -> str:

@@ -25,6 +25,20 @@ class PromptImage:
     image: PreparedImage
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Tokens of a prompt that see one another, so all of them are computed in one step.
+
+    Attributes:
+        start, end: the tokens.
+        digest: a hash of what they see beside the tokens before them and their images; empty: nothing.
+    """
+
+    start: int
+    end: int
+    digest: bytes = b""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptMedia:
     """The images of a prompt, and what follows from them for its tokens.
@@ -33,18 +47,18 @@ class PromptMedia:
         images: in the order of the prompt.
         axes: i32 [3, n], position of each token of the prompt on each axis; None: tokens have one position.
         delta: what is added to the index of a later token to get its position on every axis.
-        whole: tokens of an image see one another, so all of them are computed in one step.
+        wholes: groups of tokens that see one another, in order: those of each image, or all of the prompt.
     """
 
     images: tuple[PromptImage, ...]
     axes: Ints | None = None
     delta: int = 0
-    whole: bool = False
+    wholes: tuple[Whole, ...] = ()
 
     @property
     def end(self) -> int:
-        """The first token after the last image."""
-        return self.images[-1].end
+        """The first token after the last image, and after all tokens that see later ones."""
+        return max(self.images[-1].end, self.wholes[-1].end if self.wholes else 0)
 
     def between(self, start: int, end: int) -> Iterator[tuple[int, PromptImage]]:
         """The images that have tokens among ``start : end``, with their numbers."""
@@ -55,15 +69,16 @@ class PromptMedia:
     def marks(self, start: int, end: int) -> bytes:
         """What tells a page with the tokens ``start : end`` from one with the same tokens and other images; empty:
         there are no images in it."""
-        found = (
+        found = [
             one.image.digest + (start - one.start).to_bytes(8, "little", signed=True)
             for _, one in self.between(start, end)
-        )
+        ]
+        found += [one.digest for one in self.wholes if one.start < end and start < one.end]
         return b"".join(found)
 
-    def parts(self, tokens: int) -> bool:
-        """Whether the first ``tokens`` tokens end inside an image that has to be computed as a whole."""
-        return self.whole and any(one.start < tokens < one.end for one in self.images)
+    def floor(self, tokens: int) -> int:
+        """The most of the first ``tokens`` tokens that do not end inside a group that is computed in one step."""
+        return next((one.start for one in self.wholes if one.start < tokens < one.end), tokens)
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,8 @@ class MediaRows:
 
     Args:
         num_rows: rows of the pool, at least those of the largest image.
-        budget: most rows that are encoded before one step; one image always is.
+        budget: most rows that are encoded before one step; one image always is, and those of a prompt that is
+            computed in one step.
     """
 
     def __init__(self, num_rows: int = 0, *, budget: int = 0) -> None:
@@ -62,10 +63,16 @@ class MediaRows:
         media, start = sequence.request.media, sequence.num_computed
         if media is None or start >= media.end:
             return count
-        for number, image in media.between(start, start + count):
-            if (media.whole and image.end > start + count) or not self._hold(sequence, number, image.image):
-                return max(image.start - start, 0)
-        return count
+        end = media.floor(start + count)
+        if end <= start:
+            return 0  # and holds nothing
+        for place, (number, image) in enumerate(media.between(start, end)):
+            before = media.floor(image.start)
+            if not self._hold(sequence, number, image.image, beside=place > 0 and before < image.start):
+                end = max(before, start)
+                self._let_go_from(sequence, end)
+                break
+        return end - start
 
     def take_encodings(self) -> list[Encoding]:
         """The images to encode before the planned step; each is told once."""
@@ -104,13 +111,17 @@ class MediaRows:
         """Rows of images that sequences hold."""
         return sum(len(entry.places) for entry in self._entries.values() if entry.holders)
 
-    def _hold(self, sequence: Sequence, number: int, image: PreparedImage) -> bool:
+    def _hold(self, sequence: Sequence, number: int, image: PreparedImage, *, beside: bool) -> bool:
+        """Whether a sequence holds an image now; ``beside``: it has to come with the one before it, so the budget,
+        which that one has passed, does not count."""
         held = self._held.get(sequence, {})
         if number in held:
             return True
         entry = self._entries.get(image.digest)
         if entry is None:
-            if image.num_rows > self._left < self.budget or (places := self._room(image.num_rows)) is None:
+            if (not beside and image.num_rows > self._left < self.budget) or (
+                places := self._room(image.num_rows)
+            ) is None:
                 return False
             self._left -= image.num_rows
             entry = self._entries[image.digest] = _Entry(image.digest, places)
@@ -120,6 +131,13 @@ class MediaRows:
         entry.holders += 1
         self._held.setdefault(sequence, held)[number] = entry
         return True
+
+    def _let_go_from(self, sequence: Sequence, start: int) -> None:
+        """Lets go of the images whose tokens are all from ``start`` on: none is held while its sequence waits."""
+        media, held = sequence.request.media, self._held.get(sequence, {})
+        assert media is not None
+        for number in [number for number in held if media.images[number].start >= start]:
+            self._let_go(held.pop(number))
 
     def _let_go(self, entry: _Entry) -> None:
         entry.holders -= 1

@@ -69,7 +69,7 @@ class Prefix:
                 partial.append((group, pages))
         for length in range(end, 0, -1):
             tokens = length * self.groups[0].page_size
-            if self.media is not None and self.media.parts(tokens):
+            if self.media is not None and self.media.floor(tokens) < tokens:
                 continue
             if all(_within(found, places) for g, pages in partial for found in pages[g.first_needed(tokens) : length]):
                 yield length

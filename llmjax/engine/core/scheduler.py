@@ -92,7 +92,7 @@ class StepPlan:
     def spans(self) -> bool:
         """Whether there are tokens of images that see later ones."""
         seeing = (row.sequence.request.media for row in self.rows if row.start < row.sequence.media_end)
-        return any(media is not None and media.whole for media in seeing)
+        return any(media is not None and media.wholes for media in seeing)
 
     @cached_property
     def waits(self) -> bool:
@@ -288,7 +288,7 @@ class Scheduler:
         """Whether an image may come that has to be computed in one step."""
         waiting = [] if (first := self._first_waiting()) is None else [first]
         media = (sequence.request.media for sequence in (*self.running, *waiting) if sequence.missing > 1)
-        return any(one is not None and one.whole for one in media)
+        return any(one is not None and one.wholes for one in media)
 
     def _micro_batch(self, decodes: list[Sequence], *, others: bool) -> list[Sequence]:
         """The decodes whose turn it is: none of their steps is in flight, so their next one may begin before the last

@@ -27,7 +27,7 @@ class MediaShape:
         dtype: the name of their type.
         extra: rows that are added to the residual stream after each of the first layers, beside the embedding, K.
         axes: whether a token has positions on three axes.
-        whole: whether tokens of an image see one another.
+        whole: whether tokens of a prompt with images see later ones.
     """
 
     num_rows: int
@@ -114,9 +114,9 @@ def pack_media(part: dict[str, Ints], rows: Iterable[Row], media: MediaRows) -> 
             for number, image in own.between(start, end):
                 here = (image.rows >= start) & (image.rows < end)
                 part["media_places"][at + image.rows[here] - start] = media.places(sequence, number)[here]
-                if "media_last_key" in part:
-                    inside = image.rows[here]
-                    part["media_last_key"][at + inside - start] = image.rows[-1]
+            for whole in own.wholes if "media_last_key" in part else ():
+                inside = slice(at + max(whole.start - start, 0), at + max(min(whole.end, end) - start, 0))
+                part["media_last_key"][inside] = whole.end - 1
             if own.axes is not None:
                 axes = own.axes[:, start:end]
                 part["media_axes"][:, at : at + axes.shape[1]] = axes

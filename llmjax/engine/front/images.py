@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmjax.engine.core.media import PromptImage, PromptMedia
+from llmjax.engine.core.media import PromptImage, PromptMedia, Whole
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage
@@ -112,14 +113,20 @@ class Images:
             return ids, None
         for number, image in enumerate(images):
             _check_size(number, image, info)
-        prompt = with_images(ids, images, placeholder=processor.placeholder, line_breaks=processor.line_breaks)
+        prompt = with_images(
+            ids,
+            images,
+            placeholder=processor.placeholder,
+            line_breaks=processor.line_breaks,
+            frame=processor.frame,
+        )
         if not images:
             return ids, None
         axes, delta = None, 0
         if info.axes:
             axes, delta = mrope_positions(prompt, images, row_token=processor.row_token_id, merge=info.side)
         found = tuple(_placed(prompt, number, images, processor.row_token_id) for number in range(len(prompt.spans)))
-        return list(prompt.ids), PromptMedia(images=found, axes=axes, delta=delta, whole=info.whole)
+        return list(prompt.ids), PromptMedia(images=found, axes=axes, delta=delta, wholes=_wholes(prompt, found, info))
 
 
 def pictures_of(data: Mapping[str, Any]) -> Any:
@@ -151,6 +158,33 @@ def _placed(prompt: MediaPrompt, number: int, images: Sequence[PreparedImage], r
     if len(rows) != image.num_rows:
         raise InvalidRequest(f"image {number + 1} has {image.num_rows} feature rows, and room for {len(rows)}")
     return PromptImage(start=span.start, end=end, rows=rows.astype(np.int32), image=image)
+
+
+def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo) -> tuple[Whole, ...]:
+    """The tokens of a prompt that see one another.
+
+    Raises:
+        InvalidRequest: they are all of the prompt, and more than a step has room for.
+    """
+    if info.whole is None:
+        return ()
+    if info.whole == "image":
+        return tuple(Whole(int(one.rows[0]), int(one.rows[-1]) + 1) for one in images)
+    count = len(prompt.ids)
+    if count > info.max_tokens:
+        raise InvalidRequest(
+            f"the prompt has {count} tokens with its images, which must be in one step; a step has room for "
+            f"{info.max_tokens} of them (--max-num-batched-tokens)",
+            field="multi_modal_data",
+        )
+    if (num_rows := sum(one.image.num_rows for one in images)) > info.max_rows:
+        raise InvalidRequest(
+            f"the images have {num_rows} feature rows, which must be there in one step; there is room for "
+            f"{info.max_rows}: take fewer, or make them smaller",
+            field="multi_modal_data",
+        )
+    seen = np.array(prompt.ids, np.int32).tobytes() + b"".join(one.image.digest for one in images)
+    return (Whole(0, count, hashlib.sha256(seen).digest()),)
 
 
 def _bytes_of(picture: Any) -> bytes:

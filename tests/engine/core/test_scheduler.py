@@ -13,7 +13,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots, TableChanges
 from llmjax.engine.core.listener import CacheListener
-from llmjax.engine.core.media import Encoding, PromptImage, PromptMedia
+from llmjax.engine.core.media import Encoding, PromptImage, PromptMedia, Whole
 from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.pace import ChunkPace, Pace
 from llmjax.engine.core.page_pool import DUMMY_PAGE
@@ -82,6 +82,7 @@ class Shape:
     folder: Path | None = None  # where they are kept, too
     micro_batches: int = 1  # of decodes
     media_rows: int = 0  # of the pool; 0: prompts have no images
+    wholes: bool = False  # whether tokens of prompts with images see later ones
     encoder_budget: int = 0  # rows that are encoded before a step
 
     @property
@@ -169,7 +170,7 @@ class SimulatedDevice:
             decode_steps=shape.decode_steps,
             drafts=shape.drafts,
             drafted_rows=shape.drafted_rows,
-            spans=shape.media_rows > 0,
+            spans=shape.wholes,
         )
         # As in ``RowState``.
         self.last_token = np.zeros(shape.max_num_seqs, np.int32)
@@ -219,7 +220,7 @@ class SimulatedDevice:
             num_slots=self.shape.max_num_seqs,
             pages_per_sequence=self.shape.pages_per_sequence,
             num_groups=len(self.shape.spans),
-            media=MEDIA if self.shape.media_rows else None,
+            media=replace(MEDIA, whole=self.shape.wholes) if self.shape.media_rows else None,
         )
         new = [
             NewRow(row.sequence.slot, row.start, row_words(row.sequence, sampling[row.sequence]))
@@ -266,11 +267,13 @@ class SimulatedDevice:
                     assert part["media_axes"][:, at].tolist() == [position] * 3
                 elif "media_axes" in part:
                     assert part["media_axes"][:, at].tolist() == [-1] * 3
+                wholes = () if media is None else media.wholes
+                last = next((one.end - 1 for one in wholes if one.start <= position < one.end), -1)
+                assert last == (part["media_last_key"][at] if "media_last_key" in part else -1)
                 at += 1
             at += len(row.drafts)
-            if media is not None and media.whole:
-                for end in (row.start, row.start + row.count):
-                    assert not any(one.start < end < one.end for one in media.images), "an image is cut"
+            for end in (row.start, row.start + row.count) if media is not None else ():
+                assert not any(one.start < end < one.end for one in media.wholes), "what is whole is cut"
 
     def _write(self, entry: np.ndarray, page: np.ndarray) -> None:
         known = entry < self.page_tables.size
@@ -701,8 +704,10 @@ def image_of(name: str, num_rows: int) -> PreparedImage:
     return PreparedImage(patches=patches, grid=(1, 1, num_rows), num_rows=num_rows, tokens=tokens, digest=name.encode())
 
 
-def prompt_with(parts: Seq[int | PreparedImage], *, whole: bool = False) -> tuple[list[int], PromptMedia | None]:
-    """A prompt of tokens and images, and its images."""
+def prompt_with(
+    parts: Seq[int | PreparedImage], *, whole: Literal["image", "prompt"] | None = None
+) -> tuple[list[int], PromptMedia | None]:
+    """A prompt of tokens and images, and its images; ``whole`` as in ``VisionInfo``."""
     ids: list[int] = []
     images = []
     for part in parts:
@@ -717,7 +722,12 @@ def prompt_with(parts: Seq[int | PreparedImage], *, whole: bool = False) -> tupl
     if not images:
         return ids, None
     axes = np.tile(np.arange(len(ids), dtype=np.int32), (3, 1))
-    return ids, PromptMedia(images=tuple(images), axes=axes, delta=0, whole=whole)
+    wholes: tuple[Whole, ...] = ()
+    if whole == "prompt":
+        wholes = (Whole(0, len(ids), repr((ids, [one.image.digest for one in images])).encode()),)
+    elif whole == "image":
+        wholes = tuple(Whole(int(one.rows[0]), int(one.rows[-1]) + 1) for one in images)
+    return ids, PromptMedia(images=tuple(images), axes=axes, delta=0, wholes=wholes)
 
 
 @settings(max_examples=400)
@@ -725,17 +735,17 @@ def prompt_with(parts: Seq[int | PreparedImage], *, whole: bool = False) -> tupl
 def test_random_workloads_with_images(data: st.DataObject) -> None:
     draw = data.draw
     images = [image_of(name, draw(st.integers(1, 6))) for name in "abcd"]
-    longest = max(len(image.tokens) for image in images)
     shape = draw(shapes())
-    whole = draw(st.booleans()) and STATE not in shape.spans
-    if whole:
-        batched = max(shape.max_num_batched_tokens, longest + shape.max_num_seqs)
-        shape = replace(shape, max_num_batched_tokens=batched, drafts=0)
+    whole = draw(st.sampled_from([None, "image", "prompt"])) if STATE not in shape.spans else None
     parts = [
         draw(st.lists(st.one_of(st.integers(1, VOCAB - 1), st.sampled_from(images)), min_size=1, max_size=8))
         for _ in range(draw(st.integers(1, 6)))
     ]
     prompts = [prompt_with(own, whole=whole) for own in parts]
+    if whole is not None:
+        together = [len(ids) for ids, _ in prompts] if whole == "prompt" else [len(image.tokens) for image in images]
+        batched = max(shape.max_num_batched_tokens, max(together) + shape.max_num_seqs)
+        shape = replace(shape, max_num_batched_tokens=batched, drafts=0)
     length = max(len(ids) for ids, _ in prompts) + 8
     pages = -(-length // shape.page_size) + 2
     each = [
@@ -743,11 +753,14 @@ def test_random_workloads_with_images(data: st.DataObject) -> None:
         for span, count in zip(shape.spans, shape.num_pages, strict=True)
     ]
     largest = max(image.num_rows for image in images)
+    if whole == "prompt":
+        largest = max(largest, *(sum(one.image.num_rows for one in media.images) for _, media in prompts if media), 0)
     shape = replace(
         shape,
         max_model_len=length,
         num_pages=tuple(each),
         media_rows=draw(st.integers(largest, 3 * largest)),
+        wholes=whole is not None,
         encoder_budget=draw(st.integers(1, 2 * largest)),
     )
     arrivals = []

@@ -21,7 +21,7 @@ from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage
 from llmjax.media.loading import image_processor_of
 from llmjax.media.processor import PillowProcessor
-from llmjax.media.prompt import mrope_positions, with_images
+from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images
 from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.functional import abstract_encoder, encode
 from llmjax.models.vision.packing import bucket, pack
@@ -113,6 +113,7 @@ def test_pictures_are_prepared_as_by_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_size_has_as_many_tokens_as_in_transformers(name: str) -> None:
     each = family(name)
+    picture = each.golden["first/prompt"].tobytes().decode().removesuffix("after")
     for (height, width), count, values in zip(
         each.golden["sizes"].tolist(), each.golden["counts"].tolist(), each.golden["values"].tolist(), strict=True
     ):
@@ -122,15 +123,21 @@ def test_every_size_has_as_many_tokens_as_in_transformers(name: str) -> None:
                 each.processor.prepare(data)
             continue
         image = each.processor.prepare(data)
-        assert len(image.tokens) == count - around(each), (height, width)
+        assert len(placed(each, picture, [image]).ids) == count, (height, width)
         frames = 2 if "image0/grid" in each.golden else 1
         assert image.patches.size * frames == values, (height, width)
 
 
-def around(each: Family) -> int:
-    """Tokens of the picture's text that do not replace its placeholder."""
-    wrapped = each.golden["first/prompt"].tobytes().decode().removesuffix("after")
-    return len(each.tokenizer.encode(wrapped, add_special_tokens=False).ids) - len(each.processor.placeholder)
+def placed(each: Family, text: str, images: list[PreparedImage]) -> MediaPrompt:
+    """The tokens of a prompt with pictures."""
+    processor, ids = each.processor, each.tokenizer.encode(text, add_special_tokens=False).ids
+    return with_images(
+        ids,
+        images,
+        placeholder=processor.placeholder,
+        line_breaks=processor.line_breaks,
+        frame=processor.frame,
+    )
 
 
 @pytest.mark.parametrize("case", ["none", "one", "two", "first"])
@@ -139,9 +146,7 @@ def test_prompts_have_the_same_tokens_and_positions(name: str, case: str) -> Non
     each = family(name)
     numbers = each.golden[f"{case}/images"].tolist()
     images = [each.prepared(number, several=len(numbers) > 1) for number in numbers]
-    ids = each.tokenizer.encode(each.golden[f"{case}/prompt"].tobytes().decode(), add_special_tokens=False).ids
-    processor = each.processor
-    prompt = with_images(ids, images, placeholder=processor.placeholder, line_breaks=processor.line_breaks)
+    prompt, processor = placed(each, each.golden[f"{case}/prompt"].tobytes().decode(), images), each.processor
     assert list(prompt.ids) == each.golden[f"{case}/tokens"].tolist()
     for span, image in zip(prompt.spans, images, strict=True):
         found = prompt.ids[span.start : span.start + span.length]

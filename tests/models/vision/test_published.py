@@ -83,6 +83,28 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layo
         (12, 768, 576, 768),
         Split(longest=2048, tile=512),
     ),
+    "google/paligemma-3b-mix-224": (
+        {
+            "architectures": ["PaliGemmaForConditionalGeneration"],
+            "image_token_index": 257152,
+            "projection_dim": 2048,
+            "text_config": {"hidden_size": 2048, "model_type": "gemma", "vocab_size": 257216},
+            "vision_config": {
+                "hidden_size": 1152,
+                "intermediate_size": 4304,
+                "model_type": "siglip_vision_model",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+                "projection_dim": 2048,
+                "projector_hidden_act": "gelu_fast",
+                "vision_use_head": False,
+            },
+        },
+        {"resample": 3, "size": {"height": 224, "width": 224}, "image_seq_length": 256},
+        (27, 1152, 2048, 588),
+        Stretched(height=224, width=224),
+    ),
     "llava-hf/llava-1.5-7b-hf": (
         {
             "architectures": ["LlavaForConditionalGeneration"],

@@ -69,7 +69,9 @@ class Checkpoint:
         tokens: special tokens after the first three, which have ids from 259 on.
         named: attributes of the tokenizer by which the processor finds some of them.
         picture: what stands for a picture in a prompt.
-        processor: the processor's class; None: the processor of pictures alone, and ``written`` expands prompts.
+        processor: the processor's class.
+        bos: the token that begins a text.
+        ends: what the processor adds to prompts with pictures, which it is given without.
     """
 
     architecture: str
@@ -79,11 +81,33 @@ class Checkpoint:
     tokens: list[str]
     picture: str
     processor: str
+    bos: str = "<s>"
+    ends: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
 
 
 QWEN = {"picture": "<|vision_start|><|image_pad|><|vision_end|>", "tokens": QWEN_TOKENS}
+PALIGEMMA_VISION = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 60,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "patch_size": 6,
+    "image_size": 18,
+    "vision_use_head": False,
+}
+PALIGEMMA: dict[str, Any] = {
+    "image_processor": "SiglipImageProcessorPil",
+    "pixels": {"size": {"height": 18, "width": 18}, "image_seq_length": 9},
+    "tokens": ["<image>"],
+    "picture": "<image>",
+    "processor": "PaliGemmaProcessor",
+    "bos": "<bos>",
+    "ends": "\n",
+    "named": {"image_token": "<image>"},
+}
 CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "qwen2-vl": lambda: Checkpoint(
         "Qwen2VLForConditionalGeneration",
@@ -467,6 +491,43 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="PixtralProcessor",
         settings={"patch_size": 6, "spatial_merge_size": 2},
     ),
+    "paligemma": lambda: Checkpoint(
+        "PaliGemmaForConditionalGeneration",
+        {
+            "image_token_index": 259,
+            "projection_dim": 56,
+            "hidden_size": 56,
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 2,
+                "model_type": "gemma",
+                "head_dim": 12,
+                "hidden_act": "gelu_pytorch_tanh",
+            },
+            "vision_config": PALIGEMMA_VISION,
+        },
+        **PALIGEMMA,
+    ),
+    "paligemma2": lambda: Checkpoint(
+        "PaliGemmaForConditionalGeneration",
+        {
+            "image_token_index": 259,
+            "projection_dim": 56,
+            "hidden_size": 56,
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 2,
+                "model_type": "gemma2",
+                "head_dim": 12,
+                "query_pre_attn_scalar": 20,
+                # Longer than the prompts: transformers lets tokens of a prompt see past it, the weights' makers do not.
+                "sliding_window": 64,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            "vision_config": PALIGEMMA_VISION,
+        },
+        **PALIGEMMA,
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -480,7 +541,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerFast
     """Bytes, two kinds of line breaks in a row, and the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {letter: number for number, letter in enumerate(alphabet)}
-    special = ["<s>", "</s>", "<pad>", *checkpoint.tokens]
+    special = [checkpoint.bos, "</s>", "<pad>", *checkpoint.tokens]
     breaks = ["ĊĊ", "ĊĊĊ"]
     first = 256 + len(special)
     own = Tokenizer(
@@ -498,7 +559,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerFast
     own.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=own,
-        bos_token="<s>",
+        bos_token=checkpoint.bos,
         eos_token="</s>",
         pad_token="<pad>",
         extra_special_tokens=dict(checkpoint.named),
@@ -509,7 +570,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerFast
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the features, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
-    plus_one = type(model).__name__.startswith("Gemma3")
+    plus_one = type(model).__name__.startswith(("Gemma3", "PaliGemma"))
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("weight") and parameter.ndim == 1:
@@ -583,7 +644,12 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     for case, (text, numbers) in prompts.items():
         chosen = [Image.fromarray(images[number]) for number in numbers]
         nested = [chosen] if checkpoint.processor == "LlavaOnevisionProcessor" else chosen
-        inputs = processor(text=text, images=nested if chosen else None, return_tensors="pt", add_special_tokens=False)
+        given = {"return_tensors": "pt", "add_special_tokens": False}
+        if chosen:
+            inputs = processor(text=text.removesuffix(checkpoint.ends), images=nested, **given)
+            inputs.pop("labels", None)
+        else:
+            inputs = tokenizer(text, return_token_type_ids=False, **given)
         found = model(**inputs).logits[0].float().numpy()
         cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
         cases[f"{case}/images"] = np.array(numbers, np.int32)
