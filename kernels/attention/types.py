@@ -190,6 +190,9 @@ class RaggedBatch:
     first_page: jax.Array | int = 0  # i32 [], where the layer's pages begin among those of all layers in the array
     last_key: jax.Array | None = None  # i32 [T], position of the last key that a query sees; None: its own
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
+    verify: bool = field(
+        default=False, metadata={"static": True}
+    )  # each token as a decode computes it, so drafts change no bit
 
     @property
     def used(self) -> jax.Array:

@@ -89,4 +89,5 @@ def attributes(
         "page_size": np.int32(pages.page_size),
         "token_scales": pages.layout.token_scales,
         "decode": batch.decode,
+        "verify": batch.verify,
     }

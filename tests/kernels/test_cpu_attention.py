@@ -247,6 +247,35 @@ def test_result_of_a_request_does_not_depend_on_the_batch() -> None:
     assert jnp.array_equal(many[0], out[0])
 
 
+DRAFTED = {
+    "bfloat16": Case(((1, 40), (4, 300), (9, 700), (17, 270)), cache="bfloat16", padding=0),
+    "one head each": Case(((3, 600), (2, 9)), heads=4, kv_heads=4, head_dim=32, padding=0),
+    "many heads": Case(((5, 530),), heads=32, kv_heads=2, cache="bfloat16", padding=0),
+    "int8, window": Case(((4, 300), (9, 700)), cache="int8", window=70, sinks=True, padding=0),
+    "latent": Case(((4, 300), (9, 520)), heads=16, kv_heads=1, head_dim=96, value_dim=64, padding=0),
+}
+
+
+@each_isa
+@pytest.mark.parametrize("name", DRAFTED)
+def test_tokens_that_are_verified_get_what_decodes_get(name: str, isa: str) -> None:
+    """Drafts change no bit: each token of a step that verifies them is what a decode of it alone gives."""
+    together = make_data(DRAFTED[name])
+    start, length = np.asarray(together.batch.query_start), np.asarray(together.batch.kv_len)
+    row = np.repeat(np.arange(len(length)), np.diff(start))
+    batch = replace(
+        together.batch,
+        query_start=jnp.arange(len(row) + 1, dtype=jnp.int32),
+        kv_len=jnp.asarray(length[row] - start[row + 1] + 1 + np.arange(len(row)), jnp.int32),
+        page_table=together.batch.page_table[row],
+        decode=True,
+    )
+    with forced_isa(isa):
+        out, pages = run(replace(together, batch=replace(together.batch, verify=True)), pages_of(together))
+        decodes, _ = run(replace(together, batch=batch), pages)
+        np.testing.assert_array_equal(np.asarray(out), np.asarray(decodes))
+
+
 @each_isa
 @pytest.mark.parametrize("name", COMMON_PROMPTS)
 def test_rows_that_share_pages_get_what_each_gets_alone(name: str, isa: str) -> None:

@@ -128,6 +128,7 @@ ffi::Error PagedAttention::init(const AttentionArguments& arguments, const Atten
             static_cast<int>(cache[0] - first_page),
             static_cast<int>(table[1]),
             arguments.decode,
+            arguments.verify,
             arguments.query_start.typed_data(),
             arguments.kv_len.typed_data(),
             arguments.page_table.typed_data(),
@@ -176,8 +177,10 @@ void PagedAttention::find_runs() {
   for (int r = batch_.rows - 1; r >= 0; --r) {  // long tasks first: prefills follow decodes, late queries see more keys
     const int count = batch_.queries(r), length = batch_.kv_len[r];
     if (count == 0) continue;
-    for (int first = (count - 1) / block * block; first >= 0; first -= block) {
-      const int queries = std::min(count - first, block), position = length - count + first;
+    // A token and its drafts, each as a decode would compute it; what all of them see is read once all the same.
+    const int together = batch_.verify ? 1 : block;
+    for (int first = (count - 1) / together * together; first >= 0; first -= together) {
+      const int queries = std::min(count - first, together), position = length - count + first;
       Run run{};
       run.first_token = batch_.first_token(r) + first;
       run.queries = queries;
@@ -368,7 +371,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
                              ffi::BufferR0<ffi::S32> first_page, ffi::Buffer<ffi::F32> sinks,
                              ffi::Result<ffi::AnyBuffer> out, ffi::Result<ffi::AnyBuffer> pages, float scale,
                              float softcap, int32_t window, bool causal, int32_t cache_type, int32_t page_size,
-                             bool token_scales, int32_t value_dim, bool decode) {
+                             bool token_scales, int32_t value_dim, bool decode, bool verify) {
   const auto dims = q.dimensions(), cache = pages->dimensions();
   const auto type = float_type(q.element_type());
   if (dims.size() != 3 || cache.size() != 5) return invalid("attention: wrong number of dimensions");
@@ -383,7 +386,7 @@ ffi::Error attention_handler(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuf
   }
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
-                                     causal,   cache_type,  page_size,   token_scales, decode, value_dim};
+                                     causal,   cache_type,  page_size,   token_scales, decode, verify, value_dim};
   const AttentionRows rows{dims[0], dims[1], cache[2], dims[2], *type, q.untyped_data(), k.untyped_data(),
                            latent ? nullptr : v.untyped_data(), out->untyped_data()};
   PagedAttention attention{};
@@ -423,7 +426,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention, attention_handler,
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")
                                   .Attr<int32_t>("value_dim")
-                                  .Attr<bool>("decode"));
+                                  .Attr<bool>("decode")
+                                  .Attr<bool>("verify"));
 
 #pragma GCC visibility pop
 

@@ -18,7 +18,7 @@ namespace llmjax {
 // A step's tokens, see RaggedBatch in kernels/attention/types.py.
 struct Batch {
   int tokens, rows, num_pages, pages_per_row;  // num_pages: from the layer's first one on
-  bool decode;
+  bool decode, verify;
   const int32_t *query_start, *kv_len, *page_table, *slots;
 
   int first_token(int row) const { return decode ? row : query_start[row]; }
@@ -45,7 +45,7 @@ struct AttentionArguments {
   int32_t window;        // 0: none
   bool causal;           // false: keys after a query are visible too
   int32_t cache_type, page_size;
-  bool token_scales, decode;
+  bool token_scales, decode, verify;
   int32_t value_dim = 0;  // of latent pages, whose keys begin with their values; 0: others
 };
 

@@ -118,7 +118,8 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
                                    ffi::Result<Floats> scratch, ffi::Span<const float> norms,
                                    ffi::Span<const int32_t> matrices, ffi::Span<const float> levels, int32_t heads,
                                    bool interleaved, bool adds, float scale, float softcap, int32_t window, bool causal,
-                                   int32_t cache_type, int32_t page_size, bool token_scales, bool decode) {
+                                   int32_t cache_type, int32_t page_size, bool token_scales, bool decode,
+                                   bool verify) {
   const auto dims = x.dimensions(), cache = pages->dimensions(), angles = cos.dimensions();
   if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || weights.size() != 8 || heads < 1 ||
       !has_shape(*out, {dims[0], dims[1]}) || angles[0] != dims[0] || 2 * angles[1] > cache[4] ||
@@ -142,7 +143,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   if (!memory.fits()) return invalid("attention block: too little scratch");
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
-                                     causal,   cache_type,  page_size,   token_scales, decode};
+                                     causal,   cache_type,  page_size,   token_scales, decode, verify};
   PagedAttention attention{};
   if (ffi::Error error = attention.init(arguments, {all_rows, heads, kv_heads, head_dim, Type::kF32, q, k, v, attended});
       error.failure()) {
@@ -236,7 +237,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                                   .Attr<int32_t>("cache_type")
                                   .Attr<int32_t>("page_size")
                                   .Attr<bool>("token_scales")
-                                  .Attr<bool>("decode"));
+                                  .Attr<bool>("decode")
+                                  .Attr<bool>("verify"));
 
 #pragma GCC visibility pop
 

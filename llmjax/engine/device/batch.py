@@ -108,6 +108,7 @@ class StepBatch:
     any_prompt_logprobs: jax.Array  # bool []
     waits: jax.Array  # bool []: tokens are sampled by another dispatch, after this one
     decode: bool = field(metadata={"static": True})  # T == R and token r is row r's only one
+    verify: bool = field(default=False, metadata={"static": True})  # tokens after a row's first one are drafts
     media: MediaBatch | None = None  # images among the tokens; None: there can be none
 
     @property
@@ -164,6 +165,7 @@ class StepBatch:
                 page_table=table,
                 kv_index=kv_index,
                 decode=self.decode,
+                verify=self.verify,
             )
 
         return row, position, tuple(group(table) for table in self.page_tables)
@@ -347,6 +349,7 @@ class BatchLayout:
             waits=part["waits"][0] > 0,
             media=MediaBatch.of(part),
             decode=decode,
+            verify=bool(self.bucket.drafts),
         )
 
     def deltas(self, packed: jax.Array, before: jax.Array) -> jax.Array:

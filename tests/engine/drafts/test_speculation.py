@@ -97,6 +97,24 @@ def test_greedy_tokens_are_those_of_the_plain_model(
     assert llm.stats.draft_tokens - drafts > llm.stats.accepted_tokens - accepted
 
 
+def test_drafts_change_no_token_of_quantized_models(
+    engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]
+) -> None:
+    """Activations are rounded to int8, so a sum in another order would show."""
+    settings = {**SMALL, "dtype": "auto", "quantization": "int8", "batch_invariant": True}
+    plain, drafted = engine_of("llama", **settings), drafted_of("llama", **settings)
+    params = [greedy(logprobs=0), greedy(temperature=0.8, seed=3, logprobs=0)]
+    found = []
+    for llm in (plain, drafted):
+        outputs = [llm.generate(PROMPTS, one, use_tqdm=False) for one in params]
+        choices = [output.outputs[0] for some in outputs for output in some]
+        scores = [[entry[t].logprob for t, entry in zip(c.token_ids, c.logprobs, strict=True)] for c in choices]
+        found.append(([list(choice.token_ids) for choice in choices], np.array(scores)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[1][1], found[0][1], rtol=0, atol=1e-5)
+    assert drafted.stats.accepted_tokens > 0
+
+
 @pytest.mark.slow
 def test_greedy_tokens_with_an_int8_cache(engine_of: Callable[..., LLM], drafted_of: Callable[..., LLM]) -> None:
     settings = {**SMALL, "kv_cache_dtype": "int8", "kv_cache_memory_bytes": 2**19}
