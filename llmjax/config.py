@@ -380,7 +380,12 @@ class EngineConfig:
         "guess next tokens and verify several in one step, as JSON: "
         '\'{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2}\', or '
         '\'{"model": SMALLER_MODEL, "num_speculative_tokens": 4}\'; what tokens are drawn from stays the same '
-        "(default: tokens are made one by one)",
+        "(default: as auto_speculation says)",
+    )
+    auto_speculation: bool = setting(
+        True,
+        "without speculative_config, guess next tokens by prompt lookup while one or two sequences run, on a CPU where "
+        "that changes no token (weights quantized throughout, int8 activations, no AMX) and as long as it is faster",
     )
     stream_interval: int = setting(
         1,

@@ -190,8 +190,7 @@ class EngineMetrics(Collector):
             "gpu_memory_utilization": str(engine.config.gpu_memory_utilization),
             "num_gpu_blocks": str(engine.info.kv_tokens // engine.info.page_size),
         }
-        speculative = engine.config.speculative
-        self._drafts = 0 if speculative is None else speculative.num_speculative_tokens
+        self._drafts = engine.info.drafts
         self._offloads = engine.config.kv_offloading_size > 0 or engine.config.kv_transfer is not None
         self._max_model_len = engine.info.max_model_len
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))

@@ -19,6 +19,7 @@ from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.scheduler import Scheduler
 from llmjax.engine.device.runner import Runner
+from llmjax.engine.drafts.automatic import with_automatic_drafts
 from llmjax.engine.drafts.draft_model import check_draft, load_draft
 from llmjax.engine.drafts.speculation import Speculation, check_speculative
 from llmjax.engine.front.generation_config import check_generation_config
@@ -134,6 +135,7 @@ def load(
     say("the weights are there after %.1f s; the step programs are compiled, or read as kept", model.load_seconds)
     choices = group.choose(lambda: choose(model.params.values(), platform, cache_dir))
     config = _for_vectors(config, model, platform)
+    config = with_automatic_drafts(config, model, platform)
     speculative = config.speculative
     if speculative is not None:
         check_speculative(speculative, model.graph.config, max_num_batched_tokens=config.max_num_batched_tokens)

@@ -56,6 +56,7 @@ def info_of(engine: LoadedEngine) -> EngineInfo:
         vision=_vision(engine),
         dequantized_from=model.dequantized_from,
         slow=why_slow() if platform.is_cpu else None,
+        drafts=0 if config.speculative is None else config.speculative.num_speculative_tokens,
         activations=describe_activations({w.activations for w in weights}, cpu=platform.is_cpu) if weights else "",
     )
 

@@ -91,6 +91,7 @@ class EngineInfo:
         vision: what the model takes of images; None: it sees none.
         pooler: the pooler of a model that makes vectors of texts; None: the model generates.
         activations: what products with quantized weights round activations to; empty: no weights are quantized.
+        drafts: drafts of a step at most; 0: tokens are made one by one.
     """
 
     model_name: str
@@ -122,6 +123,7 @@ class EngineInfo:
     dequantized_from: str = ""
     slow: str | None = None
     activations: str = ""
+    drafts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,12 +47,11 @@ def page() -> str:
 def _collector() -> EngineMetrics:
     """The collector of an engine that has all that a metric depends on: drafts, and pages in other places."""
     config = EngineConfig(
-        speculative_config={"method": "ngram", "num_speculative_tokens": 1},
         kv_offloading_size=1.0,
         compilation_cache_dir="off",
     )
     engine: Any = SimpleNamespace(
-        info=SimpleNamespace(model_name="model", kv_tokens=1024, page_size=32, max_model_len=1024),
+        info=SimpleNamespace(model_name="model", kv_tokens=1024, page_size=32, max_model_len=1024, drafts=1),
         config=config,
         states=[SimpleNamespace(serving=True, restarts=0)],
         sleep_state=get_args(SleepState)[0],

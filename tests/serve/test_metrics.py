@@ -38,8 +38,8 @@ def test_one_two_five() -> None:
 
 def test_drafts_have_vllms_names() -> None:
     engine: Any = SimpleNamespace(
-        config=EngineConfig(model="m", speculative_config={"method": "ngram", "num_speculative_tokens": 3}),
-        info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32),
+        config=EngineConfig(model="m"),
+        info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32, drafts=3),
         states=(EngineState(serving=True),),
         sleep_state="awake",
         num_held_back=0,
@@ -76,7 +76,7 @@ def test_drafts_have_vllms_names() -> None:
 def test_offloaded_pages_have_vllms_names() -> None:
     engine: Any = SimpleNamespace(
         config=EngineConfig(model="m", kv_offloading_size=1.0),
-        info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32),
+        info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32, drafts=0),
         states=(EngineState(serving=True),),
         sleep_state="awake",
         num_held_back=0,
@@ -130,7 +130,7 @@ def test_offloaded_pages_have_vllms_names() -> None:
 def test_waiting_by_reason_rejections_and_steps() -> None:
     engine: Any = SimpleNamespace(
         config=EngineConfig(model="m"),
-        info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32),
+        info=SimpleNamespace(model_name="m", max_model_len=64, kv_tokens=640, page_size=32, drafts=0),
         states=(EngineState(serving=True),),
         sleep_state="awake",
         num_held_back=0,

@@ -189,8 +189,10 @@ class StepPrograms:
 
 def in_turn(buckets: Collection[Bucket]) -> list[Bucket]:
     """The order to compile in: the largest bucket holds every plan, so the engine can serve as soon as it is there;
-    then one decode and the largest decode bucket; the rest from small to large."""
-    *smaller, largest = sorted(buckets, key=Bucket.cost)
+    then one decode and the largest decode bucket; the rest from small to large, and those with drafts last, since all
+    goes on without them."""
+    *smaller, largest = sorted(buckets, key=lambda bucket: (not bucket.drafts, bucket.cost()))
+    smaller.sort(key=lambda bucket: bool(bucket.drafts))
     decode = [bucket for bucket in smaller if bucket.decode]
     return list(dict.fromkeys([largest, *decode[:1], *decode[-1:], *smaller]))
 
