@@ -13,6 +13,8 @@ MULTIMODAL = frozenset(
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
+        "Glm4vForConditionalGeneration",
+        "Glm4vMoeForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "InternVLChatModel",
         "InternVLForConditionalGeneration",
@@ -36,6 +38,8 @@ MULTIMODAL = frozenset(
 TEXT, TEXT_OF_INTERNVL = "text_config", "llm_config"
 # Models with rope positions on several axes, which are equal for text, so that the plain text models serve them.
 OF_AXES = {
+    "glm4v_text": "Glm4ForCausalLM",
+    "glm4v_moe_text": "Glm4MoeForCausalLM",
     "qwen2_vl": "Qwen2ForCausalLM",  # older files have the text model's keys at the top level
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -45,6 +49,11 @@ OF_AXES = {
 }
 # Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
 OF_PICTURES = {"PaliGemmaForConditionalGeneration": ("use_bidirectional_attention",)}
+# What missing keys mean to these, where it is not what they mean to the plain text models.
+_MISSING: Mapping[str, Mapping[str, Any]] = {
+    "glm4v_text": {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
+    "glm4v_moe_text": {"attention_bias": True, "vocab_size": 151424, "max_position_embeddings": 65536},
+}
 # Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 # Prefixes in checkpoints from before and since Transformers 5.
@@ -78,7 +87,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a text model whose frequencies are not scaled, under the name that others have for that."""
-    plain = dict(text)
+    plain = {**_MISSING.get(text["model_type"], {}), **text}
     for key in ("rope_scaling", "rope_parameters"):
         if isinstance(rope := text.get(key), Mapping):
             plain[key] = {

@@ -79,18 +79,21 @@ def smart_size(height: int, width: int, layout: SmartResize) -> tuple[int, int]:
     Raises:
         InvalidRequest: one side is more than 200 times the other.
     """
+    unit, frames = layout.unit, layout.frames
+    if layout.grows and min(height, width) < unit:
+        grown = max(unit / height, unit / width)
+        height, width = int(height * grown), int(width * grown)
     if max(height, width) / min(height, width) > MAX_ASPECT:
         raise InvalidRequest(f"the image is {width} x {height} pixels; one side may be {MAX_ASPECT} times the other")
-    unit = layout.unit
     high, wide = round(height / unit) * unit, round(width / unit) * unit
-    if high * wide > layout.max_pixels:
-        shrunk = math.sqrt((height * width) / layout.max_pixels)
+    if frames * high * wide > layout.max_pixels:
+        shrunk = math.sqrt((frames * height * width) / layout.max_pixels)
         return (
             max(unit, math.floor(height / shrunk / unit) * unit),
             max(unit, math.floor(width / shrunk / unit) * unit),
         )
-    if high * wide < layout.min_pixels:
-        grown = math.sqrt(layout.min_pixels / (height * width))
+    if frames * high * wide < layout.min_pixels:
+        grown = math.sqrt(layout.min_pixels / (frames * height * width))
         return math.ceil(height * grown / unit) * unit, math.ceil(width * grown / unit) * unit
     return high, wide
 

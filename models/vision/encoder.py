@@ -122,7 +122,7 @@ class Steps(nnx.Module):
         self.steps = tuple(steps)
         for number, step in enumerate(self.steps):
             match step:
-                case Normed(norm):
+                case Normed(norm=norm):
                     self._set(number, build_norm(norm, size))
                 case Merged(side, order):
                     size = size if order == "mean" else size * side**2
@@ -143,7 +143,7 @@ class Steps(nnx.Module):
                 x = _merged(x, step)
                 continue
             x = getattr(self, f"step{number}")(x)
-            if isinstance(step, Projected) and step.activation is not None:
+            if isinstance(step, Projected | Normed) and step.activation is not None:
                 x = ACTIVATIONS[step.activation](x.astype(jnp.float32)).astype(x.dtype)
         return x
 
@@ -164,6 +164,7 @@ class VisionEncoder(nnx.Module):
         cells = 0 if table is None else table.rows * table.columns + spec.class_token
         self.positions = None if table is None else parameter((cells, size), jnp.float32, axes=(None, None), plain=True)
         self.class_embed = parameter((size,), jnp.float32, axes=(None,)) if spec.class_token else None
+        self.norm_patches = None if spec.norm_patches is None else build_norm(spec.norm_patches, size)
         self.norm_before = None if spec.norm_before is None else build_norm(spec.norm_before, size)
         self.layers = nnx.List([Layer(layer, size, spec.rope, dtype=dtype) for layer in spec.layers])
         self.norm_after = None if spec.norm_after is None else build_norm(spec.norm_after, size)
@@ -174,7 +175,7 @@ class VisionEncoder(nnx.Module):
     def __call__(self, batch: PatchBatch) -> Encoded:
         """The feature rows of a batch."""
         spec = self.spec
-        x = self.patch_embed(batch.patches.astype(self.activation_dtype))
+        x = normed(self.patch_embed(batch.patches.astype(self.activation_dtype)), self.norm_patches)
         if self.positions is not None:
             assert batch.places is not None and batch.place_shares is not None
             found = self.positions.get_value()[batch.places]  # [P, K, W]

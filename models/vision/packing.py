@@ -64,9 +64,9 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     windows = np.full(patches, -1, np.int32)
     order = np.arange(patches // spec.side**2, dtype=np.int32)
     positions = np.zeros((patches, 2), np.int32)
-    corners = 4 if spec.table is not None and spec.table.between == "corners" else 1
-    places = np.zeros((patches, corners), np.int32)
-    place_shares = np.zeros((patches, corners), np.float32)
+    mixed = 1 if spec.table is None else spec.table.mixed
+    places = np.zeros((patches, mixed), np.int32)
+    place_shares = np.zeros((patches, mixed), np.float32)
     start = segment = window = 0
     for picture in pictures:
         frames, rows, columns = picture.grid
@@ -117,6 +117,8 @@ def cells_of(
     at: NDArray[np.int32], rows: int, columns: int, table: TablePositions
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The cells of the table that make up each patch's position, i32 [P, K], and their weights, f32 [P, K]."""
+    if table.between == "cubic":
+        return _cubic(at, (rows, columns), table)
     if table.between != "corners":
         if table.between == "buckets":
             at = np.stack([_bucket(at[:, 0], rows, table.rows), _bucket(at[:, 1], columns, table.columns)], axis=1)
@@ -130,6 +132,28 @@ def cells_of(
     cells_ = [r * table.columns + c for r in (low[0], high[0]) for c in (low[1], high[1])]
     shares = [r * c for r in (1 - share[0], share[0]) for c in (1 - share[1], share[1])]
     return np.stack(cells_, axis=1).astype(np.int32), np.stack(shares, axis=1).astype(np.float32)
+
+
+def _cubic(
+    at: NDArray[np.int32], grid: tuple[int, int], table: TablePositions
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """`cells_of` by cubic convolution with a = -0.75, cells beyond an edge being those at it, as torch's grid_sample."""
+    near, shares = [], []
+    for axis, (count, cells) in enumerate(zip(grid, (table.rows, table.columns), strict=True)):
+        place = (at[:, axis].astype(np.float32) + 0.5) * np.float32(cells / count) - 0.5
+        low = np.floor(place).astype(np.int32)
+        near.append(np.clip(low[:, None] + np.arange(-1, 3), 0, cells - 1))
+        shares.append(cubic_shares(place - low))
+    cells_ = near[0][:, :, None] * table.columns + near[1][:, None]
+    return cells_.reshape(len(at), 16).astype(np.int32), np.einsum("pr,pc->prc", *shares).reshape(len(at), 16)
+
+
+def cubic_shares(after: NDArray[np.float32], a: float = -0.75) -> NDArray[np.float32]:
+    """The weights of four neighbors, f32 [P, 4], of places that lie ``after`` the second, less than one (Keys 1981)."""
+    far, near = np.stack([1 + after, 2 - after]), np.stack([after, 1 - after])
+    outer = a * (((far - 5) * far + 8) * far - 4)
+    inner = ((a + 2) * near - (a + 3)) * near * near + 1
+    return np.stack([outer[0], inner[0], inner[1], outer[1]], axis=1).astype(np.float32)
 
 
 def _bucket(places: NDArray[np.int32], count: int, cells: int) -> NDArray[np.int32]:

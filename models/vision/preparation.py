@@ -8,11 +8,18 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True)
 class SmartResize:
-    """Both sides become multiples of ``unit`` near their own, with the number of pixels within limits (Qwen2-VL)."""
+    """Both sides become multiples of ``unit`` near their own, with the number of pixels within limits (Qwen2-VL).
+
+    Attributes:
+        frames: how often a picture's pixels count: GLM-4V counts a still as two frames.
+        grows: a picture with a side of less than ``unit`` is enlarged first (GLM-4V).
+    """
 
     unit: int
     min_pixels: int
     max_pixels: int
+    frames: int = 1
+    grows: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,7 @@ TENSORS = {
     "visual.merger.mlp.0": "projector.step2",
     "visual.merger.mlp.2": "projector.step3",
 }
+ROPE = Rope2D()
 
 
 def encoder(sight: Sight) -> VisionSpec:
@@ -122,7 +123,7 @@ def merging(
         "side": side,
         "projector": (Normed(norm), Merged(side), Projected(size * side**2, activation="gelu"), Projected(out)),
         "patch_bias": False,
-        "rope": Rope2D(),
+        "rope": ROPE,
         **changes,
     }
     return VisionSpec(**fields)
@@ -130,6 +131,15 @@ def merging(
 
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
+    return smart_pictures(sight, placeholder="<|image_pad|>")
+
+
+def smart_pictures(sight: Sight, *, placeholder: str, frames: int = 1, grows: bool = False) -> Preparation:
+    """What is done to pictures whose sides become multiples of a square's, within limits of pixels.
+
+    Args:
+        frames, grows: see ``SmartResize``.
+    """
     files, vision = sight.processor, sight.vision
     patch, side = square(vision, "patch_size"), vision.integer("spatial_merge_size")
     size = Fields(files.mapping("size"), PROCESSOR["size"], name=f"{files.name}: size")  # type: ignore[arg-type]
@@ -139,11 +149,13 @@ def pictures(sight: Sight) -> Preparation:
         unit=patch * side,
         min_pixels=least.integer("min_pixels" if least is files else "shortest_edge"),
         max_pixels=most.integer("max_pixels" if most is files else "longest_edge"),
+        frames=frames,
+        grows=grows,
     )
     files.require("patch_size", patch)
     files.require("merge_size", side)
     row_token = sight.whole.integer("image_token_id", minimum=0)
-    return preparation(files, layout=layout, patch=patch, side=side, placeholder="<|image_pad|>", row_token=row_token)
+    return preparation(files, layout=layout, patch=patch, side=side, placeholder=placeholder, row_token=row_token)
 
 
 FAMILIES = (

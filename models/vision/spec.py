@@ -38,13 +38,19 @@ class TablePositions:
     Attributes:
         rows, columns: the grid; the table has a vector for each cell, and for the class token before them.
         between: how a picture's grid is laid over it: "cells": patch (r, c) has cell (r, c); "corners": the corner
-            patches have the corner cells, and between cells vectors are mixed linearly (Qwen3-VL); "buckets": the
-            table is stretched over the picture, and a patch has the cell that its start lies in (Idefics3).
+            patches have the corner cells, and between cells vectors are mixed linearly (Qwen3-VL); "cubic": the table
+            is stretched over the picture, and a patch has a mix of the sixteen cells around its center (GLM-4V);
+            "buckets": the same, and a patch has the cell that its start lies in (Idefics3).
     """
 
     rows: int
     columns: int
-    between: Literal["cells", "corners", "buckets"] = "cells"
+    between: Literal["cells", "corners", "cubic", "buckets"] = "cells"
+
+    @property
+    def mixed(self) -> int:
+        """How many cells make up a patch's position."""
+        return {"corners": 4, "cubic": 16}.get(self.between, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +87,14 @@ class VisionLayer:
 
 @dataclass(frozen=True)
 class Normed:
-    """A step of the projector: a norm."""
+    """A step of the projector: a norm.
+
+    Attributes:
+        activation: a key of ACTIVATIONS, applied afterwards; None: none.
+    """
 
     norm: NormSpec
+    activation: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,6 +149,7 @@ class VisionSpec:
         table: learned positions; None: none.
         class_token: whether each tile begins with a learned vector, which no row is made of.
         rope: None: no rotary positions.
+        norm_patches: a norm of the embedded patches, before positions are added.
         norm_before, norm_after: norms before the first and after the last layer.
         window: patches along each side of a window; None: no layer has windows.
         tapped: layers whose outputs are projected too, by ``tap`` with weights of their own (deepstack).
@@ -158,6 +170,7 @@ class VisionSpec:
     table: TablePositions | None = None
     class_token: bool = False
     rope: Rope2D | None = None
+    norm_patches: NormSpec | None = None
     norm_before: NormSpec | None = None
     norm_after: NormSpec | None = None
     window: int | None = None

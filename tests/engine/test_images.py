@@ -44,6 +44,8 @@ NAMES = [
     "qwen3_5",
     "paligemma",
     "paligemma2",
+    "glm4v",
+    "glm4v-moe",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

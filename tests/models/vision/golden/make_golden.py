@@ -87,6 +87,39 @@ class Checkpoint:
     named: dict[str, str] = field(default_factory=dict)
 
 
+GLM_TOKENS = [
+    "<|begin_of_image|>",
+    "<|end_of_image|>",
+    "<|begin_of_video|>",
+    "<|end_of_video|>",
+    "<|image|>",
+    "<|video|>",
+]
+GLM_IDS = {
+    "image_start_token_id": 259,
+    "image_end_token_id": 260,
+    "video_start_token_id": 261,
+    "video_end_token_id": 262,
+    "image_token_id": 263,
+    "video_token_id": 264,
+}
+GLM_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 1]}
+GLM_VISION = {
+    "depth": 3,
+    "hidden_size": 60,
+    "intermediate_size": 44,
+    "num_heads": 5,
+    "patch_size": 6,
+    "image_size": 30,
+    "out_hidden_size": 84,
+}
+GLM = {
+    "image_processor": "Glm4vImageProcessorPil",
+    "pixels": {**QWEN_PIXELS, "size": {"shortest_edge": 1152, "longest_edge": 14001}},
+    "tokens": GLM_TOKENS,
+    "picture": "<|begin_of_image|><|image|><|end_of_image|>",
+    "processor": "Glm4vProcessor",
+}
 QWEN = {"picture": "<|vision_start|><|image_pad|><|vision_end|>", "tokens": QWEN_TOKENS}
 PALIGEMMA_VISION = {
     "model_type": "siglip_vision_model",
@@ -527,6 +560,35 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
             "vision_config": PALIGEMMA_VISION,
         },
         **PALIGEMMA,
+    "glm4v": lambda: Checkpoint(
+        "Glm4vForConditionalGeneration",
+        {
+            **GLM_IDS,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "hidden_size": 84, "num_hidden_layers": 3, "rope_parameters": GLM_ROPE},
+            "vision_config": GLM_VISION,
+        },
+        **GLM,
+    ),
+    "glm4v-moe": lambda: Checkpoint(
+        "Glm4vMoeForConditionalGeneration",
+        {
+            **GLM_IDS,
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "hidden_size": 84,
+                "num_hidden_layers": 2,
+                "moe_intermediate_size": 20,
+                "n_routed_experts": 5,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+                "first_k_dense_replace": 1,
+                "rope_parameters": GLM_ROPE,
+            },
+            "vision_config": {**GLM_VISION, "depth": 2, "attention_bias": True},
+        },
+        **GLM,
     ),
 }
 TEMPLATE = """{%- for message in messages -%}
