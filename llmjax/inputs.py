@@ -8,7 +8,7 @@ from typing import Any, NotRequired, TypedDict
 
 class TextPrompt(TypedDict):
     """A text, tokenized as it stands; only prompts with the same ``cache_salt`` share cached prefixes.
-    ``multi_modal_data`` has images, one for each of the text's placeholders."""
+    ``multi_modal_data`` has images and videos, one for each of the text's placeholders."""
 
     prompt: str
     multi_modal_data: NotRequired[Mapping[str, Any]]

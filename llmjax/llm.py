@@ -136,7 +136,8 @@ class LLM(LoadedLLM):
         Args:
             prompts: one or a list of: text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``; a dict may
                 bring a ``cache_salt``, and only prompts with the same one share cached prefixes, and
-                ``multi_modal_data``: ``{"image": …}`` with a path, bytes or an image of Pillow, or a list of them.
+                ``multi_modal_data``: ``{"image": …}`` with a path, bytes or an image of Pillow, or a list of them;
+                ``{"video": …}`` with a path, bytes, or an array or list of frames, or a list of them.
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar.
             priority: for all, or one for each prompt, smaller first; needs ``scheduling_policy="priority"``.
@@ -375,7 +376,7 @@ class LLM(LoadedLLM):
             conversations = [conversations]
         prompts: list[PromptInput] = []
         for conversation in conversations:
-            shown, pictures = with_pictures(conversation, self.images)
+            shown, data = with_pictures(conversation, self.images)
             text = self.tokenizer.apply_chat_template(
                 shown,
                 tools=tools,
@@ -386,7 +387,7 @@ class LLM(LoadedLLM):
             )
             ids = self._frontend.requests.encode(text, add_special_tokens=False)
             prompt: dict[str, Any] = {"prompt": text, "prompt_token_ids": ids}
-            prompts.append({**prompt, "multi_modal_data": {"image": pictures}} if pictures else prompt)
+            prompts.append({**prompt, "multi_modal_data": data} if data else prompt)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     def warm_up(self) -> None:

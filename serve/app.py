@@ -168,9 +168,10 @@ def _pictures(engine: Engine, config: ServerConfig) -> Pictures | None:
         folder=None if folder is None else Path(folder).expanduser(),
         downloads=DownloadRules(hosts=hosts) if hosts else None,
         most=engine.config.most_images,
+        most_videos=engine.config.most_videos,
     )
     pool = PicturePool(images.processor, size=max(1, usable_cores() // 2))
-    return Pictures(images, pool.prepare, rules)
+    return Pictures(images, pool.prepare, pool.prepare_video, rules)
 
 
 def _literal_texts(engine: Engine, config: ServerConfig) -> LiteralTexts | None:

@@ -1,4 +1,4 @@
-"""Pictures of a request: where they come from, and what the model's encoder takes of them."""
+"""Pictures and videos of a request: where they come from, and what the model's encoder takes of them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ import binascii
 import hashlib
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from llmjax.errors import InvalidRequest
 from llmjax.serve.downloads import DownloadRules, download
 from llmjax.serve.errors import ApiError, cut
-from llmjax.serve.protocol.pictures import Picture
+from llmjax.serve.protocol.pictures import Kind, Picture
 
 if TYPE_CHECKING:
     from llmjax.engine.front.images import Images
-    from llmjax.media.image import PreparedImage
+    from llmjax.media.image import PreparedImage, PreparedVideo
 
-MOST_BYTES = 20 * 2**20  # of a picture's file
+MOST_BYTES: Mapping[Kind, int] = {"image": 20 * 2**20, "video": 100 * 2**20}  # of a file
 KEPT_BYTES = 256 * 2**20  # of prepared pictures that may be asked for again, as in the next turn of a conversation
 
 
@@ -34,12 +35,50 @@ class PictureRules:
     Attributes:
         folder: files below it may be named; None: none.
         downloads: which hosts may be asked; None: none.
-        most: pictures of a request.
+        most, most_videos: pictures and videos of a request.
     """
 
     folder: Path | None = None
     downloads: DownloadRules | None = None
     most: int = 64
+    most_videos: int = 4
+
+
+class Sized(Protocol):
+    """What has a size in bytes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+T = TypeVar("T", bound=Sized)
+
+
+class Kept(Generic[T]):
+    """Prepared pictures or videos by what they are made of; the least recently used ones go. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[bytes, T] = OrderedDict()
+        self._bytes = 0
+        self._lock = Lock()
+
+    def get(self, digest: bytes) -> T | None:
+        """One that is kept."""
+        with self._lock:
+            if (found := self._all.get(digest)) is not None:
+                self._all.move_to_end(digest)
+            return found
+
+    def put(self, digest: bytes, made: T) -> None:
+        """Keeps one, unless it is larger than what is kept in all."""
+        with self._lock:
+            if digest in self._all or made.nbytes > KEPT_BYTES:
+                return
+            self._all[digest] = made
+            self._bytes += made.nbytes
+            while self._bytes > KEPT_BYTES:
+                _, oldest = self._all.popitem(last=False)
+                self._bytes -= oldest.nbytes
 
 
 class Pictures:
@@ -47,61 +86,80 @@ class Pictures:
 
     Args:
         images: places them in prompts.
-        prepare: decodes and prepares a file, on any thread, as `ImageProcessor.prepare` does.
+        prepare: decodes and prepares a picture's file, on any thread, as `ImageProcessor.prepare` does.
+        prepare_video: the same of a video.
         rules: where pictures may come from.
     """
 
-    def __init__(self, images: Images, prepare: Callable[..., PreparedImage], rules: PictureRules) -> None:
+    def __init__(
+        self,
+        images: Images,
+        prepare: Callable[..., PreparedImage],
+        prepare_video: Callable[[bytes], PreparedVideo],
+        rules: PictureRules,
+    ) -> None:
         self.images = images
-        self._prepare = prepare
+        self._prepare, self._prepare_video = prepare, prepare_video
         self._rules = rules
-        self._kept: OrderedDict[bytes, PreparedImage] = (
-            OrderedDict()
-        )  # by what they are made of, least recently used first
-        self._kept_bytes = 0
-        self._lock = Lock()
+        self._images: Kept[PreparedImage] = Kept()
+        self._videos: Kept[PreparedVideo] = Kept()
 
-    async def prepared(self, pictures: Sequence[Picture]) -> list[PreparedImage]:
-        """The pictures as the encoder takes them, in order.
+    async def prepared(self, pictures: Sequence[Picture]) -> tuple[list[PreparedImage], list[PreparedVideo]]:
+        """The pictures and the videos as the encoder takes them, both in order.
 
         Raises:
             ApiError: there are too many, or one cannot be had, is not a picture, or is too large; it names the one.
         """
-        if len(pictures) > self._rules.most:
-            raise ApiError(
-                f"the request has {len(pictures)} images; it may have {self._rules.most} (--limit-mm-per-prompt)",
-                param=pictures[self._rules.most].path,
-                code="invalid_value",
-            )
-        several = len(pictures) > 1
-        return [await asyncio.to_thread(self._prepared, picture, several) for picture in pictures]
+        limits: tuple[tuple[Kind, int], ...] = (("image", self._rules.most), ("video", self._rules.most_videos))
+        for kind, most in limits:
+            of_kind = [picture for picture in pictures if picture.kind == kind]
+            if len(of_kind) > most:
+                raise ApiError(
+                    f"the request has {len(of_kind)} {kind}s; it may have {most} (--limit-mm-per-prompt)",
+                    param=of_kind[most].path,
+                    code="invalid_value",
+                )
+        several = sum(picture.kind == "image" for picture in pictures) > 1
+        images, videos = [], []
+        for picture in pictures:
+            if picture.kind == "image":
+                images.append(await asyncio.to_thread(self._image, picture, several))
+            else:
+                videos.append(await asyncio.to_thread(self._video, picture))
+        return images, videos
 
-    def _prepared(self, picture: Picture, several: bool) -> PreparedImage:
+    def _image(self, picture: Picture, several: bool) -> PreparedImage:
+        return self._made(picture, self._images, bytes([several]), partial(self._prepare, several=several))
+
+    def _video(self, picture: Picture) -> PreparedVideo:
+        return self._made(picture, self._videos, b"", self._prepare_video)
+
+    def _made(self, picture: Picture, kept: Kept[T], settings: bytes, prepare: Callable[[bytes], T]) -> T:
         try:
-            data = self._read(picture.url)
-            digest = hashlib.sha256(data).digest() + bytes([several])
-            if (known := self._known(digest)) is not None:
+            data = self._read(picture.url, MOST_BYTES[picture.kind])
+            digest = hashlib.sha256(data).digest() + settings
+            if (known := kept.get(digest)) is not None:
                 return known
-            image = self._prepare(data, several=several)
+            made = prepare(data)
         except InvalidRequest as error:
             raise ApiError(f"`{picture.path}`: {error}", param=picture.path, code="invalid_value") from error
-        self._keep(digest, image)
-        return image
+        kept.put(digest, made)
+        return made
 
-    def _read(self, url: str) -> bytes:
-        """The file that a URL names; raises InvalidRequest."""
+    def _read(self, url: str, most: int) -> bytes:
+        """The file of up to ``most`` bytes that a URL names; raises InvalidRequest."""
         scheme = url[:5].lower()
         if scheme == "data:":
-            return _of_data(url)
+            return _of_data(url, most)
         if scheme == "file:":
-            return self._of_file(url)
+            return self._of_file(url, most)
         if url[:8].lower().startswith(("http://", "https://")):
             if self._rules.downloads is None:
                 raise InvalidRequest("this server downloads no images (--allowed-media-domains): send a data: URL")
-            return download(url, self._rules.downloads, most=MOST_BYTES)
+            return download(url, self._rules.downloads, most=most)
         raise InvalidRequest(f"{cut(url[:40])!r} is not a data:, http(s): or file: URL")
 
-    def _of_file(self, url: str) -> bytes:
+    def _of_file(self, url: str, most: int) -> bytes:
         folder, parts = self._rules.folder, urlsplit(url)
         if folder is None:
             raise InvalidRequest("this server reads no files (--allowed-local-media-path): send a data: URL")
@@ -113,45 +171,29 @@ class Pictures:
             if not path.is_relative_to(below) or not path.is_file():
                 raise outside
             with path.open("rb") as file:
-                data = file.read(MOST_BYTES + 1)
+                data = file.read(most + 1)
         except (OSError, ValueError, RuntimeError):
             raise outside from None
-        return _checked(data)
-
-    def _known(self, digest: bytes) -> PreparedImage | None:
-        with self._lock:
-            if (image := self._kept.get(digest)) is not None:
-                self._kept.move_to_end(digest)
-            return image
-
-    def _keep(self, digest: bytes, image: PreparedImage) -> None:
-        with self._lock:
-            if digest in self._kept or image.patches.nbytes > KEPT_BYTES:
-                return
-            self._kept[digest] = image
-            self._kept_bytes += image.patches.nbytes
-            while self._kept_bytes > KEPT_BYTES:
-                _, oldest = self._kept.popitem(last=False)
-                self._kept_bytes -= oldest.patches.nbytes
+        return _checked(data, most)
 
 
-def _of_data(url: str) -> bytes:
+def _of_data(url: str, most: int) -> bytes:
     """The content of a data: URL (RFC 2397) in base64; its type is not looked at."""
     head, comma, body = url.partition(",")
     if not comma or not head.lower().endswith(";base64"):
         raise InvalidRequest("a data: URL must be of the form data:image/png;base64,…")
-    if len(body) > MOST_BYTES * 4 // 3 + 4:
-        raise InvalidRequest(f"the file has more than {MOST_BYTES >> 20} MiB")
+    if len(body) > most * 4 // 3 + 4:
+        raise InvalidRequest(f"the file has more than {most >> 20} MiB")
     try:
         data = b64decode(body, validate=True)
     except (binascii.Error, ValueError):
         raise InvalidRequest("the data: URL is not valid base64") from None
-    return _checked(data)
+    return _checked(data, most)
 
 
-def _checked(data: bytes) -> bytes:
+def _checked(data: bytes, most: int) -> bytes:
     if not data:
         raise InvalidRequest("the file is empty")
-    if len(data) > MOST_BYTES:
-        raise InvalidRequest(f"the file has more than {MOST_BYTES >> 20} MiB")
+    if len(data) > most:
+        raise InvalidRequest(f"the file has more than {most >> 20} MiB")
     return data

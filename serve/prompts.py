@@ -24,7 +24,7 @@ from llmjax.tokenizer.infill import InfillTokens, encode_suffix
 
 if TYPE_CHECKING:
     from llmjax.engine.core.media import PromptMedia
-    from llmjax.media.image import PreparedImage
+    from llmjax.media.image import PreparedImage, PreparedVideo
     from llmjax.serve.pictures import Pictures
 
 T = TypeVar("T")
@@ -148,8 +148,9 @@ async def chat_prompt(
     literal = server.literal_texts
     size = CHARS_PER_PART * (num_parts(body.messages) + len(tools))
     found: list[Picture] = []
-    placeholder = None if server.pictures is None else server.pictures.images.placeholder
-    messages = await off_loop(lambda: _messages(body, source, tools, literal, found, placeholder), size=size)
+    seen = None if server.pictures is None else server.pictures.images
+    placeholders = None if seen is None else {"image": seen.placeholder, "video": seen.video_placeholder}
+    messages = await off_loop(lambda: _messages(body, source, tools, literal, found, placeholders), size=size)
     if found and truncation is not None:
         raise ApiError(
             "truncate_prompt_tokens does not go with images", param="truncate_prompt_tokens", code="invalid_value"
@@ -167,7 +168,7 @@ async def chat_prompt(
         chat_template=body.chat_template,
         **kwargs,
     )
-    images = [] if server.pictures is None else await server.pictures.prepared(found)
+    prepared = ([], []) if server.pictures is None else await server.pictures.prepared(found)
     text = await conversation.prompt_async()
     special = body.add_special_tokens
     prompt = await off_loop(
@@ -176,24 +177,32 @@ async def chat_prompt(
         ),
         size=len(text),
     )
-    return prompt if server.pictures is None else _with_images(prompt, images, server.pictures)
+    return prompt if server.pictures is None else _with_images(prompt, prepared, server.pictures)
 
 
-def with_placeholders(messages: Sequence[dict[str, Any]], placeholder: str) -> list[dict[str, Any]]:
-    """Messages in which images have the text that stands for them where a template takes no parts."""
+def with_placeholders(messages: Sequence[dict[str, Any]], placeholders: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Messages in which images and videos have the text that stands for them where a template takes no parts.
+
+    Args:
+        placeholders: by the types of parts.
+    """
 
     def filled(content: Any) -> Any:
         if not isinstance(content, list):
             return content
-        return [{**part, "text": placeholder} if part["type"] == "image" else part for part in content]
+        return [
+            {**part, "text": placeholders[kind]} if (kind := part["type"]) in placeholders else part for part in content
+        ]
 
     return [{**message, "content": filled(message["content"])} for message in messages]
 
 
-def _with_images(prompt: EncodedPrompt, images: Sequence[PreparedImage], pictures: Pictures) -> EncodedPrompt:
-    """The prompt with the tokens of its images; raises ``ApiError`` if it has other placeholders than theirs."""
+def _with_images(
+    prompt: EncodedPrompt, found: tuple[Sequence[PreparedImage], Sequence[PreparedVideo]], pictures: Pictures
+) -> EncodedPrompt:
+    """The prompt with the tokens of its images and videos; raises ``ApiError`` if its placeholders are not theirs."""
     try:
-        ids, media = pictures.images.placed(prompt.token_ids, images)
+        ids, media = pictures.images.placed(prompt.token_ids, *found)
     except InvalidRequest as error:
         raise ApiError(str(error), param="messages", code="invalid_value") from error
     return replace(prompt, token_ids=ids, media=media)
@@ -205,19 +214,19 @@ def _messages(
     tools: Sequence[Mapping[str, Any]],
     literal: LiteralTexts | None,
     pictures: list[Picture],
-    placeholder: str | None,
+    placeholders: Mapping[str, str] | None,
 ) -> list[dict[str, Any]]:
     """Messages with what the template does not know written out, and what is ``literal`` marked.
 
     Args:
         pictures: takes the pictures, in order.
-        placeholder: the text that stands for a picture; None: the model sees none.
+        placeholders: the texts that stand for pictures and videos; None: the model sees none.
     """
-    messages = template_messages(body.messages, None if placeholder is None else pictures)
+    messages = template_messages(body.messages, None if placeholders is None else pictures)
     if literal is not None:
         messages = literal.messages(messages)
-    if placeholder is not None:
-        messages = with_placeholders(messages, placeholder)
+    if placeholders is not None:
+        messages = with_placeholders(messages, placeholders)
     if not reads(template, "tool_calls"):
         messages = with_calls_as_text(messages, tool_role=reads(template, "tool"))
     if tools and tools_variable(template) is None:

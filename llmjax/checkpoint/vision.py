@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,6 @@ T = TypeVar("T", bound=StoredTensor)
 
 TRANSPOSED = ".T"
 """The ending of names in a family's table whose matrices are [in, out] in files."""
-PATCHES = "patch_embed.weight"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +115,8 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
     made = shape
     if name.endswith(TRANSPOSED):
         name, made, change = name.removesuffix(TRANSPOSED), shape[::-1], np.transpose
-    elif name == PATCHES and len(shape) == 5:  # a still picture is the same frame twice
-        made, change = (shape[0], shape[1] * shape[3] * shape[4]), lambda x: x.sum(axis=2).reshape(len(x), -1)
-    elif len(shape) == 4:
-        made, change = (shape[0], shape[1] * shape[2] * shape[3]), lambda x: x.reshape(len(x), -1)
+    elif len(shape) in (4, 5):
+        made, change = (shape[0], math.prod(shape[1:])), lambda x: x.reshape(len(x), -1)
     elif len(shape) == 3 or shape[:1] == (1,):
         made = tuple(size for size in shape if size != 1)
         change = np.squeeze

@@ -101,9 +101,9 @@ class LocalModel:
             raise ConfigError("a chat needs a tokenizer: leave out --skip-tokenizer-init")
         from llmjax.engine.front.chat_images import with_pictures  # the engine has imported it
 
-        shown, pictures = with_pictures(messages, self._llm.images)
+        shown, data = with_pictures(messages, self._llm.images)
         ids = tokenizer.encode(tokenizer.apply_chat_template(shown), add_special_tokens=False)
-        return {"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}} if pictures else ids
+        return {"prompt_token_ids": ids, "multi_modal_data": data} if data else ids
 
     async def continued(self, prompt: PromptInput) -> AsyncGenerator[Piece, None]:
         """The continuation of a prompt, piece by piece.

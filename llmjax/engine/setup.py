@@ -167,6 +167,7 @@ def images_of(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | Non
         tokenize=partial(tokenizer.encode, add_special_tokens=False),
         detokenize=partial(tokenizer.decode, skip_special_tokens=False),
         limit=config.most_images,
+        video_limit=config.most_videos,
         mmproj=config.mmproj,
     )
 

@@ -23,6 +23,9 @@ class PreparedImage:
         sources: i32 [num_rows, J], rows of the encoder of which each feature row is a weighted sum, counted from the
             picture's first; -1 is the learned row that ends a line. None: the encoder's rows as they are.
         shares: f32 [num_rows, J], the weights of ``sources``.
+        row_token: the token at which its feature rows stand, if that is not the family's for pictures.
+        moment: the position of a video's frames on the axis of time, counted from its first ones, where all of them
+            share rows and columns (Qwen2-VL); None: text goes on after each picture.
     """
 
     patches: NDArray[np.float32]
@@ -32,3 +35,28 @@ class PreparedImage:
     digest: bytes
     sources: NDArray[np.int32] | None = None
     shares: NDArray[np.float32] | None = None
+    row_token: int | None = None
+    moment: int | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its patches."""
+        return self.patches.nbytes
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedVideo:
+    """A video as an encoder takes it: a picture for each patch's frames, which see no others.
+
+    Attributes:
+        pictures: in order, without the texts around them.
+        times: for each of them, when its frames are, in seconds.
+    """
+
+    pictures: tuple[PreparedImage, ...]
+    times: tuple[tuple[float, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The size of its patches."""
+        return sum(picture.nbytes for picture in self.pictures)

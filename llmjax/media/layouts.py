@@ -28,6 +28,7 @@ MAX_ASPECT = 200
 MOST_PIXELS = 4096  # along the longer side of what is split
 SHRUNK_FROM = 1.1  # times the side that rows may have
 CORNERS = 4
+PAIR = 2  # frames of a patch, to a multiple of which a video's are rounded where their pixels are counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +87,14 @@ def smart_size(height: int, width: int, layout: SmartResize) -> tuple[int, int]:
     if max(height, width) / min(height, width) > MAX_ASPECT:
         raise InvalidRequest(f"the image is {width} x {height} pixels; one side may be {MAX_ASPECT} times the other")
     high, wide = round(height / unit) * unit, round(width / unit) * unit
-    if frames * high * wide > layout.max_pixels:
+    counted = frames if frames < PAIR else round(frames / PAIR) * PAIR
+    if counted * high * wide > layout.max_pixels:
         shrunk = math.sqrt((frames * height * width) / layout.max_pixels)
         return (
             max(unit, math.floor(height / shrunk / unit) * unit),
             max(unit, math.floor(width / shrunk / unit) * unit),
         )
-    if frames * high * wide < layout.min_pixels:
+    if counted * high * wide < layout.min_pixels:
         grown = math.sqrt(layout.min_pixels / (frames * height * width))
         return math.ceil(height * grown / unit) * unit, math.ceil(width * grown / unit) * unit
     return high, wide

@@ -15,11 +15,13 @@ from llmjax.media.decoding import ImageLimits
 from llmjax.media.processor import PillowProcessor
 from llmjax.media.prompt import Frame
 from llmjax.models.errors import UnsupportedModel
+from llmjax.models.vision.family import VIDEO
 from llmjax.models.vision.registry import preparation_of
 
 Tokenize = Callable[[str], list[int]]
 """Text to ids, with special tokens recognized and none added."""
 FILES = ("processor_config.json", "preprocessor_config.json")
+VIDEO_FILE = "video_preprocessor_config.json"
 MOST_LINE_BREAKS = 31  # that a vocabulary has as one token
 
 
@@ -37,14 +39,26 @@ def image_processor_of(
     """
     files: dict[str, Any] = {}
     for name in FILES:
-        if (path := folder / name).exists():
-            try:
-                found = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise CheckpointError(f"{path}: {error}") from None
-            # Transformers 5 keeps the processor of pictures inside the one of texts and pictures.
-            files |= found.get("image_processor") or {} if "image_processor" in found else found
+        found = _read(folder / name)
+        # Transformers 5 keeps the processors of pictures and videos inside the one of texts and both.
+        video = {VIDEO: found[VIDEO]} if isinstance(found.get(VIDEO), dict) else {}
+        files |= {**(found.get("image_processor") or {} if "image_processor" in found else found), **video}
+    if found := _read(folder / VIDEO_FILE):
+        files[VIDEO] = found
     return processor_from(config, files, tokenize, path=folder, limits=limits)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A JSON file's object; empty where there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: it must be an object")
+    return found
 
 
 def processor_beside(
@@ -103,4 +117,5 @@ def processor_from(
         tuple(breaks),
         limits or ImageLimits(),
         None if frame is None else Frame(tuple(tokenize(frame.start)), tuple(tokenize(frame.end))),
+        video_placeholder=() if preparation.video is None else tuple(tokenize(preparation.video.frame.placeholder)),
     )

@@ -13,9 +13,9 @@ import msgspec
 from llmjax.errors import InvalidRequest, LLMJaxError, QueueFull
 from llmjax.frames import LENGTH, send_frame
 from llmjax.limited_process import LimitedProcess
-from llmjax.media.image import PreparedImage
+from llmjax.media.image import PreparedImage, PreparedVideo
 from llmjax.media.processor import ImageProcessor
-from llmjax.media.reply import PictureLimits, Reply, decoded
+from llmjax.media.reply import Asked, PictureLimits, Reply, decoded
 from llmjax.system import python_path
 
 START_SECONDS = 120.0  # a bound for a machine that is very busy
@@ -55,12 +55,25 @@ class PicturePool:
             QueueFull: every process was busy for as long as one picture may take.
             PictureProcessError: no process can be started.
         """
+        reply = self._exchanged(data, Asked.SEVERAL if several else Asked.ALONE)
+        if reply.image is None:
+            raise InvalidRequest(reply.error or "it cannot be decoded")
+        return reply.image
+
+    def prepare_video(self, data: bytes) -> PreparedVideo:
+        """Decodes and prepares the video in a file. Blocks; raises what `prepare` does."""
+        reply = self._exchanged(data, Asked.VIDEO)
+        if reply.video is None:
+            raise InvalidRequest(reply.error or "it cannot be decoded")
+        return reply.video
+
+    def _exchanged(self, data: bytes, asked: Asked) -> Reply:
         if not self._places.acquire(timeout=self._limits.wall_seconds):
             raise QueueFull("other requests' pictures are being prepared", retry_after=1.0)
         try:
             process = self._take()
             try:
-                reply = process.exchange(bytes([several]) + data)
+                reply = process.exchange(bytes([asked]) + data)
             except BaseException:
                 process.kill()
                 raise
@@ -68,9 +81,7 @@ class PicturePool:
                 self._idle.append(process)
         finally:
             self._places.release()
-        if reply.image is None:
-            raise InvalidRequest(reply.error or "it cannot be decoded")
-        return reply.image
+        return reply
 
     def close(self) -> None:
         """Ends the processes that are idle; the pool can be used again."""

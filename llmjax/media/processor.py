@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from llmjax.errors import InvalidRequest
 from llmjax.media.decoding import ImageLimits, decoded
-from llmjax.media.image import PreparedImage
-from llmjax.media.layouts import laid_out
+from llmjax.media.image import PreparedImage, PreparedVideo
+from llmjax.media.layouts import laid_out, resized, smart_size
 from llmjax.media.prompt import Frame
-from llmjax.models.vision.preparation import Preparation
+from llmjax.media.video import Frames, VideoLimits, decoded_video
+from llmjax.models.vision.preparation import Preparation, SmartResize
 
 
 class ImageProcessor(Protocol):
@@ -28,6 +30,10 @@ class ImageProcessor(Protocol):
     @property
     def row_token_id(self) -> int:
         """The id at which feature rows stand among a prepared image's tokens."""
+
+    @property
+    def video_placeholder(self) -> tuple[int, ...]:
+        """The same of a video; empty: the model sees none."""
 
     @property
     def line_breaks(self) -> tuple[int, ...]:
@@ -47,6 +53,16 @@ class ImageProcessor(Protocol):
             InvalidRequest: it is not a picture that is supported, or it is too large; the reason in one line.
         """
 
+    def frame_texts(self, times: Sequence[float]) -> tuple[str, str]:
+        """The texts before and after a patch's frames of a video, which are at these times, in seconds."""
+
+    def prepare_video(self, video: bytes | Frames) -> PreparedVideo:
+        """Decodes and prepares the video in a file, or frames of one.
+
+        Raises:
+            InvalidRequest: the model sees no videos; or it is none that is supported, or too large.
+        """
+
 
 @dataclass(frozen=True)
 class PillowProcessor:
@@ -55,8 +71,8 @@ class PillowProcessor:
     Attributes:
         preparation: what is done.
         ids: the ids of each of the texts of which a picture's text is made.
-        placeholder, row_token_id, line_breaks, frame: see ``ImageProcessor``.
-        limits: how large pictures may be.
+        placeholder, row_token_id, line_breaks, frame, video_placeholder: see ``ImageProcessor``.
+        limits, video_limits: how large pictures and videos may be.
     """
 
     preparation: Preparation
@@ -66,6 +82,8 @@ class PillowProcessor:
     line_breaks: tuple[int, ...] = ()
     limits: ImageLimits = field(default_factory=ImageLimits)
     frame: Frame | None = None
+    video_limits: VideoLimits = field(default_factory=VideoLimits)
+    video_placeholder: tuple[int, ...] = ()
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """See ``ImageProcessor.prepare``."""
@@ -87,6 +105,56 @@ class PillowProcessor:
             sources=laid.sources,
             shares=laid.shares,
         )
+
+    def frame_texts(self, times: Sequence[float]) -> tuple[str, str]:
+        """See ``ImageProcessor.frame_texts``."""
+        video = self.preparation.video
+        return ("", "") if video is None or video.text is None else video.text.texts(times)
+
+    def prepare_video(self, video: bytes | Frames) -> PreparedVideo:
+        """See ``ImageProcessor.prepare_video``."""
+        how = self.preparation.video
+        if how is None:
+            raise InvalidRequest("this model sees pictures, but no videos")
+        if isinstance(video, bytes):
+            video = decoded_video(video, self.video_limits, how.sampling)
+        images, indices = list(video.images), list(video.indices)
+        if missing := -len(images) % how.frames:
+            images, indices = images + images[-1:] * missing, indices + indices[-1:] * missing
+        frame, layout = how.frame, how.frame.layout
+        assert isinstance(layout, SmartResize) and isinstance(frame.row_token, int)
+        # Files that are shorter than a patch count as one, as padded ones do.
+        counted = max(len(video.images), how.frames) if how.together else 1
+        size = smart_size(images[0].height, images[0].width, replace(layout, frames=counted))
+        interval = 1.0 if how.pace is None else how.frames / video.sampled_fps * how.pace
+        pictures, times = [], []
+        for first in range(0, len(images), how.frames):
+            part = slice(first, first + how.frames)
+            frames = [resized(image, size, frame) for image in images[part]]
+            # In f32, as transformers' positions are.
+            moment = int(np.float32(first // how.frames) * np.float32(interval)) if how.text is None else None
+            pictures.append(_picture(frames, frame, moment))
+            times.append(tuple(index / video.fps for index in indices[part]))
+        return PreparedVideo(tuple(pictures), tuple(times))
+
+
+def _picture(frames: Sequence[Image.Image], preparation: Preparation, moment: int | None) -> PreparedImage:
+    """The frames of a patch as one picture, whose tokens are its rows."""
+    patch, side = preparation.patch, preparation.side
+    values = np.stack([patches_of(frame, preparation) for frame in frames], axis=1)  # [P, frames, channels * patch²]
+    patches = values.reshape(len(values), len(frames), 3, -1).swapaxes(1, 2).reshape(len(values), -1)
+    rows, row_token = len(patches) // side**2, preparation.row_token
+    assert isinstance(row_token, int)
+    settings = repr((frames[0].size, moment, preparation)).encode()
+    return PreparedImage(
+        patches=np.ascontiguousarray(patches),
+        grid=(1, frames[0].height // patch, frames[0].width // patch),
+        num_rows=rows,
+        tokens=(row_token,) * rows,
+        digest=hashlib.sha256(b"\0".join([settings, *(frame.tobytes() for frame in frames)])).digest(),
+        row_token=row_token,
+        moment=moment,
+    )
 
 
 def patches_of(tile: Image.Image, preparation: Preparation) -> NDArray[np.float32]:

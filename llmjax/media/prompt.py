@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmjax.errors import InvalidRequest
-from llmjax.media.image import PreparedImage
+from llmjax.media.image import PreparedImage, PreparedVideo
 
 
 @dataclass(frozen=True)
@@ -67,17 +67,9 @@ def with_images(
     Raises:
         InvalidRequest: there are more or fewer placeholders than pictures.
     """
-    sought = tuple(placeholder)
     if frame is not None and images:
-        ids = frame.around(ids, sought)
-    places: list[int] = []
-    at = 0
-    while at + len(sought) <= len(ids):
-        if tuple(ids[at : at + len(sought)]) == sought:
-            places.append(at)
-            at += len(sought)
-        else:
-            at += 1
+        ids = frame.around(ids, placeholder)
+    places = _places(ids, placeholder)
     if len(places) != len(images):
         raise InvalidRequest(f"the prompt has {len(places)} image placeholders, but there are {len(images)} images")
     out: list[int] = []
@@ -88,9 +80,60 @@ def with_images(
         out, tokens = _joined(out, list(image.tokens), line_breaks)
         spans.append(MediaSpan(len(out), len(tokens), index))
         out += tokens
-        done = place + len(sought)
+        done = place + len(placeholder)
     out = [part for parts in _joined(out, list(ids[done:]), line_breaks) for part in parts]
     return MediaPrompt(tuple(out), tuple(spans))
+
+
+def with_videos(
+    ids: Sequence[int],
+    images: Sequence[PreparedImage],
+    videos: Sequence[PreparedVideo],
+    *,
+    placeholder: Sequence[int],
+    video_placeholder: Sequence[int],
+    texts: Callable[[Sequence[float]], tuple[list[int], list[int]]],
+) -> tuple[list[int], list[PreparedImage]]:
+    """A prompt in which each video is a picture for each patch's frames, with the texts around them.
+
+    Args:
+        ids: the prompt with one placeholder for each picture and each video.
+        texts: makes the ids before and after a patch's frames of their times.
+
+    Returns:
+        The prompt with a placeholder for each picture, and the pictures in its order.
+
+    Raises:
+        InvalidRequest: there are more or fewer placeholders than pictures or videos.
+    """
+    at_images, at_videos = _places(ids, placeholder), _places(ids, video_placeholder)
+    for kind, places, given in (("image", at_images, images), ("video", at_videos, videos)):
+        if len(places) != len(given):
+            raise InvalidRequest(
+                f"the prompt has {len(places)} {kind} placeholders, but there are {len(given)} {kind}s"
+            )
+    out: list[int] = []
+    pictures: list[PreparedImage] = []
+    done, left = 0, iter(images)
+    for place, video in zip(at_videos, videos, strict=True):
+        pictures += [next(left) for at in at_images if done <= at < place]
+        out += ids[done:place]
+        for picture, times in zip(video.pictures, video.times, strict=True):
+            before, after = texts(times)
+            out += [*before, *placeholder, *after]
+            pictures.append(picture)
+        done = place + len(video_placeholder)
+    return [*out, *ids[done:]], [*pictures, *left]
+
+
+def _places(ids: Sequence[int], sought: Sequence[int]) -> list[int]:
+    """Where a placeholder stands."""
+    wanted, places, at = list(sought), [], 0
+    while at + len(wanted) <= len(ids):
+        found = list(ids[at : at + len(wanted)]) == wanted
+        places += [at] if found else []
+        at += len(wanted) if found else 1
+    return places
 
 
 def _joined(before: list[int], after: list[int], line_breaks: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -113,7 +156,7 @@ def mrope_positions(
     """Positions on three axes (time, row, column) of a prompt's tokens (Qwen2-VL, arXiv:2409.12191, section 2.1).
 
     A text token has one position on all axes. A picture's rows share the time at which it starts, and rows and columns
-    count from there; text goes on after the longer side.
+    count from there; text goes on after the longest of them. So it is for a video's frames, each at its moment.
 
     Args:
         images: the prompt's pictures, by ``MediaSpan.image_index``.
@@ -125,19 +168,24 @@ def mrope_positions(
     """
     ids = np.asarray(prompt.ids)
     positions = np.empty((3, len(ids)), np.int32)
-    current, done = 0, 0
+    current, done, start = 0, 0, 0
     for span in prompt.spans:
-        frames, height, width = images[span.image_index].grid
+        image = images[span.image_index]
+        frames, height, width = image.grid
         height, width = height // merge, width // merge
-        found = np.flatnonzero(ids[span.start : span.start + span.length] == row_token)
-        first = span.start + int(found[0])
+        token = row_token if image.row_token is None else image.row_token
+        found = np.flatnonzero(ids[span.start : span.start + span.length] == token)
+        first, moment = span.start + int(found[0]), image.moment or 0
         if len(found) != frames * height * width or found[-1] - found[0] + 1 != len(found):
             raise InvalidRequest(f"image {span.image_index + 1} has {len(found)} rows, which is not its grid")
         positions[:, done:first] = current + np.arange(first - done)
         current += first - done
         grid = np.stack(np.meshgrid(np.arange(frames), np.arange(height), np.arange(width), indexing="ij"))
-        positions[:, first : first + len(found)] = current + grid.reshape(3, -1)
-        current += max(height, width, frames)
+        if image.moment is None or first > done or not done:  # else it goes on with a video's rows and columns
+            start = current
+        grid[0] += moment
+        positions[:, first : first + len(found)] = start + grid.reshape(3, -1)
+        current = max(current, start + max(height, width, frames + moment))
         done = first + len(found)
     positions[:, done:] = current + np.arange(len(ids) - done)
     return positions, (int(positions.max()) + 1 if len(ids) else 0) - len(ids)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from llmjax.media.image import PreparedImage
+from llmjax.media.image import PreparedImage, PreparedVideo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +30,20 @@ class PictureLimits:
     reply: int = 2**30
 
 
-class Reply(msgspec.Struct):
-    """The answer to a picture: one of both, or neither when the process has started."""
+class Asked(IntEnum):
+    """What a file is: the one picture of a prompt, one of several, or a video."""
 
-    image: PreparedImage | None
-    error: str | None
+    ALONE = 0
+    SEVERAL = 1
+    VIDEO = 2
+
+
+class Reply(msgspec.Struct):
+    """The answer to a picture or a video: one of these, or none when the process has started."""
+
+    image: PreparedImage | None = None
+    video: PreparedVideo | None = None
+    error: str | None = None
 
 
 def decoded(data: bytes | bytearray) -> Reply:

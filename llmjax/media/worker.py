@@ -1,7 +1,7 @@
 """The process that prepares pictures: ``python -m llmjax.media.worker``, started by ``pool``, ends with its socket.
 
-Standard input is the socket. The first frame is the processor, each further one a byte that says whether the prompt
-has other pictures, and a picture's file; the answer is a frame of `Reply`. What takes more than ``PictureLimits`` allow
+Standard input is the socket. The first frame is the processor, each further one a byte of `Asked` and the file of a
+picture or a video; the answer is a frame of `Reply`. What takes more than ``PictureLimits`` allow
 costs this process alone.
 """
 
@@ -13,6 +13,7 @@ import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ import numpy as np
 from llmjax.errors import InvalidRequest
 from llmjax.frames import receive_frame, send_frame
 from llmjax.media.processor import ImageProcessor
-from llmjax.media.reply import PictureLimits, Reply
+from llmjax.media.reply import Asked, PictureLimits, Reply
 
 
 def main() -> None:
@@ -34,11 +35,11 @@ def main() -> None:
     _prepare_imports()
     for kind, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, limits.memory)):
         _limit(kind, value)
-    send_frame(connection, encoded(Reply(image=None, error=None)))
+    send_frame(connection, encoded(Reply()))
     while (data := receive_frame(connection)) is not None:
         # Counts this process's computing time, and nothing catches its signal.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-        reply = _answer(processor, bytes(data[1:]), limits, several=bool(data[0]))
+        reply = _answer(processor, bytes(data[1:]), limits, Asked(data[0]))
         signal.setitimer(signal.ITIMER_PROF, 0)
         send_frame(connection, encoded(reply))
 
@@ -48,15 +49,17 @@ def encoded(reply: Reply) -> bytes:
     return msgspec.msgpack.encode(reply, enc_hook=_array)
 
 
-def _answer(processor: ImageProcessor, data: bytes, limits: PictureLimits, *, several: bool) -> Reply:
+def _answer(processor: ImageProcessor, data: bytes, limits: PictureLimits, asked: Asked) -> Reply:
     try:
-        return Reply(image=processor.prepare(data, several=several), error=None)
+        if asked is Asked.VIDEO:
+            return Reply(video=processor.prepare_video(data))
+        return Reply(image=processor.prepare(data, several=asked is Asked.SEVERAL))
     except InvalidRequest as error:
-        return Reply(image=None, error=" ".join(str(error).split())[:500])
+        return Reply(error=" ".join(str(error).split())[:500])
     except MemoryError:
-        return Reply(image=None, error=f"preparing it needs more than {limits.memory >> 20} MiB of memory")
+        return Reply(error=f"preparing it needs more than {limits.memory >> 20} MiB of memory")
     except Exception as error:  # decoders may fail in any way; the picture is at fault, and no other request
-        return Reply(image=None, error=f"it cannot be decoded ({type(error).__name__})")
+        return Reply(error=f"it cannot be decoded ({type(error).__name__})")
 
 
 def _prepare_imports() -> None:
@@ -64,6 +67,8 @@ def _prepare_imports() -> None:
     from PIL import Image
 
     Image.init()
+    with suppress(ImportError):  # which is said when there is a video
+        import av  # noqa: F401
 
 
 def _array(value: Any) -> Any:

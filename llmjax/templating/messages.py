@@ -10,6 +10,7 @@ from llmjax.templating.arguments import read_arguments
 
 # What servers call a message's reasoning; the first is the name that most templates read.
 REASONING = ("reasoning_content", "thinking", "reasoning")
+PARTS = ("text", "image", "video")  # types of parts that templates know
 
 
 def checked_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
@@ -54,8 +55,8 @@ def _content(content: Any, where: str) -> str | list[dict[str, Any]] | None:
 def _part(part: Any, where: str) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
-    if isinstance(part, dict) and part.get("type") in ("text", "image") and isinstance(part.get("text"), str):
-        return part  # the text of an image is what stands for it where a template takes no parts
+    if isinstance(part, dict) and part.get("type") in PARTS and isinstance(part.get("text"), str):
+        return part  # the text of an image or a video is what stands for it where a template takes no parts
     kind = part.get("type") if isinstance(part, dict) else type(part).__name__
     raise InvalidRequest(f"{where}: parts of type {str(kind)[:40]!r} are not supported, only text", field="messages")
 

@@ -10,6 +10,9 @@ from llmjax.models.fields import Fields
 from llmjax.models.vision.preparation import Preparation
 from llmjax.models.vision.spec import VisionSpec
 
+VIDEO = "video_processor"
+"""Under which a processor's files have what is done to videos."""
+
 
 @dataclass(frozen=True)
 class Sight:
@@ -20,12 +23,14 @@ class Sight:
         vision: its ``vision_config``.
         text: its ``text_config``, or all of it in older files.
         processor: preprocessor_config.json and processor_config.json, empty where they are not read.
+        video: the same for videos, from video_preprocessor_config.json or, where files have none, of pictures.
     """
 
     whole: Fields
     vision: Fields
     text: Fields
     processor: Fields
+    video: Fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,7 @@ class VisionFamily:
         defaults: what a missing key of ``vision_config`` means.
         whole: the same of config.json.
         processor: the same of preprocessor_config.json.
+        video: the same of video_preprocessor_config.json.
         aliases: other names of keys of ``vision_config``, see ``Fields``.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
     """
@@ -52,12 +58,14 @@ class VisionFamily:
     defaults: Mapping[str, Any]
     whole: Mapping[str, Any] = field(default_factory=dict)
     processor: Mapping[str, Any] = field(default_factory=dict)
+    video: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     vision_types: tuple[str, ...] = ()
 
     def sight(self, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Sight:
         """The parts of a config.json, with what missing keys mean."""
         whole = Fields(config, self.whole)
+        files = processor or {}
         text = whole.mapping("text_config") or whole.mapping("llm_config") or config
         return Sight(
             whole,
@@ -68,5 +76,6 @@ class VisionFamily:
                 aliases=self.aliases,
             ),
             Fields(text, name="config.json: text_config"),
-            Fields(processor or {}, self.processor, name="preprocessor_config.json"),
+            Fields(files, self.processor, name="preprocessor_config.json"),
+            Fields(files.get(VIDEO) or files, self.video, name="video_preprocessor_config.json"),
         )

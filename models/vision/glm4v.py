@@ -7,7 +7,7 @@ from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.vision import qwen2_vl
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import MAX_LAYERS, activation, head_dim, square
-from llmjax.models.vision.preparation import Preparation
+from llmjax.models.vision.preparation import FrameText, Preparation, Sampling, VideoPreparation
 from llmjax.models.vision.spec import (
     Fed,
     Merged,
@@ -37,6 +37,12 @@ DEFAULTS = {
 }
 # The same of Glm4vImageProcessor.
 PROCESSOR = {**qwen2_vl.PROCESSOR, "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15000}}
+# The same of Glm4vVideoProcessor.
+VIDEO = {
+    **PROCESSOR,
+    "size": {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 2 * 30000},
+    "max_duration": 300,
+}
 TENSORS = {
     **{name: own for name, own in qwen2_vl.TENSORS.items() if ".fc" not in name and "merger" not in name},
     "visual.embeddings.position_embedding.weight": "positions",
@@ -55,7 +61,12 @@ def encoder(sight: Sight) -> VisionSpec:
     """See ``VisionFamily.encoder``."""
     vision = sight.vision
     vision.require("in_channels", 3)
-    patch, side, out = square(vision, "patch_size"), vision.integer("spatial_merge_size"), vision.integer("out_hidden_size")
+    patch, side, out = (
+        square(vision, "patch_size"),
+        vision.integer("spatial_merge_size"),
+        vision.integer("out_hidden_size"),
+    )
+    frames = vision.integer("temporal_patch_size", maximum=qwen2_vl.MAX_FRAMES)
     norm, act, along = RMS(vision.number("rms_norm_eps")), activation(vision), square(vision, "image_size") // patch
     layer = VisionLayer(
         attention=VisionAttention(
@@ -68,7 +79,8 @@ def encoder(sight: Sight) -> VisionSpec:
         norm=norm,
     )
     return VisionSpec(
-        patch_values=3 * patch**2,
+        patch_values=3 * frames * patch**2,
+        frames=frames,
         size=vision.integer("hidden_size"),
         out=out,
         layers=(layer,) * vision.integer("depth", maximum=MAX_LAYERS),
@@ -89,7 +101,18 @@ def encoder(sight: Sight) -> VisionSpec:
 
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
-    return qwen2_vl.smart_pictures(sight, placeholder="<|image|>", frames=2, grows=True)
+    files = sight.video
+    frame = qwen2_vl.smart_frames(files, sight, placeholder="<|video|>", token="image_token_id", grows=True)
+    fps = files.optional_number("fps") or qwen2_vl.FPS
+    most = int(files.number("max_duration") * fps)
+    video = VideoPreparation(
+        frame=frame,
+        frames=sight.vision.integer("temporal_patch_size", maximum=qwen2_vl.MAX_FRAMES),
+        together=True,
+        sampling=Sampling(order="seconds", fps=fps, least=1, most=most),
+        text=FrameText(before="<|begin_of_image|>", after="<|end_of_image|>{whole}"),
+    )
+    return qwen2_vl.smart_pictures(sight, placeholder="<|image|>", frames=2, grows=True, video=video)
 
 
 FAMILIES = (
@@ -101,6 +124,7 @@ FAMILIES = (
         DEFAULTS,
         {"image_token_id": 151343},
         PROCESSOR,
+        VIDEO,
     ),
     VisionFamily(
         ("Glm4vMoeForConditionalGeneration",),
@@ -110,5 +134,6 @@ FAMILIES = (
         DEFAULTS,
         {"image_token_id": 151363},
         PROCESSOR,
+        VIDEO,
     ),
 )

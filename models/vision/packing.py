@@ -82,7 +82,10 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
             at = at[moved]
             windows[part] = window + np.concatenate([of_frame[moved] + frame * count for frame in range(frames)])
             window += frames * count
-        values[part] = picture.patches.reshape(frames, rows * columns, -1)[:, moved].reshape(-1, spec.patch_values)
+        own = picture.patches.reshape(frames, rows * columns, -1)[:, moved]
+        if own.shape[-1] != spec.patch_values:  # a still's, which are those of each frame
+            own = np.repeat(own.reshape(*own.shape[:2], 3, 1, -1), spec.frames, axis=3)
+        values[part] = own.reshape(-1, spec.patch_values)
         positions[part] = np.tile(at, (frames, 1))
         segments[part] = segment + np.repeat(np.arange(frames), rows * columns)
         if spec.table is not None:
@@ -137,7 +140,7 @@ def cells_of(
 def _cubic(
     at: NDArray[np.int32], grid: tuple[int, int], table: TablePositions
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """`cells_of` by cubic convolution with a = -0.75, cells beyond an edge being those at it, as torch's grid_sample."""
+    """`cells_of` by cubic convolution; cells beyond an edge are those at it. Formula: torch's ``grid_sample``."""
     near, shares = [], []
     for axis, (count, cells) in enumerate(zip(grid, (table.rows, table.columns), strict=True)):
         place = (at[:, axis].astype(np.float32) + 0.5) * np.float32(cells / count) - 0.5

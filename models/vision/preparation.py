@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -11,7 +12,7 @@ class SmartResize:
     """Both sides become multiples of ``unit`` near their own, with the number of pixels within limits (Qwen2-VL).
 
     Attributes:
-        frames: how often a picture's pixels count: GLM-4V counts a still as two frames.
+        frames: how often a picture's pixels count: GLM-4V counts a still as two frames, and a video as all it has.
         grows: a picture with a side of less than ``unit`` is enlarged first (GLM-4V).
     """
 
@@ -201,6 +202,65 @@ class Framed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Which frames of a video are taken.
+
+    Attributes:
+        order: "steps": an even number of them at equal distances (Qwen2-VL); "ends": the first, the last, and
+            others evenly between (Qwen3-VL); "seconds": those at or after each part of a second, and the last again
+            where they are odd (GLM-4V).
+        fps: frames of a second.
+        least: frames of a video that has as many.
+        most: frames of the longest video.
+    """
+
+    order: Literal["steps", "ends", "seconds"]
+    fps: float
+    least: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FrameText:
+    """The texts around a patch's frames, with places for their time in ``seconds`` and in ``whole`` ones.
+
+    Attributes:
+        middle: the time is the middle between that of the first and of the last frame, not that of the first.
+    """
+
+    before: str
+    after: str
+    middle: bool = False
+
+    def texts(self, times: Sequence[float]) -> tuple[str, str]:
+        """Both texts of frames with these times, in seconds."""
+        seconds = (times[0] + times[-1]) / 2 if self.middle else times[0]
+        before, after = (each.format(seconds=seconds, whole=int(seconds)) for each in (self.before, self.after))
+        return before, after
+
+
+@dataclass(frozen=True, kw_only=True)
+class VideoPreparation:
+    """What is done to a video: some of its frames are taken, and prepared as pictures of one size.
+
+    Attributes:
+        frame: what is done to each, with the placeholder of a video and the token at which its rows stand.
+        frames: how many are in a patch; the last is repeated where there are fewer.
+        together: the limits of pixels are for all frames, not for each.
+        sampling: which frames are taken.
+        text: what is around the rows of a patch's frames; None: they follow one another.
+        pace: positions on the axis of time for a second, where rows follow one another; None: one for each patch.
+    """
+
+    frame: Preparation
+    frames: int
+    together: bool
+    sampling: Sampling
+    text: FrameText | None = None
+    pace: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Preparation:
     """All that is done to a picture.
 
@@ -215,6 +275,7 @@ class Preparation:
         text: what replaces the placeholder.
         joins_lines: line breaks around it and in it are one token where the tokenizer has one (Gemma 3).
         frame: what stands around the text of prompts with pictures; None: nothing.
+        video: what is done to videos; None: the model sees none.
     """
 
     layout: Layout
@@ -229,3 +290,4 @@ class Preparation:
     text: PictureText = field(default_factory=Surrounded)
     joins_lines: bool = False
     frame: Framed | None = None
+    video: VideoPreparation | None = None

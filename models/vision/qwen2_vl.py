@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models.fields import Fields
@@ -18,7 +19,7 @@ from llmjax.models.vision.fields import (
     preparation,
     square,
 )
-from llmjax.models.vision.preparation import Preparation, SmartResize
+from llmjax.models.vision.preparation import Preparation, Sampling, SmartResize, VideoPreparation
 from llmjax.models.vision.spec import Merged, Normed, Projected, Rope2D, VisionAttention, VisionLayer, VisionSpec
 
 # What Hugging Face's Qwen2VLVisionConfig means by a missing key.
@@ -40,6 +41,7 @@ DEFAULTS_2_5 = {
     "hidden_act": "silu",
     "intermediate_size": 3420,
     "window_size": 112,
+    "tokens_per_second": 4,
     "out_hidden_size": 3584,
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
@@ -51,6 +53,15 @@ PROCESSOR = {
     "image_mean": OPENAI_MEAN,
     "image_std": OPENAI_STD,
 }
+FPS = 2.0  # of a video, as qwen-vl-utils has it
+# The same of Qwen2VLVideoProcessor.
+VIDEO = {
+    **PROCESSOR,
+    "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
+    "min_frames": 4,
+    "max_frames": 768,
+}
+MAX_FRAMES = 16  # of a patch
 TENSORS = {
     "visual.patch_embed.proj": "patch_embed",
     "visual.blocks.*.norm1": "layers.*.norm1",
@@ -115,8 +126,10 @@ def merging(
     """
     patch, side = square(vision, "patch_size"), vision.integer("spatial_merge_size")
     vision.require("in_channels", 3)
+    frames = vision.integer("temporal_patch_size", maximum=MAX_FRAMES)
     fields: dict[str, Any] = {
-        "patch_values": 3 * patch**2,
+        "patch_values": 3 * frames * patch**2,
+        "frames": frames,
         "size": size,
         "out": out,
         "layers": layers,
@@ -131,18 +144,65 @@ def merging(
 
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
-    return smart_pictures(sight, placeholder="<|image_pad|>")
+    return smart_pictures(sight, placeholder="<|image_pad|>", video=videos(sight))
 
 
-def smart_pictures(sight: Sight, *, placeholder: str, frames: int = 1, grows: bool = False) -> Preparation:
+def videos(sight: Sight, **changes: Any) -> VideoPreparation:
+    """What is done to videos, which are sampled as qwen-vl-utils samples them where files do not say it.
+
+    Args:
+        changes: fields of VideoPreparation that are not as for Qwen2-VL.
+    """
+    files = sight.video
+    pace = sight.vision.get("tokens_per_second")
+    return VideoPreparation(
+        **{
+            "frame": smart_frames(files, sight, placeholder="<|video_pad|>", token="video_token_id"),
+            "frames": sight.vision.integer("temporal_patch_size", maximum=MAX_FRAMES),
+            "together": False,
+            "sampling": Sampling(
+                order="steps",
+                fps=files.optional_number("fps") or FPS,
+                least=files.integer("min_frames"),
+                most=files.integer("max_frames"),
+            ),
+            "pace": None if pace is None else sight.vision.number("tokens_per_second"),
+            **changes,
+        }
+    )
+
+
+def smart_pictures(
+    sight: Sight,
+    *,
+    placeholder: str,
+    video: VideoPreparation | None = None,
+    frames: int = 1,
+    grows: bool = False,
+) -> Preparation:
     """What is done to pictures whose sides become multiples of a square's, within limits of pixels.
 
     Args:
         frames, grows: see ``SmartResize``.
     """
-    files, vision = sight.processor, sight.vision
+    found = smart_frames(
+        sight.processor, sight, placeholder=placeholder, token="image_token_id", frames=frames, grows=grows
+    )
+    return replace(found, video=video)
+
+
+def smart_frames(
+    files: Fields, sight: Sight, *, placeholder: str, token: str, frames: int = 1, grows: bool = False
+) -> Preparation:
+    """The same of pictures or of frames.
+
+    Args:
+        files: the processor's keys.
+        token: the key of the token at which rows stand.
+    """
+    vision = sight.vision
     patch, side = square(vision, "patch_size"), vision.integer("spatial_merge_size")
-    size = Fields(files.mapping("size"), PROCESSOR["size"], name=f"{files.name}: size")  # type: ignore[arg-type]
+    size = Fields(files.mapping("size"), files.defaults["size"], name=f"{files.name}: size")
     least = files if files.get("min_pixels") is not None else size
     most = files if files.get("max_pixels") is not None else size
     layout = SmartResize(
@@ -154,7 +214,7 @@ def smart_pictures(sight: Sight, *, placeholder: str, frames: int = 1, grows: bo
     )
     files.require("patch_size", patch)
     files.require("merge_size", side)
-    row_token = sight.whole.integer("image_token_id", minimum=0)
+    row_token = sight.whole.integer(token, minimum=0)
     return preparation(files, layout=layout, patch=patch, side=side, placeholder=placeholder, row_token=row_token)
 
 
@@ -165,8 +225,9 @@ FAMILIES = (
         pictures,
         TENSORS,
         DEFAULTS,
-        {"image_token_id": 151655},
+        {"image_token_id": 151655, "video_token_id": 151656},
         PROCESSOR,
+        VIDEO,
     ),
     VisionFamily(
         ("Qwen2_5_VLForConditionalGeneration",),
@@ -174,7 +235,8 @@ FAMILIES = (
         pictures,
         TENSORS,
         DEFAULTS_2_5,
-        {"image_token_id": 151655},
+        {"image_token_id": 151655, "video_token_id": 151656},
         PROCESSOR,
+        VIDEO,
     ),
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmjax.models.layers.mlp import MLP
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision import qwen2_vl
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import HALF, MAX_LAYERS, activation, head_dim
+from llmjax.models.vision.preparation import FrameText, Preparation
 from llmjax.models.vision.spec import (
     Merged,
     Normed,
@@ -35,6 +38,13 @@ DEFAULTS = {
 # The same of Qwen3_5VisionConfig.
 DEFAULTS_3_5 = {**DEFAULTS, "deepstack_visual_indexes": []}
 PROCESSOR = {**qwen2_vl.PROCESSOR, "image_mean": HALF, "image_std": HALF}
+# The same of Qwen3VLVideoProcessor.
+VIDEO = {
+    **qwen2_vl.VIDEO,
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "image_mean": HALF,
+    "image_std": HALF,
+}
 TENSORS = {
     **{name: own for name, own in qwen2_vl.TENSORS.items() if ".mlp." not in name and "merger" not in name},
     "visual.pos_embed.weight": "positions",
@@ -47,6 +57,8 @@ TENSORS = {
     "visual.deepstack_merger_list.*.linear_fc1": "taps.*.step2",
     "visual.deepstack_merger_list.*.linear_fc2": "taps.*.step3",
 }
+START, END = "<|vision_start|>", "<|vision_end|>"
+TIMED = FrameText(before=f"<{{seconds:.1f}} seconds>{START}", after=END, middle=True)
 
 
 def encoder(sight: Sight) -> VisionSpec:
@@ -75,23 +87,34 @@ def encoder(sight: Sight) -> VisionSpec:
     )
 
 
+def pictures(sight: Sight) -> Preparation:
+    """See ``VisionFamily.preparation``."""
+    placeholder = f"{START}<|video_pad|>{END}"
+    frame = qwen2_vl.smart_frames(sight.video, sight, placeholder=placeholder, token="video_token_id", grows=True)
+    video = qwen2_vl.videos(sight, frame=frame, together=True, text=TIMED)
+    sampling = replace(video.sampling, order="ends")
+    return qwen2_vl.smart_pictures(sight, placeholder="<|image_pad|>", video=replace(video, sampling=sampling))
+
+
 FAMILIES = (
     VisionFamily(
         ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"),
         encoder,
-        qwen2_vl.pictures,
+        pictures,
         TENSORS,
         DEFAULTS,
-        {"image_token_id": 151655},
+        {"image_token_id": 151655, "video_token_id": 151656},
         PROCESSOR,
+        VIDEO,
     ),
     VisionFamily(
         ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
         encoder,
-        qwen2_vl.pictures,
+        pictures,
         TENSORS,
         DEFAULTS_3_5,
-        {"image_token_id": 248056},
+        {"image_token_id": 248056, "video_token_id": 248057},
         PROCESSOR,
+        VIDEO,
     ),
 )

@@ -140,7 +140,8 @@ class VisionSpec:
     """All that defines an encoder of pictures.
 
     Attributes:
-        patch_values: values of a patch.
+        patch_values: values of a patch, those of each channel together.
+        frames: frames of a video that a patch has values of; a still has the same ones in each.
         size: number of values of a patch's vector between layers.
         out: size of a feature row, which is the text model's hidden size.
         side: patches along each side of a picture that become one row; patches come square by square.
@@ -161,6 +162,7 @@ class VisionSpec:
     """
 
     patch_values: int
+    frames: int = 1
     size: int
     out: int
     layers: tuple[VisionLayer, ...]

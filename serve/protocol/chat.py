@@ -287,7 +287,7 @@ def _content(
     result = role == "tool"
     if not isinstance(content, list):
         return content
-    parts = []
+    parts: list[dict[str, str]] = []
     for i, part in enumerate(content):
         kind = part.get("type", "text")
         if isinstance(kind, str) and kind in PICTURE_PARTS and (pictures is not None or not result):
@@ -297,12 +297,12 @@ def _content(
                 )
             if role not in ("user", "tool"):
                 raise ApiError(
-                    f"`{path}.{i}`: an image cannot stand in a message of role {role}",
+                    f"`{path}.{i}`: {PICTURE_PARTS[kind]}s cannot stand in a message of role {role}",
                     param=f"{path}.{i}.type",
                     code="unsupported_parameter",
                 )
             pictures.append(picture_of(part, f"{path}.{i}"))
-            parts.append({"type": "image"})
+            parts.append({"type": PICTURE_PARTS[kind]})
             continue
         if result and isinstance(kind, str) and kind not in TEXT_PARTS:
             parts.append({"type": "text", "text": unread_part(kind)})

@@ -1,27 +1,36 @@
-"""Pictures in messages, in the forms that the APIs have for them."""
+"""Pictures and videos in messages, in the forms that the APIs have for them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from llmjax.serve.errors import ApiError
 
-PICTURE_PARTS = frozenset({"image_url", "input_image", "image"})
+Kind = Literal["image", "video"]
+PICTURE_PARTS: Mapping[str, Kind] = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "video_url": "video",
+}
+"""Types of parts, and what they have."""
 TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture in a request: its name there, and where it is."""
+    """A picture or a video in a request: its name there, and where it is."""
 
     path: str
     url: str
+    kind: Kind = "image"
 
 
 def picture_of(part: Mapping[str, Any], path: str) -> Picture:
-    """The picture in a part of a message: OpenAI's ``image_url`` and ``input_image``, Anthropic's ``image``.
+    """The picture in a part of a message: OpenAI's ``image_url`` and ``input_image``, Anthropic's ``image``, or the
+    video in vLLM's ``video_url``.
 
     ``detail`` has no effect: the model's own processor decides on the size.
 
@@ -30,11 +39,12 @@ def picture_of(part: Mapping[str, Any], path: str) -> Picture:
     """
     if part.get("type") == "image":
         return _of_anthropic(part.get("source"), f"{path}.source")
-    found, name = part.get("image_url"), f"{path}.image_url"
+    kind = PICTURE_PARTS[part["type"]]
+    found, name = part.get(f"{kind}_url"), f"{path}.{kind}_url"
     if isinstance(found, Mapping):
         found, name = found.get("url"), f"{name}.url"
     if isinstance(found, str) and found:
-        return Picture(name, found)
+        return Picture(name, found, kind)
     if part.get("file_id") is not None:
         raise ApiError(
             f"`{path}.file_id` is not supported: send a data: URL as image_url",

@@ -22,8 +22,15 @@ def _card(server: Server, name: str) -> dict[str, Any]:
         "root": server.model_root,
         "parent": None,
         "max_model_len": engine.info.max_model_len,
-        "input_modalities": ["text"] if server.pictures is None else ["text", "image"],
+        "input_modalities": _modalities(server),
     }
+
+
+def _modalities(server: Server) -> list[str]:
+    """What the model reads."""
+    if server.pictures is None:
+        return ["text"]
+    return ["text", "image", *(["video"] if server.pictures.images.video_placeholder else [])]
 
 
 async def list_models(request: Request) -> Response:

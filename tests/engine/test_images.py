@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 from tests.checkpoints import SEEING
 from tests.levels import at_levels
+from tests.models.vision import test_video
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.jax_api
@@ -52,6 +54,7 @@ CASES = ["none", "one", "two", "first"]
 WHOLE = {"gemma3": (20, 64), "paligemma": (64,), "paligemma2": (64,)}
 WHOLE_PROMPTS = ("paligemma", "paligemma2")
 SIZES = {name: WHOLE.get(name, CHUNKS) for name in NAMES}
+VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v"]
 MORE = [f"{name} in chunks of {chunk}" for name in NAMES for chunk in SIZES[name]]
 FAST = ["qwen2-vl in chunks of 1", "qwen2_5-vl in chunks of 7", "qwen3-vl in chunks of 64", "gemma3 in chunks of 20"]
 SLOW = [f"{name} in chunks of {SIZES[name][0] if name in WHOLE else 7}" for name in NAMES[4:]]
@@ -63,15 +66,15 @@ def golden(name: str) -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def engine_of(name: str, compile_cache_dir: str, **options: Any) -> LLM:
+def engine_of(name: str, compile_cache_dir: str, *, folder: Path | None = None, **options: Any) -> LLM:
     """An engine in which a prompt's log-probabilities are those of all tokens."""
     options = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20, **options}
     vocab_size = golden(name)["none/logits"].shape[1]
     return LLM(
-        str(SEEING / name),
+        str(folder or SEEING / name),
         dtype="float32",
         page_size=PAGE,
-        max_model_len=128,
+        max_model_len=160,
         max_logprobs=vocab_size,
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,
@@ -193,6 +196,38 @@ def test_a_preempted_request_sees_the_same(name: str, compile_cache_dir: str) ->
     tight.close()
 
 
+@pytest.mark.parametrize("name", at_levels(VIDEOS, fast=["qwen3-vl"], slow=["qwen2_5-vl", "glm4v"]))
+def test_logits_behind_videos_are_those_of_transformers(name: str, compile_cache_dir: str, tmp_path: Path) -> None:
+    """In chunks that end inside a video's frames, and again from the prefix cache."""
+    found = test_video.golden(name)
+    metadata = {"fps": float(found["fps"]), "frames_indices": found["indices"], "total_num_frames": int(found["total"])}
+    data: dict[str, Any] = {"video": (found["frames"], metadata)}
+    if name != "glm4v":
+        data["image"] = Image.fromarray(golden(name)["image0"])
+    prompt: Any = {"prompt": found["prompt"].tobytes().decode(), "multi_modal_data": data}
+    expected = log_softmax(found["logits"])
+    folder = test_video.seeing_video(name, tmp_path / name)
+    llm = engine_of(name, compile_cache_dir, folder=folder, max_num_batched_tokens=20)
+    for again in range(2):
+        params = scored(max_tokens=1, prompt_logprobs=None if again else -1)
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        assert list(output.prompt_token_ids or ()) == found["tokens"].tolist()
+        rows = rows_of(output.outputs[0].logprobs, expected.shape[1])
+        if not again:
+            assert output.prompt_logprobs is not None
+            rows = np.concatenate([rows_of(output.prompt_logprobs[1:], expected.shape[1]), rows])
+        np.testing.assert_allclose(rows, expected[-len(rows) :], atol=TOLERANCE)
+    assert output.num_cached_tokens == (len(found["tokens"]) - 1) // PAGE * PAGE
+    for wrong, reason in [
+        ({**data, "video": []}, "1 video placeholders, but there are 0 videos"),
+        ({**data, "video": [data["video"]] * 5}, "a prompt may have 4"),
+        ({**data, "video": 3}, "video 1: a int is not a video"),
+    ]:
+        with pytest.raises(InvalidRequest, match=reason):
+            llm.generate([{**prompt, "multi_modal_data": wrong}], use_tqdm=False)
+    llm.close()
+
+
 def test_what_a_prompt_with_images_must_be(engine: Seeing) -> None:
     name, llm = engine
     picture = Image.fromarray(golden(name)["image0"])
@@ -201,7 +236,7 @@ def test_what_a_prompt_with_images_must_be(engine: Seeing) -> None:
         ({"prompt": text}, "the prompt has 1 image placeholders, but there are 0 images"),
         ({"prompt": text, "multi_modal_data": {"image": [picture] * 2}}, "but there are 2 images"),
         ({"prompt": text, "multi_modal_data": {"image": [picture] * 65}}, "a prompt may have 64"),
-        ({"prompt": text, "multi_modal_data": {"video": [picture]}}, "'video' is not supported"),
+        ({"prompt": text, "multi_modal_data": {"audio": [picture]}}, "'audio' is not supported"),
         ({"prompt": text, "multi_modal_data": {"image": b"nothing"}}, "image 1: "),
         ({"prompt": text, "multi_modal_data": {"image": 3}}, "a int is not a picture"),
         ({"prompt": text, "multi_modal_data": {"image": "/nowhere/a.png"}}, "the file cannot be read"),

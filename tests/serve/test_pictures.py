@@ -16,6 +16,7 @@ from PIL import Image
 
 from llmjax.config import EngineConfig, ServerConfig
 from tests.checkpoints import SEEING
+from tests.models.vision.test_video import file_of
 
 pytestmark = pytest.mark.jax_api
 
@@ -66,10 +67,11 @@ def server(start_server: Any, compile_cache_dir: str, folder: Path) -> Iterator[
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,
         served_model_name="seeing",
-        limit_mm_per_prompt={"image": 3},
+        limit_mm_per_prompt={"image": 3, "video": 1},
         page_size=8,
     )
-    running, stop = start_server(config, ServerConfig(port=0, allowed_local_media_path=str(folder / "in")))
+    options = {"allowed_local_media_path": str(folder / "in"), "trust_request_chat_template": True}
+    running, stop = start_server(config, ServerConfig(port=0, **options))
     yield running
     running.wait_idle()
     stop()
@@ -86,6 +88,36 @@ def answer(server: Any, messages: list[Any], **options: Any) -> tuple[str, dict[
     assert response.status_code == 200, response.text
     found = response.json()
     return found["choices"][0]["message"]["content"], found["usage"]
+
+
+def test_videos_are_seen(server: Any, folder: Path) -> None:
+    """From a data: URL and a file; what is none, too many, or not to be read, is said of the part."""
+    made = np.random.default_rng(5).integers(0, 256, (12, 36, 48, 3)).astype(np.uint8)
+    file = file_of(made, fps=4)
+    (folder / "in" / "a.mkv").write_bytes(file)
+    ask = {"type": "text", "text": QUESTION}
+
+    def message(*urls: str) -> list[Any]:
+        return [{"role": "user", "content": [*({"type": "video_url", "video_url": {"url": u}} for u in urls), ask]}]
+
+    template = (
+        "{% for m in messages %}{% for p in m.content %}{% if p.type == 'video' %}<|vision_start|><|video_pad|>"
+        "<|vision_end|>{% elif p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    said, usage = answer(server, message(url_of(file, "video/x-matroska")), chat_template=template)
+    again = answer(server, message(f"file://{folder}/in/a.mkv"), chat_template=template)
+    assert (said, usage["prompt_tokens"]) == (again[0], again[1]["prompt_tokens"])
+    # Three seconds at two frames a second, two frames in each of 3 x 4 rows, and the tokens around them.
+    assert usage["prompt_tokens"] > 3 * 12 + 2
+    assert again[1]["prompt_tokens_details"]["cached_tokens"] > 3 * 12
+    for urls, reason in [
+        ([url_of(b"nothing" * 99)], "cannot be decoded"),
+        ([url_of(file)] * 2, "it may have 1"),
+        ([f"file://{folder}/outside.mkv"], "no such file below"),
+    ]:
+        response = asked(server, message(*urls), chat_template=template)
+        assert response.status_code == 400 and reason in response.text, response.text
+        assert "messages.0.content" in response.json()["error"]["param"]
 
 
 def test_every_api_sees_the_same_picture(server: Any) -> None:
@@ -116,7 +148,7 @@ def test_every_api_sees_the_same_picture(server: Any) -> None:
     count = own.messages.count_tokens(model=model, messages=asked_in_blocks)
     assert count.input_tokens == usage.prompt_tokens
     with server.http() as http:
-        assert http.get("/v1/models").json()["data"][0]["input_modalities"] == ["text", "image"]
+        assert http.get("/v1/models").json()["data"][0]["input_modalities"] == ["text", "image", "video"]
 
 
 def test_pictures_in_results_of_tools(server: Any) -> None:

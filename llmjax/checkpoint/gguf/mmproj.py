@@ -421,7 +421,9 @@ def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTenso
             continue
         made: StoredTensor = tensor
         if name == FIRST_FRAME and SECOND_FRAME in file.tensors:
-            made = Made(name, (tensor, file.tensors[SECOND_FRAME]), tensor.shape, np.add)
+            out, channels, *sides = tensor.shape
+            both = (tensor, file.tensors[SECOND_FRAME])
+            made = Made(name, both, (out, channels, 2, *sides), lambda *frames: np.stack(frames, axis=2))
         own = names.get(NUMBER.sub("*", name)) or names.get(NUMBER.sub("*", name.rpartition(".")[0]), "")
         if f"{own}.{name.rpartition('.')[2]}" in projector.plus_one:
             made = Made(name, (tensor,), tensor.shape, lambda values: values - np.float32(1))

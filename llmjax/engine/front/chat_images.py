@@ -1,4 +1,4 @@
-"""Pictures in the messages of an offline chat."""
+"""Pictures and videos in the messages of an offline chat."""
 
 from __future__ import annotations
 
@@ -10,30 +10,37 @@ from typing import Any
 from llmjax.engine.front.images import TEXT_ONLY, Images
 from llmjax.errors import InvalidRequest
 
-KINDS = ("image_url", "image", "image_pil", "input_image")
+KINDS = {
+    **dict.fromkeys(("image_url", "image", "image_pil", "input_image"), "image"),
+    **dict.fromkeys(("video_url", "video"), "video"),
+}
+"""Types of parts, and what they have."""
 
 
-def with_pictures(messages: Sequence[Any], images: Images | None) -> tuple[list[Any], list[Any]]:
-    """Messages in which pictures are what a chat template knows of them, and the pictures, in order.
+def with_pictures(messages: Sequence[Any], images: Images | None) -> tuple[list[Any], dict[str, list[Any]]]:
+    """Messages in which pictures are what a chat template knows of them, and ``multi_modal_data`` with the pictures and
+    videos, in order.
 
     A picture is a part of type ``image`` with a path, bytes or an image of Pillow under ``image`` (vLLM's
-    ``image_pil`` likewise), or of type ``image_url`` with a path or a data: URL.
+    ``image_pil`` likewise), or of type ``image_url`` with a path or a data: URL. A video is one of type ``video`` with
+    a path, bytes or frames under ``video``, or of type ``video_url``.
 
     Args:
         images: None: the model sees none.
 
     Raises:
-        InvalidRequest: there is a picture, and the model sees none; or a part has none.
+        InvalidRequest: there is a picture or a video, and the model sees none; or a part has none.
     """
-    pictures: list[Any] = []
+    data: dict[str, list[Any]] = {}
 
     def shown(part: Any) -> Any:
         if not isinstance(part, Mapping) or part.get("type") not in KINDS:
             return part
         if images is None:
             raise InvalidRequest(TEXT_ONLY, field="messages")
-        pictures.append(_picture_of(part))
-        return {"type": "image", "text": images.placeholder}
+        kind = KINDS[part["type"]]
+        data.setdefault(kind, []).append(_picture_of(part))
+        return {"type": kind, "text": images.placeholder if kind == "image" else images.video_placeholder}
 
     def turn(message: Any) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None
@@ -41,7 +48,7 @@ def with_pictures(messages: Sequence[Any], images: Images | None) -> tuple[list[
             return message
         return {**message, "content": [shown(part) for part in content]}
 
-    return [turn(message) for message in messages], pictures
+    return [turn(message) for message in messages], data
 
 
 def _picture_of(part: Mapping[str, Any]) -> Any:
@@ -49,12 +56,12 @@ def _picture_of(part: Mapping[str, Any]) -> Any:
     if isinstance(found, Mapping):
         found = found.get("url")
     if found is None:
-        raise InvalidRequest(f"a part of type {part['type']} has no picture under that name", field="messages")
+        raise InvalidRequest(f"a part of type {part['type']} has nothing under that name", field="messages")
     if isinstance(found, str) and found[:5].lower() == "data:":
         try:
             return b64decode(found.partition(",")[2], validate=True)
         except (Error, ValueError):
             raise InvalidRequest("a data: URL must be of the form data:image/png;base64,…", field="messages") from None
     if isinstance(found, str) and found[:5].lower() in ("http:", "https"):
-        raise InvalidRequest("images are not downloaded here: give a path, bytes or a data: URL", field="messages")
+        raise InvalidRequest("nothing is downloaded here: give a path, bytes or a data: URL", field="messages")
     return found.removeprefix("file://") if isinstance(found, str) else found

@@ -1,4 +1,5 @@
-"""Prompts with images: pictures are prepared, placed among the tokens, and checked against what the engine takes."""
+"""Prompts with images and videos: both are prepared, placed among the tokens, and checked against what the engine
+takes."""
 
 from __future__ import annotations
 
@@ -14,9 +15,10 @@ import numpy as np
 from llmjax.engine.core.media import PromptImage, PromptMedia, Whole
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
-from llmjax.media.image import PreparedImage
+from llmjax.media.image import PreparedImage, PreparedVideo
 from llmjax.media.processor import ImageProcessor
-from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images
+from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images, with_videos
+from llmjax.media.video import frames_of
 
 if TYPE_CHECKING:
     from llmjax.media.processor import ImageProcessor
@@ -32,16 +34,26 @@ class Images:
     Args:
         processor: prepares pictures for the model's encoder.
         info: what the engine takes.
-        placeholder: the text that stands for an image in a prompt.
-        limit: most images of a prompt.
+        tokenize: text to ids, for the texts in videos.
+        placeholder, video_placeholder: the text that stands for an image in a prompt, and for a video.
+        limit, video_limit: most images and most videos of a prompt.
     """
 
     def __init__(
-        self, processor: ImageProcessor, info: VisionInfo, *, placeholder: str = "", limit: int | None = None
+        self,
+        processor: ImageProcessor,
+        info: VisionInfo,
+        *,
+        tokenize: Callable[[str], list[int]],
+        placeholder: str = "",
+        video_placeholder: str = "",
+        limit: int | None = None,
+        video_limit: int | None = None,
     ) -> None:
         self.processor = processor
-        self.placeholder = placeholder
-        self.limit = limit
+        self.placeholder, self.video_placeholder = placeholder, video_placeholder
+        self.limit, self.video_limit = limit, video_limit
+        self._tokenize = tokenize
         self._info = info
 
     @classmethod
@@ -53,6 +65,7 @@ class Images:
         tokenize: Callable[[str], list[int]],
         detokenize: Callable[[list[int]], str],
         limit: int | None = None,
+        video_limit: int | None = None,
         mmproj: str | None = None,
     ) -> Images | None:
         """The `Images` of a model; None: its files do not say how pictures are prepared.
@@ -70,7 +83,15 @@ class Images:
             processor = processor_beside(path, tokenize, mmproj=None if mmproj is None else Path(mmproj))
         if processor is None:
             return None
-        return cls(processor, info, placeholder=detokenize(list(processor.placeholder)), limit=limit)
+        return cls(
+            processor,
+            info,
+            tokenize=tokenize,
+            placeholder=detokenize(list(processor.placeholder)),
+            video_placeholder=detokenize(list(processor.video_placeholder)),
+            limit=limit,
+            video_limit=video_limit,
+        )
 
     def prepared(self, pictures: Any) -> list[PreparedImage]:
         """Prepared images of one picture or several: of files, their bytes, or images of Pillow.
@@ -94,23 +115,51 @@ class Images:
     def _prepared(self, picture: Any, *, several: bool) -> PreparedImage:
         return self.processor.prepare(_bytes_of(picture), several=several)
 
-    def check_count(self, count: int) -> None:
-        """Raises InvalidRequest if a prompt may have fewer images."""
-        if self.limit is not None and count > self.limit:
-            raise InvalidRequest(
-                f"there are {count} images; a prompt may have {self.limit} (--limit-mm-per-prompt)",
-                field="multi_modal_data",
-            )
-
-    def placed(self, ids: list[int], images: Sequence[PreparedImage]) -> tuple[list[int], PromptMedia | None]:
-        """The tokens of a prompt with those of its images in place of the placeholders, and the images.
+    def prepared_videos(self, videos: Any) -> list[PreparedVideo]:
+        """Prepared videos of one video or several: of files, their bytes, or what `frames_of` takes.
 
         Raises:
-            InvalidRequest: there are more or fewer placeholders than images, or an image is too large.
+            InvalidRequest: one is none of these, cannot be read, or is too large; or there are too many.
+        """
+        several = videos if isinstance(videos, list) and not (videos and _is_frame(videos[0])) else [videos]
+        self.check_video_count(len(several))
+        found = []
+        for number, video in enumerate(several):
+            try:
+                file = isinstance(video, str | Path | bytes | bytearray | memoryview)
+                found.append(self.processor.prepare_video(_bytes_of(video) if file else frames_of(video)))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"video {number + 1}: {error}", field="multi_modal_data") from error
+        return found
+
+    def check_count(self, count: int) -> None:
+        """Raises InvalidRequest if a prompt may have fewer images."""
+        _check_count(count, "images", self.limit)
+
+    def check_video_count(self, count: int) -> None:
+        """Raises InvalidRequest if a prompt may have fewer videos."""
+        _check_count(count, "videos", self.video_limit)
+
+    def placed(
+        self, ids: list[int], images: Sequence[PreparedImage], videos: Sequence[PreparedVideo] = ()
+    ) -> tuple[list[int], PromptMedia | None]:
+        """The tokens of a prompt with those of its images and videos in place of the placeholders, and the images.
+
+        Raises:
+            InvalidRequest: there are more or fewer placeholders than images or videos, or one is too large.
         """
         processor, info = self.processor, self._info
-        if not images and processor.placeholder[0] not in ids:
+        if not images and not videos and not {*processor.placeholder[:1], *processor.video_placeholder[:1]} & set(ids):
             return ids, None
+        if processor.video_placeholder:
+            ids, images = with_videos(
+                ids,
+                images,
+                videos,
+                placeholder=processor.placeholder,
+                video_placeholder=processor.video_placeholder,
+                texts=self._texts,
+            )
         for number, image in enumerate(images):
             _check_size(number, image, info)
         prompt = with_images(
@@ -128,12 +177,29 @@ class Images:
         found = tuple(_placed(prompt, number, images, processor.row_token_id) for number in range(len(prompt.spans)))
         return list(prompt.ids), PromptMedia(images=found, axes=axes, delta=delta, wholes=_wholes(prompt, found, info))
 
+    def _texts(self, times: Sequence[float]) -> tuple[list[int], list[int]]:
+        before, after = self.processor.frame_texts(times)
+        return self._tokenize(before) if before else [], self._tokenize(after) if after else []
 
-def pictures_of(data: Mapping[str, Any]) -> Any:
-    """The pictures in vLLM's ``multi_modal_data``; raises InvalidRequest if there is anything else."""
-    if other := next((key for key in data if key != "image"), None):
-        raise InvalidRequest(f"multi_modal_data: {other!r} is not supported, only 'image'", field="multi_modal_data")
-    return data["image"]
+
+def media_of(data: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The pictures and the videos in vLLM's ``multi_modal_data``; raises InvalidRequest if there is anything else."""
+    if other := next((key for key in data if key not in ("image", "video")), None):
+        raise InvalidRequest(
+            f"multi_modal_data: {other!r} is not supported, only 'image' and 'video'", field="multi_modal_data"
+        )
+    return data.get("image", []), data.get("video", [])
+
+
+def _is_frame(given: Any) -> bool:
+    return hasattr(given, "save") or (isinstance(given, np.ndarray) and given.ndim == 3)
+
+
+def _check_count(count: int, what: str, limit: int | None) -> None:
+    if limit is not None and count > limit:
+        raise InvalidRequest(
+            f"there are {count} {what}; a prompt may have {limit} (--limit-mm-per-prompt)", field="multi_modal_data"
+        )
 
 
 def _check_size(number: int, image: PreparedImage, info: VisionInfo) -> None:
@@ -154,7 +220,8 @@ def _check_size(number: int, image: PreparedImage, info: VisionInfo) -> None:
 def _placed(prompt: MediaPrompt, number: int, images: Sequence[PreparedImage], row_token: int) -> PromptImage:
     span = prompt.spans[number]
     image, end = images[span.image_index], span.start + span.length
-    rows = span.start + np.flatnonzero(np.array(prompt.ids[span.start : end]) == row_token)
+    token = row_token if image.row_token is None else image.row_token
+    rows = span.start + np.flatnonzero(np.array(prompt.ids[span.start : end]) == token)
     if len(rows) != image.num_rows:
         raise InvalidRequest(f"image {number + 1} has {image.num_rows} feature rows, and room for {len(rows)}")
     return PromptImage(start=span.start, end=end, rows=rows.astype(np.int32), image=image)

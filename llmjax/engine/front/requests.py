@@ -12,7 +12,7 @@ from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.front.beam_search import MAX_BEAM_TOKENS, BeamSearch
-from llmjax.engine.front.images import TEXT_ONLY, Images, pictures_of
+from llmjax.engine.front.images import TEXT_ONLY, Images, media_of
 from llmjax.engine.front.limits import RequestLimits
 from llmjax.engine.info import EngineInfo
 from llmjax.errors import InvalidRequest
@@ -221,16 +221,19 @@ class Requests:
         if isinstance(prompt, Prompt):
             return replace(prompt, cache_salt=cache_salt)
         pictures: Any = []
+        videos: Any = []
         if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
             if self.images is None:
                 raise InvalidRequest(f"multi_modal_data: {TEXT_ONLY}", field="multi_modal_data")
-            pictures = pictures_of(prompt["multi_modal_data"])
+            pictures, videos = media_of(prompt["multi_modal_data"])
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = salt_of(prompt["cache_salt"], cache_salt)
         if self.images is None:
             return Prompt(text, token_ids, cache_salt)
-        token_ids, media = self.images.placed(token_ids, self.images.prepared(pictures))
+        token_ids, media = self.images.placed(
+            token_ids, self.images.prepared(pictures), self.images.prepared_videos(videos)
+        )
         return Prompt(text, token_ids, cache_salt, media)
 
     def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:

@@ -191,10 +191,10 @@ def written(name: str, path: Path) -> Checkpoint:
         for end, change in conversion.changed.items():
             values = change(values) if own.endswith(end) else values
         if own == "patch_embed.weight":
-            values = values.reshape(-1, 3, 6, 6)
-            if name.startswith("qwen"):
-                values = values / 2
-                writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values))
+            values = values.reshape(len(values), 3, -1, 6, 6)
+            if values.shape[2] == 2:
+                writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
+            values = values[:, :, 0]
         writer.add_tensor(file_name(own, conversion.names), np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()

@@ -560,6 +560,7 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
             "vision_config": PALIGEMMA_VISION,
         },
         **PALIGEMMA,
+    ),
     "glm4v": lambda: Checkpoint(
         "Glm4vForConditionalGeneration",
         {
