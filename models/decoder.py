@@ -151,7 +151,9 @@ class CausalLM(nnx.Module):
         config = self.config
         x = self.model.embed(tokens, positions, types) if before is None else before
         x = x if seen is None else seen.embedded(x)
-        vectors = None if self.model.per_layer is None else self.model.per_layer(tokens, x)
+        vectors = None
+        if (per_layer := self.model.per_layer) is not None:
+            vectors = per_layer(tokens if seen is None else seen.known(tokens, per_layer.spec.unknown), x)
         streams = self.model.altup
         x = x if streams is None else streams.widened(x)
         axes, last_key = (None, None) if seen is None else (seen.axes, seen.last_key)
@@ -167,7 +169,9 @@ class CausalLM(nnx.Module):
             contexts = []
             for kept in kept_by[number]:
                 i, at = places[kept]
-                batch = replace(batches[config.group_of(kept)], first_page=stacks[i].first_page(at), last_key=last_key)
+                first = stacks[i].first_page(at)
+                seen_last = None if config.layers[number].in_order else last_key
+                batch = replace(batches[config.group_of(kept)], first_page=first, last_key=seen_last)
                 contexts.append(Context(by, stacks[i].of(at), batch, vector, chosen_before))
             x, states, chosen = decoder_layer(layer, x, *contexts)
             x = x if seen is None else seen.added(x, number)

@@ -163,6 +163,7 @@ def embeddings_of_layers(fields: Fields, norm: RMS) -> PerLayer | None:
         vocab_size=fields.integer("vocab_size_per_layer_input"),
         activation=fields.choice("hidden_activation", ACTIVATIONS),
         norm=norm,
+        unknown=0 if fields.get("pad_token_id") is None else fields.integer("pad_token_id", minimum=0),
     )
 
 

@@ -84,6 +84,7 @@ def from_hf(fields: Fields) -> ModelConfig:
                 state_of=source,
                 per_layer=per_layer,
                 scaled=True,
+                in_order=kind == FULL,
             )
         )
     return decoder_config(

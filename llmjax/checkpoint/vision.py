@@ -18,6 +18,8 @@ from llmjax.models.vision.spec import VisionSpec
 
 T = TypeVar("T", bound=StoredTensor)
 
+CHANNELS_LAST = ".HWC"
+"""The ending of names in a family's table whose matrices take a patch's values with its channels last."""
 TRANSPOSED = ".T"
 """The ending of names in a family's table whose matrices are [in, out] in files."""
 
@@ -115,6 +117,13 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
     made = shape
     if name.endswith(TRANSPOSED):
         name, made, change = name.removesuffix(TRANSPOSED), shape[::-1], np.transpose
+    elif name.endswith(CHANNELS_LAST):
+        if len(shape) != 2 or shape[1] % 3:
+            raise CheckpointError(f"{path}: tensor {tensor.name!r} has the shape {shape}, not [size, 3 * patch²]")
+        name = name.removesuffix(CHANNELS_LAST)
+        change = lambda x: x.reshape(len(x), -1, 3).swapaxes(1, 2).reshape(len(x), -1)  # noqa: E731
+    elif name == "positions" and len(shape) == 3:
+        made, change = (math.prod(shape[:-1]), shape[-1]), lambda x: x.reshape(-1, x.shape[-1])
     elif len(shape) in (4, 5):
         made, change = (shape[0], math.prod(shape[1:])), lambda x: x.reshape(len(x), -1)
     elif len(shape) == 3 or shape[:1] == (1,):

@@ -14,6 +14,7 @@ from PIL import Image
 from llmjax.errors import InvalidRequest
 from llmjax.models.vision.preparation import (
     Arrangement,
+    Budgeted,
     Cropped,
     NearestGrid,
     Pinpoints,
@@ -60,6 +61,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
     match layout:
         case SmartResize():
             return _whole(image, smart_size(image.height, image.width, layout), preparation)
+        case Budgeted():
+            return _whole(image, budgeted_size(image.height, image.width, layout), preparation)
         case RoundedUp():
             return _whole(image, rounded_up(image.height, image.width, layout), preparation)
         case Stretched(height=height, width=width):
@@ -98,6 +101,20 @@ def smart_size(height: int, width: int, layout: SmartResize) -> tuple[int, int]:
         grown = math.sqrt(layout.min_pixels / (frames * height * width))
         return math.ceil(height * grown / unit) * unit, math.ceil(width * grown / unit) * unit
     return high, wide
+
+
+def budgeted_size(height: int, width: int, layout: Budgeted) -> tuple[int, int]:
+    """Height and width after resizing; formula: transformers' ``get_aspect_ratio_preserving_size`` of Gemma 4."""
+    unit, rows = layout.unit, layout.rows
+    factor = math.sqrt(rows * unit**2 / (height * width))
+    high, wide = (math.floor(factor * side / unit) for side in (height, width))
+    if not high and not wide:
+        raise InvalidRequest(f"the image is {width} x {height} pixels, which leave nothing of {rows} rows")
+    if not high:
+        high, wide = 1, min(width // height, rows)
+    elif not wide:
+        high, wide = min(height // width, rows), 1
+    return high * unit, wide * unit
 
 
 def rounded_up(height: int, width: int, layout: RoundedUp) -> tuple[int, int]:

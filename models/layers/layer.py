@@ -29,6 +29,7 @@ class LayerSpec:
     scaled: bool = False  # whether its output is multiplied by a learned number
     beside: Mixer | None = None  # a second mixer, see `TwoMixers`, with a state of its own
     indexer: Indexer | None = None  # chooses the keys that the mixer reads, with a state of its own
+    in_order: bool = False  # a picture's tokens see no later ones in it, whatever they do in other layers (Gemma 4)
     chosen_before: bool = False  # the mixer reads the keys that the last indexer before it has chosen
     altup: AltUp | None = None  # how it updates several residual streams; None: there is one
     low_rank: LowRank | None = None  # path around attention; the sum of both is divided by sqrt(2)

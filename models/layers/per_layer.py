@@ -15,3 +15,4 @@ class PerLayer:
     vocab_size: int
     activation: str  # activation of the layers' gates, a key of ACTIVATIONS
     norm: RMS
+    unknown: int = 0  # the token whose embedding rows of pictures have

@@ -26,6 +26,10 @@ class Seen:
             return x
         return jnp.where((self.places >= 0)[:, None], self.rows[0, self.places].astype(x.dtype), x)
 
+    def known(self, tokens: jax.Array, unknown: int) -> jax.Array:
+        """The tokens [T] with ``unknown`` where rows stand for them."""
+        return tokens if self.places is None else jnp.where(self.places >= 0, unknown, tokens)
+
     def added(self, x: jax.Array, layer: int) -> jax.Array:
         """The residual stream [T, D] after a layer, with what is added to it there."""
         if self.places is None or self.rows is None or layer + 1 >= len(self.rows):

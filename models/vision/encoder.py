@@ -24,6 +24,7 @@ from llmjax.models.vision.spec import (
     Normed,
     Projected,
     Rope2D,
+    Standardized,
     Step,
     VisionAttention,
     VisionLayer,
@@ -55,16 +56,36 @@ class Seen:
     reach: int | None = field(default=None, metadata={"static": True})
 
 
+class ClippedLinear(Linear):
+    """`Linear` whose input and output are kept between bounds."""
+
+    def __init__(self, size_in: int, size_out: int, *, bias: bool, dtype: jnp.dtype) -> None:
+        super().__init__(size_in, size_out, bias=bias, dtype=dtype)
+        for name in ("input_min", "input_max", "output_min", "output_max"):
+            setattr(self, name, parameter((), jnp.float32, axes=()))
+
+    def __call__(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
+        """See `Linear`."""
+        out = super().__call__(_between(x, self.input_min, self.input_max), used)
+        return _between(out, self.output_min, self.output_max)
+
+
+def _between(x: jax.Array, least: nnx.Param, most: nnx.Param) -> jax.Array:
+    return jnp.clip(x, least.get_value().astype(x.dtype), most.get_value().astype(x.dtype))
+
+
 class Attention(nnx.Module):
     """Attention of patches to those of equal segment."""
 
-    def __init__(self, spec: VisionAttention, size: int, rope: Rope2D | None, *, dtype: jnp.dtype) -> None:
+    def __init__(
+        self, spec: VisionAttention, size: int, rope: Rope2D | None, *, dtype: jnp.dtype, clipped: bool = False
+    ) -> None:
         self.spec, self.rope = spec, rope
-        inner = spec.heads * spec.head_dim
-        self.q_proj = Linear(size, inner, bias=spec.bias, dtype=dtype)
-        self.k_proj = Linear(size, inner, bias=spec.bias, dtype=dtype)
-        self.v_proj = Linear(size, inner, bias=spec.bias, dtype=dtype)
-        self.o_proj = Linear(inner, size, bias=spec.out_bias, dtype=dtype)
+        inner, matrix = spec.heads * spec.head_dim, ClippedLinear if clipped else Linear
+        self.q_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
+        self.k_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
+        self.v_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
+        self.o_proj = matrix(inner, size, bias=spec.out_bias, dtype=dtype)
         of_qk = (spec.qk_norm, spec.head_dim) if spec.whole_norm is None else (spec.whole_norm, inner)
         self.q_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
         self.k_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
@@ -94,10 +115,10 @@ class Layer(nnx.Module):
 
     def __init__(self, spec: VisionLayer, size: int, rope: Rope2D | None, *, dtype: jnp.dtype) -> None:
         self.norm1 = build_norm(spec.norm, size)
-        self.attn = Attention(spec.attention, size, rope, dtype=dtype)
+        self.attn = Attention(spec.attention, size, rope, dtype=dtype, clipped=spec.clipped)
         self.after1 = None if spec.after is None else build_norm(spec.after, size)
         self.norm2 = build_norm(spec.norm, size)
-        self.mlp = _fed(spec.feed_forward, size, dtype)
+        self.mlp = _fed(spec.feed_forward, size, dtype, clipped=spec.clipped)
         self.after2 = None if spec.after is None else build_norm(spec.after, size)
         self.scale1 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
         self.scale2 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
@@ -126,6 +147,8 @@ class Steps(nnx.Module):
                     self._set(number, build_norm(norm, size))
                 case Merged(side, order):
                     size = size if order == "mean" else size * side**2
+                case Standardized(learned=True):
+                    self._set(number, Standardizing(size))
                 case Projected(out, bias):
                     self._set(number, Linear(size, out, bias=bias, dtype=dtype))
                     size = out
@@ -142,10 +165,26 @@ class Steps(nnx.Module):
             if isinstance(step, Merged):
                 x = _merged(x, step)
                 continue
+            if isinstance(step, Standardized):
+                wide = x.astype(jnp.float32) * step.factor
+                x = (getattr(self, f"step{number}")(wide) if step.learned else wide).astype(x.dtype)
+                continue
             x = getattr(self, f"step{number}")(x)
             if isinstance(step, Projected | Normed) and step.activation is not None:
                 x = ACTIVATIONS[step.activation](x.astype(jnp.float32)).astype(x.dtype)
         return x
+
+
+class Standardizing(nnx.Module):
+    """``(x - bias) * scale``."""
+
+    def __init__(self, size: int) -> None:
+        self.bias = parameter((size,), jnp.float32, axes=(None,))
+        self.scale = parameter((size,), jnp.float32, axes=(None,))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[N, W] to [N, W]."""
+        return (x - self.bias.get_value()) * self.scale.get_value()
 
 
 class VisionEncoder(nnx.Module):
@@ -161,7 +200,7 @@ class VisionEncoder(nnx.Module):
         size = spec.size
         self.patch_embed = Linear(spec.patch_values, size, bias=spec.patch_bias, dtype=dtype, plain=True)
         table = spec.table
-        cells = 0 if table is None else table.rows * table.columns + spec.class_token
+        cells = 0 if table is None else table.cells + spec.class_token
         self.positions = None if table is None else parameter((cells, size), jnp.float32, axes=(None, None), plain=True)
         self.class_embed = parameter((size,), jnp.float32, axes=(None,)) if spec.class_token else None
         self.norm_patches = None if spec.norm_patches is None else build_norm(spec.norm_patches, size)
@@ -250,9 +289,15 @@ def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:
     return jnp.concatenate([first * rates[0::2], second * rates[1::2]], axis=-1)
 
 
-def _fed(spec: MLP | GatedMLP, size: int, dtype: jnp.dtype) -> InnerModule:
+def _fed(spec: MLP | GatedMLP, size: int, dtype: jnp.dtype, *, clipped: bool = False) -> InnerModule:
     make = gated_mlp_module if isinstance(spec, GatedMLP) else MLPModule
-    return make(spec, size, dtype=dtype)  # type: ignore[arg-type]
+    made = make(spec, size, dtype=dtype)  # type: ignore[arg-type]
+    if clipped:
+        if made.gate_proj is not None:
+            made.gate_proj = ClippedLinear(size, spec.inner, bias=spec.bias, dtype=dtype)
+        made.up_proj = ClippedLinear(size, spec.inner, bias=spec.bias, dtype=dtype)
+        made.down_proj = ClippedLinear(spec.inner, size, bias=spec.bias, dtype=dtype)
+    return made
 
 
 def _merged(x: jax.Array, step: Merged) -> jax.Array:

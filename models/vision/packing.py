@@ -120,6 +120,10 @@ def cells_of(
     at: NDArray[np.int32], rows: int, columns: int, table: TablePositions
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The cells of the table that make up each patch's position, i32 [P, K], and their weights, f32 [P, K]."""
+    if table.between == "axes":
+        if rows > table.rows or columns > table.columns:
+            raise ValueError(f"a picture of {rows} x {columns} patches has more than the table, {table.rows}")
+        return (at[:, ::-1] + [0, table.columns]).astype(np.int32), np.ones((len(at), 2), np.float32)
     if table.between == "cubic":
         return _cubic(at, (rows, columns), table)
     if table.between != "corners":

@@ -24,6 +24,14 @@ class SmartResize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budgeted:
+    """Both sides become the largest multiples of ``unit`` that keep the aspect within a number of rows (Gemma 4)."""
+
+    unit: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stretched:
     """Every picture is stretched to one size (Gemma 3, PaliGemma)."""
 
@@ -90,7 +98,7 @@ class NearestGrid:
     overview: bool = True
 
 
-Layout = SmartResize | Stretched | RoundedUp | Cropped | Split | Pinpoints | NearestGrid
+Layout = SmartResize | Budgeted | Stretched | RoundedUp | Cropped | Split | Pinpoints | NearestGrid
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from llmjax.models.vision.spec import VisionSpec
 
 _DECLARED = {
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration",
     "glm4v": "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",

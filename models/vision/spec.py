@@ -40,17 +40,23 @@ class TablePositions:
         between: how a picture's grid is laid over it: "cells": patch (r, c) has cell (r, c); "corners": the corner
             patches have the corner cells, and between cells vectors are mixed linearly (Qwen3-VL); "cubic": the table
             is stretched over the picture, and a patch has a mix of the sixteen cells around its center (GLM-4V);
-            "buckets": the same, and a patch has the cell that its start lies in (Idefics3).
+            "buckets": the same, and a patch has the cell that its start lies in (Idefics3); "axes": a patch has the sum
+            of a vector for its column and one for its row; the table has those of columns first (Gemma 4).
     """
 
     rows: int
     columns: int
-    between: Literal["cells", "corners", "cubic", "buckets"] = "cells"
+    between: Literal["cells", "corners", "cubic", "buckets", "axes"] = "cells"
 
     @property
     def mixed(self) -> int:
         """How many cells make up a patch's position."""
-        return {"corners": 4, "cubic": 16}.get(self.between, 1)
+        return {"corners": 4, "cubic": 16, "axes": 2}.get(self.between, 1)
+
+    @property
+    def cells(self) -> int:
+        """How many vectors the table has."""
+        return self.rows + self.columns if self.between == "axes" else self.rows * self.columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +80,7 @@ class VisionLayer:
     Attributes:
         windowed: patches see their window alone.
         scaled: both sublayers' outputs are multiplied with a learned vector.
+        clipped: what goes into each matrix, and what comes out, is kept between learned bounds (Gemma 4).
         after: norms of both sublayers' outputs, as in ``Sandwich``; None: there are none.
     """
 
@@ -83,6 +90,7 @@ class VisionLayer:
     after: NormSpec | None = None
     windowed: bool = False
     scaled: bool = False
+    clipped: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,6 +120,14 @@ class Merged:
 
 
 @dataclass(frozen=True)
+class Standardized:
+    """A step of the projector: values times a factor, and ``(x - bias) * scale`` with learned vectors, in f32."""
+
+    factor: float
+    learned: bool = True
+
+
+@dataclass(frozen=True)
 class Projected:
     """A step of the projector: a matrix.
 
@@ -132,7 +148,7 @@ class Fed:
     feed_forward: MLP | GatedMLP
 
 
-Step = Normed | Merged | Projected | Fed
+Step = Normed | Merged | Standardized | Projected | Fed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,10 +48,12 @@ NAMES = [
     "paligemma2",
     "glm4v",
     "glm4v-moe",
+    "gemma4",
+    "gemma4-layered",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.
-WHOLE = {"gemma3": (20, 64), "paligemma": (64,), "paligemma2": (64,)}
+WHOLE = {"gemma3": (20, 64), "gemma4": (20, 64), "paligemma": (64,), "paligemma2": (64,)}
 WHOLE_PROMPTS = ("paligemma", "paligemma2")
 SIZES = {name: WHOLE.get(name, CHUNKS) for name in NAMES}
 VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v"]

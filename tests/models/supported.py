@@ -138,6 +138,7 @@ BEST_KNOWN: Mapping[str, str] = {
 
 SEEING_EXAMPLES: Mapping[str, str] = {
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
+    "Gemma4ForConditionalGeneration": "google/gemma-4-E4B-it",
     "Glm4vForConditionalGeneration": "zai-org/GLM-4.1V-9B-Thinking",
     "Glm4vMoeForConditionalGeneration": "zai-org/GLM-4.5V",
     "Idefics3ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct",

@@ -120,6 +120,41 @@ GLM = {
     "picture": "<|begin_of_image|><|image|><|end_of_image|>",
     "processor": "Glm4vProcessor",
 }
+GEMMA4_IDS = {"image_token_id": 261, "boi_token_id": 259, "eoi_token_id": 260, "tie_word_embeddings": True}
+GEMMA4_TEXT = {
+    **TEXT,
+    "num_hidden_layers": 4,
+    "head_dim": 12,
+    "global_head_dim": 16,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_kv_shared_layers": 0,
+}
+GEMMA4_VISION = {
+    "hidden_size": 60,
+    "intermediate_size": 44,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "head_dim": 12,
+    "patch_size": 6,
+    "position_embedding_size": 40,
+}
+GEMMA4: dict[str, Any] = {
+    "image_processor": "Gemma4ImageProcessorPil",
+    "pixels": {"patch_size": 6, "max_soft_tokens": 9},
+    "tokens": ["<|image>", "<image|>", "<|image|>", "<|video|>", "<|audio|>", "<|audio>", "<audio|>"],
+    "picture": "<|image|>",
+    "processor": "Gemma4Processor",
+    "named": {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+    },
+}
 QWEN = {"picture": "<|vision_start|><|image_pad|><|vision_end|>", "tokens": QWEN_TOKENS}
 PALIGEMMA_VISION = {
     "model_type": "siglip_vision_model",
@@ -591,6 +626,33 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         },
         **GLM,
     ),
+    "gemma4": lambda: Checkpoint(
+        "Gemma4ForConditionalGeneration",
+        {
+            **GEMMA4_IDS,
+            "text_config": {
+                **GEMMA4_TEXT,
+                "use_bidirectional_attention": "vision",
+                "hidden_size_per_layer_input": 0,
+            },
+            "vision_config": {**GEMMA4_VISION, "standardize": True},
+        },
+        **GEMMA4,
+    ),
+    "gemma4-layered": lambda: Checkpoint(
+        "Gemma4ForConditionalGeneration",
+        {
+            **GEMMA4_IDS,
+            "text_config": {
+                **GEMMA4_TEXT,
+                "hidden_size_per_layer_input": 10,
+                "vocab_size_per_layer_input": VOCAB,
+                "pad_token_id": 40,
+            },
+            "vision_config": {**GEMMA4_VISION, "use_clipped_linears": True},
+        },
+        **GEMMA4,
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -634,6 +696,14 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
     """Weights with enough spread that every operation shows in the features, rounded to bf16."""
     generator = torch.Generator().manual_seed(seed)
     plus_one = type(model).__name__.startswith(("Gemma3", "PaliGemma"))
+    bounds = {"input_min": -1.25, "input_max": 1.5, "output_min": -2.0, "output_max": 1.75}  # Gemma 4's
+    for name, buffer in model.named_buffers():
+        kind = name.rpartition(".")[2]
+        if kind in bounds:
+            buffer.fill_(bounds[kind])
+        elif kind in ("std_bias", "std_scale"):
+            noise = torch.randn(buffer.shape, generator=generator)
+            buffer.copy_((0.3 * noise + (kind == "std_scale")).to(torch.bfloat16).float())
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
         if name.endswith("weight") and parameter.ndim == 1:
@@ -675,11 +745,15 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
             json.dumps({**keys, "chat_template": extra.read_text()}, indent=2)
         )
         extra.unlink()
-    image_processor = getattr(transformers, checkpoint.image_processor)(**checkpoint.pixels)
+    kind = getattr(transformers, checkpoint.image_processor)
+    if "_SUPPORTED_SOFT_TOKENS" in kind.__init__.__globals__:
+        kind.__init__.__globals__["_SUPPORTED_SOFT_TOKENS"] = (checkpoint.pixels["max_soft_tokens"],)
+    image_processor = kind(**checkpoint.pixels)
     image_processor.save_pretrained(folder)
     made = getattr(transformers, checkpoint.processor)
     made.__init__.__globals__["is_num2words_available"] = lambda: True
-    extra = {} if "video_processor" not in made.__init__.__code__.co_varnames else {"video_processor": _Nothing()}
+    others = ("video_processor", "feature_extractor")
+    extra = {other: _Nothing() for other in others if other in made.__init__.__code__.co_varnames}
     made.check_argument_for_proper_class = lambda self, *args, **kwargs: None
     processor = made(image_processor=image_processor, tokenizer=tokenizer, **extra, **checkpoint.settings)
     if checkpoint.settings:
@@ -690,7 +764,7 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     for number, image in enumerate(images):
         inputs = processor(text=checkpoint.picture, images=[Image.fromarray(image)], return_tensors="pt")
         cases[f"image{number}"] = image
-        cases[f"image{number}/pixels"] = inputs["pixel_values"].numpy()
+        cases[f"image{number}/pixels"] = _pixels(inputs)
         if "image_grid_thw" in inputs:
             cases[f"image{number}/grid"] = inputs["image_grid_thw"][0].numpy()
         rows, tapped = features(model, inputs)
@@ -737,6 +811,8 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
             continue
         counts.append(len(inputs["input_ids"][0]))
         shapes.append(sum(np.asarray(part).size for part in inputs["pixel_values"]))
+        if "image_position_ids" in inputs:  # without the patches that fill a picture up
+            shapes[-1] = _pixels(inputs).size
     cases["sizes"], cases["counts"] = np.array(sizes, np.int32), np.array(counts, np.int32)
     cases["values"] = np.array(shapes, np.int32)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
@@ -746,6 +822,18 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         sorted(cases)[:4],
         float(np.abs(cases["one/logits"]).max()),
     )
+
+
+def _pixels(inputs: Any) -> np.ndarray:
+    """A picture's values as the processor says; Gemma 4's patches as a picture, as its encoder scales them."""
+    values = np.asarray(inputs["pixel_values"])
+    if "image_position_ids" not in inputs:
+        return values
+    places = np.asarray(inputs["image_position_ids"])[0]
+    columns, rows = places.max(axis=0) + 1
+    patch = round((values.shape[-1] // 3) ** 0.5)
+    grid = values[0, : rows * columns].reshape(rows, columns, patch, patch, 3)
+    return 2 * grid.transpose(4, 0, 2, 1, 3).reshape(1, 3, rows * patch, columns * patch) - 1
 
 
 class _Nothing:
@@ -770,7 +858,7 @@ def _sizes() -> list[tuple[int, int]]:
 
 def features(model: torch.nn.Module, inputs: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Feature rows of the one picture, f32 [N, D], and those of deepstack, f32 [K, N, D]."""
-    names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask")
+    names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "image_position_ids")
     given = {key: inputs[key] for key in names if key in inputs}
     out = model.model.get_image_features(**given, return_dict=True)
     rows = out.pooler_output
