@@ -13,7 +13,7 @@ import yaml
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.migration.tables import collect_known
-from llmjax.settings import settings_of
+from llmjax.settings import nearest, settings_of
 from llmjax.text_file import read_text
 
 
@@ -67,7 +67,11 @@ def find_config(name: str) -> Path:
         return Path(name)
     bundled = bundled_configs()
     if name not in bundled:
-        raise ConfigError(f"--config: no file {name!r}, and no bundled config of that name ({', '.join(bundled)})")
+        near = nearest(name, bundled)
+        hint = (
+            "" if near else f"{len(bundled)} are bundled, such as smollm2, qwen3 and llama3 (docs/supported-models.md)"
+        )
+        raise ConfigError(f"--config: no file {name!r}, and no bundled config of that name{near}", hint=hint)
     return bundled[name]
 
 

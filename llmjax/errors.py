@@ -1,10 +1,30 @@
-"""The errors llmjax raises on purpose. Each message is one line and says what to do."""
+"""The errors llmjax raises on purpose. Each says what is wrong and where in one line, and what to do."""
 
 from __future__ import annotations
 
 
 class LLMJaxError(Exception):
-    """Base of every deliberate error; command-line tools print it without a traceback."""
+    """Base of every deliberate error; command-line tools print it without a traceback.
+
+    Args:
+        message: what is wrong, and where, in one line.
+        hint: what to do, where the message does not say it; command-line tools give it a line of its own.
+    """
+
+    hint: str = ""
+
+    def __init__(self, *message: object, hint: str = "") -> None:
+        super().__init__(*message)
+        if hint:
+            self.hint = hint
+
+    @property
+    def message(self) -> str:
+        """What is wrong, without the hint."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.hint}" if self.hint else self.message
 
 
 class ConfigError(LLMJaxError):

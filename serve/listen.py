@@ -64,7 +64,8 @@ def _bind_tcp(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is in use; choose another with --port") from None
+            hint = "end what listens there, or choose another with --port (0: any that is free)"
+            raise ConfigError(f"port {port} on {host} is in use", hint=hint) from None
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror}") from None
     return sock
 

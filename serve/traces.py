@@ -50,8 +50,7 @@ def otlp_tracer(endpoint: str) -> Tracer:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         raise ConfigError(
-            f"otlp_traces_endpoint needs OpenTelemetry: pip install opentelemetry-sdk "
-            f"opentelemetry-exporter-otlp-proto-http ({error})"
+            f"otlp_traces_endpoint needs OpenTelemetry ({error})", hint="pip install 'llmjax[otel]'"
         ) from error
     resource = Resource.create()
     if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # the user has named none

@@ -131,6 +131,9 @@ class OpenAIClient:
     async def _send(self, method: str, path: str, **options: Any) -> httpx.Response:
         try:
             response = await self._http.request(method, path, **options)
+        except httpx.ConnectError as error:
+            hint = "is a server running there? llmjax serve starts one; --url and --port say where to look"
+            raise RequestFailed(f"{self.url} cannot be reached: {error}", hint=hint) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RequestFailed(f"{self.url}{path}: {str(error) or type(error).__name__}") from None
         if response.is_error:

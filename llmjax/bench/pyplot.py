@@ -17,7 +17,7 @@ def check_pyplot(command: str) -> None:
         ConfigError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError(f"{command} needs matplotlib: pip install matplotlib")
+        raise ConfigError(f"{command} needs matplotlib", hint="pip install 'llmjax[plot]'")
 
 
 def pyplot() -> Any:

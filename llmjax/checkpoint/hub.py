@@ -116,7 +116,9 @@ def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Pa
         from modelscope.hub import errors as modelscope_errors
         from modelscope.hub.snapshot_download import snapshot_download
     except ImportError:
-        raise CheckpointError(f"modelscope://{repo} needs the modelscope package: pip install modelscope") from None
+        raise CheckpointError(
+            f"modelscope://{repo} needs the modelscope package", hint="pip install 'llmjax[modelscope]'"
+        ) from None
     # Versions before the common base class end most failures in NotExistError or in one of requests' (an OSError).
     hub_error = getattr(modelscope_errors, "HubError", modelscope_errors.NotExistError)
     try:
@@ -141,18 +143,25 @@ def _hf_error(error: Exception, repo: str, options: HubOptions) -> CheckpointErr
     at = f"{repo} at revision {options.revision}" if options.revision else repo
     if isinstance(error, hf_errors.GatedRepoError):
         return CheckpointError(
-            f"{repo} is gated: accept its terms on the hub, then give hf_token or run 'hf auth login'"
+            f"{repo} is gated", hint="accept its terms on the hub, then give hf_token or run 'hf auth login'"
         )
     if isinstance(error, hf_errors.RevisionNotFoundError):
-        return CheckpointError(f"{repo} has no revision {options.revision!r} on Hugging Face")
+        return CheckpointError(
+            f"{repo} has no revision {options.revision!r} on Hugging Face",
+            hint="leave out revision, or give a branch, tag or commit that the repository's page lists",
+        )
     if isinstance(error, hf_errors.RepositoryNotFoundError):
-        return CheckpointError(f"{repo} is not on Hugging Face, or is private and hf_token does not open it")
+        return CheckpointError(
+            f"{repo} is not on Hugging Face, or is private and hf_token does not open it",
+            hint="check the name's spelling; for a private one give hf_token or run 'hf auth login'",
+        )
     if isinstance(error, hf_errors.LocalEntryNotFoundError | hf_errors.OfflineModeIsEnabled):
         answer = getattr(error.__cause__, "response", None)
         if answer is not None:  # the library says of any answer that the file is not in its cache
             return CheckpointError(_answered(answer.status_code, at))
         why = "offline mode forbids to download it" if options.offline else _first_line(error)
-        return CheckpointError(f"{at} is not in the local Hugging Face cache: {why}")
+        hint = "leave out offline, or fetch it first: llmjax pull" if options.offline else ""
+        return CheckpointError(f"{at} is not in the local Hugging Face cache: {why}", hint=hint)
     if isinstance(error, OSError) and error.errno is not None:
         return write_error(error, _cache(options), 0)
     return CheckpointError(f"{at} cannot be fetched from Hugging Face: {_first_line(error)}")

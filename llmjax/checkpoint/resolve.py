@@ -5,17 +5,19 @@ The download code is imported only when needed, since that takes longer than ope
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
 
 from llmjax.checkpoint.files import check_file, instead_of_weights
 from llmjax.checkpoint.gguf.choice import choose_gguf, relative_ggufs
+from llmjax.checkpoint.store import MODELSCOPE, stored_models
 from llmjax.config import EngineConfig
 from llmjax.config_file import bundled_configs
 from llmjax.errors import CheckpointError, ConfigError
 
-PYPI, MODELSCOPE = "pypi://", "modelscope://"
+PYPI = "pypi://"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 
 
@@ -111,11 +113,24 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
 
 def _repository(text: str, model: str) -> str:
     if not _REPOSITORY.fullmatch(text) or text.lower().endswith((".gguf", ".safetensors")):
-        hint = f"; --config {text} is a bundled configuration" if text in bundled_configs() else ""
         raise CheckpointError(
-            f"{model!r} is not on this machine, and is not an id of the form organization/name either{hint}"
+            f"{model!r} is not on this machine, and is not an id of the form organization/name either",
+            hint=_instead(text),
         )
     return text
+
+
+def _instead(text: str) -> str:
+    """What may have been meant by a name that is neither a path nor an id."""
+    if text in bundled_configs():
+        return f"--config {text} is a bundled configuration"
+    if "/" in text and not (folder := Path(text).expanduser().parent).is_dir():
+        return f"there is no folder {folder}; a path counts from {Path.cwd()}"
+    names = {**{name: f"--config {name}" for name in bundled_configs()}, **{m.name: m.name for m in stored_models()}}
+    listed = "llmjax list shows the models on this machine"
+    if found := difflib.get_close_matches(text, names, n=1):
+        return f"did you mean {names[found[0]]}? {listed}"
+    return f"{listed}, llmjax pull organization/name fetches one"
 
 
 def _refuse(model: str, **settings: str | None) -> None:

@@ -1,4 +1,4 @@
-"""The models on this machine: those in Hugging Face's cache, and files that came in wheels of a package index."""
+"""The models on this machine: in the caches of Hugging Face and ModelScope, and from wheels of a package index."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from filelock import FileLock
 from llmjax.errors import CheckpointError
 
 WEIGHTS = (".safetensors", ".gguf")
+MODELSCOPE = "modelscope://"
 MARKER = "source.json"  # beside a file of a package index; see `llmjax.checkpoint.pypi`
 
 
@@ -25,6 +26,7 @@ class StoredModel:
         name: what ``--model`` takes.
         holds: the kind of its files: ``safetensors``, ``GGUF`` or both.
         folder: where they are.
+        ggufs: of a model of GGUF files alone, what tells one of them after ``name:``; a split file's first part.
         num_bytes: their size, which removing the model gives back.
         used: when the largest of them was last read, in seconds since 1970.
         whole: False: a download has broken off; the next one goes on with it.
@@ -36,15 +38,20 @@ class StoredModel:
     num_bytes: int
     used: float
     whole: bool = True
+    ggufs: tuple[str, ...] = ()
 
 
 def stored_models(download_dir: str | None = None) -> list[StoredModel]:
     """The models on this machine, those used last first.
 
     Args:
-        download_dir: folder of all downloads; None: the hub's own cache and ``~/.cache/llmjax/models``.
+        download_dir: folder of all downloads; None: the hubs' own caches and ``~/.cache/llmjax/models``.
     """
-    found = [*_of_hugging_face(_hub_cache(download_dir)), *_of_packages(_packages(download_dir))]
+    found = [
+        *_of_hugging_face(_hub_cache(download_dir)),
+        *_of_modelscope(_modelscope_cache(download_dir)),
+        *_of_packages(_packages(download_dir)),
+    ]
     return sorted(found, key=lambda model: (-model.used, model.name))
 
 
@@ -75,31 +82,63 @@ def _hub_cache(download_dir: str | None) -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
+def _modelscope_cache(download_dir: str | None) -> Path:
+    """As ModelScope's library has it, whose variable it is."""
+    return Path(download_dir or os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
+
+
 def _packages(download_dir: str | None) -> Path:
     return Path(download_dir or "~/.cache/llmjax/models").expanduser() / "pypi"
 
 
 def _of_hugging_face(cache: Path) -> Iterator[StoredModel]:
     """Repositories with weights. What the hub's library keeps beside them, such as data sets, is left out."""
+    for folder in sorted(cache.glob("models--*--*")):
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        unfinished = any(folder.glob("blobs/*.incomplete"))
+        yield from _repository(name, folder, [*folder.glob("snapshots/*")], unfinished=unfinished)
+
+
+def _of_modelscope(cache: Path) -> Iterator[StoredModel]:
+    """The same for ModelScope: ``models/organization--name/snapshots/revision`` since 1.38, before that
+    ``models/organization/name``, below ``hub`` in the default cache, with ``___`` for a point."""
+    for folder in sorted(cache.glob("models/*--*")):
+        name = folder.name.replace("--", "/", 1)
+        yield from _repository(f"{MODELSCOPE}{name}", folder, [*folder.glob("snapshots/*")], unfinished=False)
+    for root in (cache / "models", cache / "hub" / "models"):
+        for folder in sorted(root.glob("*/*")):
+            if "--" not in folder.parent.name and not folder.parent.name.startswith("."):
+                name = f"{folder.parent.name}/{folder.name.replace('___', '.')}"
+                yield from _repository(f"{MODELSCOPE}{name}", folder, [folder], unfinished=False)
+
+
+def _repository(name: str, folder: Path, snapshots: Sequence[Path], *, unfinished: bool) -> Iterator[StoredModel]:
+    """A repository of a hub, if there are weights in it, or some were to come.
+
+    Args:
+        snapshots: folders of its files, one for each revision.
+        unfinished: a download has broken off.
+    """
+    from llmjax.checkpoint.gguf.choice import model_ggufs, relative_ggufs
     from llmjax.checkpoint.hub_cache import is_whole
 
-    for folder in sorted(cache.glob("models--*--*")):
-        snapshots = [path for path in folder.glob("snapshots/*") if path.is_dir()]
-        kinds = {path.suffix for snapshot in snapshots for path in snapshot.rglob("*") if path.suffix in WEIGHTS}
-        unfinished = any(folder.glob("blobs/*.incomplete"))
-        if not kinds and not unfinished:
-            continue
-        files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-        yield StoredModel(
-            name=folder.name.removeprefix("models--").replace("--", "/", 1),
-            holds=" and ".join(
-                kind for kind, suffix in (("safetensors", WEIGHTS[0]), ("GGUF", WEIGHTS[1])) if suffix in kinds
-            ),
-            folder=folder,
-            num_bytes=sum(stat.st_size for stat in files),
-            used=_used(files),
-            whole=not unfinished and any(map(is_whole, snapshots)),
-        )
+    snapshots = [path for path in snapshots if path.is_dir()]
+    kinds = {path.suffix for snapshot in snapshots for path in snapshot.rglob("*") if path.suffix in WEIGHTS}
+    if not kinds and not unfinished:
+        return
+    files = [path.lstat() for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    ggufs = {file for snapshot in snapshots for file in relative_ggufs(snapshot)}
+    yield StoredModel(
+        name=name,
+        holds=" and ".join(
+            kind for kind, suffix in (("safetensors", WEIGHTS[0]), ("GGUF", WEIGHTS[1])) if suffix in kinds
+        ),
+        folder=folder,
+        num_bytes=sum(stat.st_size for stat in files),
+        used=_used(files),
+        whole=not unfinished and any(map(is_whole, snapshots)),
+        ggufs=() if WEIGHTS[0] in kinds else tuple(model_ggufs(ggufs)),
+    )
 
 
 def _used(files: Sequence[os.stat_result]) -> float:

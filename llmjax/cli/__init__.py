@@ -1,4 +1,4 @@
-"""The ``llmjax`` console script: picks the subcommand and turns its errors into one line and an exit status."""
+"""The ``llmjax`` console script: picks the subcommand and turns its errors into a line or two and an exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def script() -> NoReturn:
 
 
 def run(command: Callable[[list[str]], int | None], argv: list[str]) -> int:
-    """Runs one command with deliberate errors as one line; ``--debug``, anywhere, asks for tracebacks.
+    """Runs one command, with deliberate errors in a line or two; ``--debug``, anywhere, asks for tracebacks.
 
     Returns:
         The exit status, as in ``main``.
@@ -60,7 +60,9 @@ def run(command: Callable[[list[str]], int | None], argv: list[str]) -> int:
         if debug:
             traceback.print_exc()
         elif isinstance(error, LLMJaxError):
-            print(f"llmjax: error: {error}", file=sys.stderr)
+            print(f"llmjax: error: {error.message}", file=sys.stderr)
+            if error.hint:
+                print(f"  hint: {error.hint}", file=sys.stderr)
         else:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"llmjax: unexpected error: {line} (--debug shows the traceback)", file=sys.stderr)

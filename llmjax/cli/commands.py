@@ -95,6 +95,7 @@ COMMANDS = Group(
             "bench": BENCHMARKS,
             "pull": Command("llmjax.cli.pull", "fetch a model before it is needed"),
             "list": Command("llmjax.cli.list_models", "list the models on this machine, with their sizes"),
+            "show": Command("llmjax.cli.show", "show one of them: files, size, architecture, template, license"),
             "rm": Command("llmjax.cli.rm", "remove models from this machine"),
             "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
             "eval": EVALUATIONS,
@@ -107,16 +108,16 @@ COMMANDS = Group(
     ),
     about="LLM inference and serving on JAX: CPUs, NVIDIA GPUs and any PJRT device.",
     first="""To begin:
-  llmjax serve                  serve a small model (98 MB, fetched at the first start), with a chat page at
-                                http://localhost:8000/
-  llmjax serve Qwen/Qwen3-0.6B  serve a model of Hugging Face
-  llmjax chat                   talk to the small model in the terminal
-  llmjax doctor                 see what this machine has, and what is missing""",
+  llmjax serve --config smollm2  serve a small model (98 MB, fetched at the first start), with a chat page at
+                                 http://localhost:8000/
+  llmjax serve Qwen/Qwen3-0.6B   serve a model of Hugging Face
+  llmjax serve                   pick one of the models on this machine
+  llmjax chat                    talk to the small model in the terminal
+  llmjax doctor                  see what this machine has, and what is missing""",
     refused=MappingProxyType(
         {
             "launch": "a server is not put together of parts; llmjax serve starts all of it",
             "preload": "llmjax pull fetches a model; llmjax serve does so when it first needs it, and keeps it",
-            "show": "llmjax inspect shows what a model's files hold and need",
             "snapshot": "llmjax serve keeps its compiled programs by itself (--compilation-cache-dir)",
         }
     ),

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -39,11 +40,17 @@ MIN_FREE_DISK = 2 * 2**30  # a small model and its compiled programs
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the report; ``advice`` says what to do when it is not well."""
+    """One line of the report.
+
+    Attributes:
+        advice: what to do when it is not well.
+        fix: the command that does it, for a shell; None: no one command does.
+    """
 
     name: str
     value: str
     advice: str | None = None
+    fix: str | None = None
 
 
 def main(argv: list[str], *, prog: str = "llmjax doctor") -> int:
@@ -65,11 +72,18 @@ def main(argv: list[str], *, prog: str = "llmjax doctor") -> int:
         action="store_true",
         help="compute on the device what steps compute, and compare; done without the flag where a plug-in is used",
     )
+    parser.add_argument(
+        "--fix", action="store_true", help="print only what is not well, with the command that mends it; runs nothing"
+    )
     add_config_flags(parser)
     values = parser.parse(argv)
     findings = examine(configs_of(values).engine, check_device=values.check_device)
+    if values.fix:
+        findings = [finding for finding in findings if finding.advice]
     if values.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    elif values.fix:
+        print("\n".join(map(_as_script, findings)) or "# all is well")
     else:
         _print(findings)
     return int(any(finding.advice for finding in findings))
@@ -116,7 +130,7 @@ def examine(config: EngineConfig, *, check_device: bool = False) -> list[Finding
     if chosen.is_cpu:
         findings += [
             Finding("cores", cpu_affinity.describe()),
-            Finding("kernels", library.describe(), library.why_slow()),
+            Finding("kernels", library.describe(), library.why_slow(), _rebuild(library.why_slow())),
         ]
     if chosen.is_cuda:
         findings.append(_block_sizes(chosen.device.device_kind))
@@ -174,7 +188,8 @@ def _block_sizes(card: str) -> Finding:
         return Finding("tuned block sizes", tuned.describe(card))
     except tuned.TableError as error:
         advice = "remove the file and measure again: python -m benchmarks.tune_gpu"
-        return Finding("tuned block sizes", str(error), advice)
+        fix = f"rm {shlex.quote(str(tuned.path_for(card)))} && python -m benchmarks.tune_gpu"
+        return Finding("tuned block sizes", str(error), advice, fix)
 
 
 def _nvidia(chosen: Platform, config: EngineConfig) -> list[Finding]:
@@ -182,20 +197,22 @@ def _nvidia(chosen: Platform, config: EngineConfig) -> list[Finding]:
     from llmjax.platforms import CUDA_NAMES, cuda_plugin, nvidia_cards
 
     cards, plugin = nvidia_cards(), cuda_plugin()
-    advice = None
+    advice = fix = None
     if cards is None and plugin is None:
         return []
     if config.device not in ("auto", *CUDA_NAMES):
         pass  # whatever there is, it is not asked for
     elif plugin is None:
         advice = "JAX's plug-in is missing: pip install 'jax[cuda13]' (drivers older than 580: jax[cuda12])"
+        fix = f"{sys.executable} -m pip install 'jax[{'cuda12' if _driver(cards) < 580 else 'cuda13'}]'"
     elif cards is None:
         driver = 525 if plugin.startswith("jax-cuda12") else 580
         advice = f"nvidia-smi does not run: install NVIDIA's driver, {driver} or newer, see docs/cuda.md"
     elif not chosen.is_cuda and config.device == "auto":
         advice = "JAX does not find the card; --device cuda says why"
+        fix = "llmjax doctor --device cuda"
     findings = [
-        Finding("NVIDIA cards", cards or "no driver", advice),
+        Finding("NVIDIA cards", cards or "no driver", advice, fix),
         Finding("CUDA plug-in", plugin or "none"),
     ]
     if chosen.is_cuda:
@@ -288,8 +305,44 @@ def _folder(name: str, path: Path) -> Finding:
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) if path.exists() else 0
     value = f"{path}: {size / 2**20:.0f} MiB used, {free / 2**30:.1f} GiB free"
     if not os.access(existing, os.W_OK):
-        return Finding(name, value, f"{existing} cannot be written to: choose another folder or change its owner")
-    return Finding(name, value, f"free some disk space at {existing}" if free < MIN_FREE_DISK else None)
+        advice = f"{existing} cannot be written to: choose another folder or change its owner"
+        return Finding(name, value, advice, f'sudo chown -R "$(id -un)" {shlex.quote(str(existing))}')
+    if free < MIN_FREE_DISK:
+        return Finding(name, value, f"free some disk space at {existing}", _largest())
+    return Finding(name, value)
+
+
+def _rebuild(why_slow: str | None) -> str | None:
+    """The command that compiles the C++ kernels, after that which installs a compiler; None: it would not help."""
+    from llmjax.kernels.cpu.library import AGAIN
+
+    if why_slow is None or AGAIN not in why_slow:
+        return None
+    build = f"{shlex.quote(sys.executable)} -m llmjax.kernels.cpu.build"
+    if any(map(shutil.which, ("c++", "g++", "clang++"))):
+        return build
+    installers = {
+        "apt-get": "sudo apt-get install --yes g++",
+        "dnf": "sudo dnf install --assumeyes gcc-c++",
+        "apk": "sudo apk add g++",
+        "xcode-select": "xcode-select --install",
+    }
+    install = next((command for program, command in installers.items() if shutil.which(program)), None)
+    return f"{install} && {build}" if install else None
+
+
+def _largest() -> str | None:
+    """The command that removes the largest model on this machine."""
+    from llmjax.checkpoint.store import stored_models
+
+    models = sorted(stored_models(), key=lambda model: -model.num_bytes)
+    return shlex.join(["llmjax", "rm", models[0].name]) if models else None
+
+
+def _driver(cards: str | None) -> int:
+    """The number before the point of the driver's version in what `nvidia_cards` says; 0: it is not there."""
+    found = re.search(r", (\d+)\.", cards or "")
+    return int(found[1]) if found else 0
 
 
 def _environment(variables: Mapping[str, str]) -> Finding:
@@ -305,6 +358,11 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "(not installed)"
+
+
+def _as_script(finding: Finding) -> str:
+    """A comment of a shell's, and the command."""
+    return f"# {finding.name}: {finding.advice}" + (f"\n{finding.fix}" if finding.fix else "")
 
 
 def _print(findings: list[Finding]) -> None:

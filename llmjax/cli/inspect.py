@@ -79,6 +79,16 @@ def main(argv: list[str]) -> int:
     return int(facts["problem"] is not None)
 
 
+def facts_of(config: EngineConfig) -> Facts:
+    """What the files of a configuration's model hold and need, as ``--json`` has it.
+
+    Raises:
+        LLMJaxError: the model cannot be found, or its containers cannot be read.
+    """
+    inspection = _open(config)
+    return _facts(inspection, _tokenizer(inspection, config), config)
+
+
 def _open(config: EngineConfig) -> Inspection:
     from llmjax.checkpoint.inspection import inspect_model
     from llmjax.checkpoint.resolve import resolve_model
@@ -228,7 +238,7 @@ def _plain(value: Any) -> Any:
 
 
 def _report(facts: Facts) -> RenderableType:
-    parts: list[RenderableType] = [_pairs(_general(facts))]
+    parts: list[RenderableType] = [pairs(general(facts))]
     parts += ["", _grid(("stored type", "tensors", "parameters", "bytes", "share"), _type_rows(facts))]
     if facts["memory"] is not None:
         parts += ["", *_memory_tables(facts["memory"])]
@@ -238,7 +248,8 @@ def _report(facts: Facts) -> RenderableType:
     return Group(*parts)
 
 
-def _general(facts: Facts) -> Iterable[tuple[str, str]]:
+def general(facts: Facts) -> Iterable[tuple[str, str]]:
+    """What is said of the whole model: names and what stands beside them."""
     yield "path", facts["path"]
     yield "container", facts["container"]
     yield "architecture", facts["architecture"] + ("" if facts["problem"] is None else " (cannot be run)")
@@ -296,7 +307,7 @@ def _type_rows(facts: Facts) -> Iterable[Sequence[str]]:
 
 def _memory_tables(memory: Facts) -> Iterable[RenderableType]:
     free = "of unknown size" if memory["free"] is None else f"{_size(memory['free'])} free"
-    yield _pairs([("memory", f"{memory['device']}, {free}"), ("weights", f"{_size(memory['weights'])} when loaded")])
+    yield pairs([("memory", f"{memory['device']}, {free}"), ("weights", f"{_size(memory['weights'])} when loaded")])
     rows = [
         (
             kind["type"],
@@ -314,7 +325,8 @@ def _memory_tables(memory: Facts) -> Iterable[RenderableType]:
     yield _grid(columns, rows)
 
 
-def _pairs(rows: Iterable[tuple[str, str]]) -> Table:
+def pairs(rows: Iterable[tuple[str, str]]) -> Table:
+    """Names in bold, and what stands beside them."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

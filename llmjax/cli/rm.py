@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 
-from llmjax.checkpoint.store import StoredModel, remove, stored_models
+from llmjax.checkpoint.store import remove, stored_models
 from llmjax.cli.parser import Parser
-from llmjax.cli.store import add_download_dir, size
-from llmjax.errors import CheckpointError, ConfigError
-from llmjax.settings import nearest
+from llmjax.cli.store import add_download_dir, size, stored
+from llmjax.errors import ConfigError
 
 
 def main(argv: list[str]) -> int:
@@ -23,8 +21,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     add_download_dir(parser)
     values = parser.parse(argv)
-    known = {model.name: model for model in stored_models(values.download_dir)}
-    chosen = [_named(name, known) for name in dict.fromkeys(values.models)]
+    models = stored_models(values.download_dir)
+    chosen = [stored(name, models) for name in dict.fromkeys(values.models)]
     total = size(sum(model.num_bytes for model in chosen))
     if not values.yes and not _agrees(f"Remove {', '.join(model.name for model in chosen)} ({total})?"):
         print("Nothing was removed.", file=sys.stderr)
@@ -33,12 +31,6 @@ def main(argv: list[str]) -> int:
         remove(model)
         print(f"{model.name} is removed, {size(model.num_bytes)} are free.")
     return 0
-
-
-def _named(name: str, known: Mapping[str, StoredModel]) -> StoredModel:
-    if name not in known:
-        raise CheckpointError(f"{name!r} is not on this machine{nearest(name, known)} (llmjax list shows what is)")
-    return known[name]
 
 
 def _agrees(question: str) -> bool:

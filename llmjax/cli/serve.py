@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.pick import pick_model
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
 from llmjax.launcher import launched_settings
@@ -21,7 +22,11 @@ def main(argv: list[str]) -> int:
     Raises:
         LLMJaxError: a setting is wrong, the model cannot be loaded, or the port is busy.
     """
-    configs = parse(argv)
+    parser = serve_parser()
+    given = parser.parse(argv)
+    if given.positional_model is None and given.config is None and not vars(given).keys() & {"model", "gguf_file"}:
+        argv = [*argv, *pick_model(getattr(given, "download_dir", None))]
+    configs = settings(parser, argv)
     from llmjax.serve.run import run  # the one import of serve from llmjax: the console script starts the server
 
     return run(configs.engine, configs.server) or 0

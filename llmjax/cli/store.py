@@ -1,8 +1,26 @@
-"""What the commands about stored models share: a flag, and sizes for people."""
+"""What the commands about stored models share: a flag, finding one by name, and sizes for people."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from llmjax.checkpoint.store import StoredModel
 from llmjax.cli.parser import Parser
+from llmjax.errors import CheckpointError
+from llmjax.settings import nearest
+
+
+def stored(name: str, models: Iterable[StoredModel]) -> StoredModel:
+    """The model of that name.
+
+    Raises:
+        CheckpointError: it is not among them.
+    """
+    known = {model.name: model for model in models}
+    if name not in known:
+        hint = "llmjax list shows what is, llmjax pull fetches it"
+        raise CheckpointError(f"{name!r} is not on this machine{nearest(name, known)}", hint=hint)
+    return known[name]
 
 
 def add_download_dir(parser: Parser) -> None:

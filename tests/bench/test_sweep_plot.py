@@ -142,7 +142,7 @@ def test_without_matplotlib_it_says_so(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["bench", "sweep", command, str(folder)]) == 1
-    assert capsys.readouterr().err.endswith(f"sweep {command} needs matplotlib: pip install matplotlib\n")
+    assert capsys.readouterr().err.endswith(f"sweep {command} needs matplotlib\n  hint: pip install 'llmjax[plot]'\n")
 
 
 def test_figures_are_named_or_drawn(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

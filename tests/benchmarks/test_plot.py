@@ -25,5 +25,5 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_without_matplotlib_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     check_plot(None)
-    with pytest.raises(ConfigError, match="--plot needs matplotlib: pip install matplotlib"):
+    with pytest.raises(ConfigError, match="--plot needs matplotlib; pip install 'llmjax"):
         check_plot("p.png")

@@ -182,7 +182,9 @@ def test_settings_that_cannot_apply_are_refused(tmp_path: Path) -> None:
 
 def test_modelscope_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "modelscope", None)
-    with pytest.raises(CheckpointError, match=r"modelscope://Qwen/Qwen3-0.6B needs .*pip install modelscope$"):
+    with pytest.raises(
+        CheckpointError, match=r"modelscope://Qwen/Qwen3-0.6B needs .*; pip install 'llmjax\[modelscope\]'$"
+    ):
         resolve("modelscope://Qwen/Qwen3-0.6B")
 
 
@@ -356,9 +358,19 @@ def test_a_repository_without_one_of_the_parts(hub: FakeHub, options: HubOptions
 @pytest.mark.parametrize(
     ("status", "code", "message"),
     [
-        (404, "RepoNotFound", "org/name is not on Hugging Face, or is private and hf_token does not open it"),
-        (403, "GatedRepo", "org/name is gated: accept its terms on the hub, then give hf_token or run 'hf auth login'"),
-        (404, "RevisionNotFound", "org/name has no revision 'v9' on Hugging Face"),
+        (
+            404,
+            "RepoNotFound",
+            "org/name is not on Hugging Face, or is private and hf_token does not open it; check the name's spelling; "
+            "for a private one give hf_token or run 'hf auth login'",
+        ),
+        (403, "GatedRepo", "org/name is gated; accept its terms on the hub, then give hf_token or run 'hf auth login'"),
+        (
+            404,
+            "RevisionNotFound",
+            "org/name has no revision 'v9' on Hugging Face; leave out revision, or give a branch, tag or commit that "
+            "the repository's page lists",
+        ),
         (
             429,
             "",
@@ -383,7 +395,10 @@ def test_refusals_are_one_line(hub: FakeHub, options: HubOptions, status: int, c
 def test_offline_and_not_cached(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         resolve("org/name", download_dir=str(tmp_path), offline=True)
-    assert str(caught.value) == "org/name is not in the local Hugging Face cache: offline mode forbids to download it"
+    assert (
+        caught.value.message == "org/name is not in the local Hugging Face cache: offline mode forbids to download it"
+    )
+    assert caught.value.hint == "leave out offline, or fetch it first: llmjax pull"
 
 
 def test_a_hub_out_of_reach_is_one_line_and_the_cache_still_serves(hub: FakeHub, options: HubOptions) -> None:

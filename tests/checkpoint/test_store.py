@@ -60,6 +60,27 @@ def test_both_caches_are_listed(cache: Path) -> None:
     assert found["org/quants"].holds == "GGUF" and found["org/quants"].used == 2e8
 
 
+def test_models_of_modelscope_in_its_layouts(tmp_path: Path) -> None:
+    layouts = {
+        "models/org--new.er/snapshots/master": "new.gguf",
+        "models/org/Old___1": "model.safetensors",
+        "hub/models/org/older": "older.gguf",
+    }
+    for folder, file in layouts.items():
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / file).write_bytes(b"x" * 10)
+    (tmp_path / "hub" / "models" / "org" / "no-weights").mkdir()
+    found = {model.name: (model.holds, model.num_bytes, model.ggufs) for model in stored_models(str(tmp_path))}
+    assert found == {
+        "modelscope://org/new.er": ("GGUF", 10, ("new.gguf",)),
+        "modelscope://org/Old.1": ("safetensors", 10, ()),
+        "modelscope://org/older": ("GGUF", 10, ("older.gguf",)),
+    }
+    for model in stored_models(str(tmp_path)):
+        remove(model)
+    assert stored_models(str(tmp_path)) == []
+
+
 def test_nothing_is_there(tmp_path: Path) -> None:
     assert stored_models(str(tmp_path / "absent")) == []
 

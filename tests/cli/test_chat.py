@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
-import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +18,7 @@ from typing import Any
 import pytest
 
 from llmjax.cli.chat import Answer
+from tests.terminal import Terminal
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -82,64 +78,12 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-class Terminal:
-    """``llmjax chat`` on a pseudo-terminal: what it shows, and the keys it gets."""
-
-    def __init__(self, url: str, home: Path, *flags: str) -> None:
-        self.master, slave = pty.openpty()
-        environment = {**os.environ, "HOME": str(home), "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}
-        # Like a terminal: tests that run in the background hand down that Ctrl-C is ignored.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "llmjax", "chat", "--url", url, *flags],
-                stdin=slave,
-                stdout=slave,
-                stderr=slave,
-                env=environment,
-                start_new_session=True,
-                preexec_fn=lambda: fcntl.ioctl(slave, termios.TIOCSCTTY, 0),  # its own, so that it takes Ctrl-C
-            )
-        finally:
-            signal.signal(signal.SIGINT, before)
-            os.close(slave)
-        self.shown = ""
-
-    def wait_for(self, text: str, *, after: int = 0) -> int:
-        """Reads until the text is shown, and returns where it ends."""
-        while text not in self.shown[after:]:
-            self._read()
-        return self.shown.index(text, after) + len(text)
-
-    def interrupt_until(self, text: str) -> int:
-        """Ctrl-C, again while the text does not come."""
-        after = len(self.shown)
-        while text not in self.shown[after:]:
-            os.kill(self.process.pid, signal.SIGINT)
-            if select.select([self.master], [], [], 1)[0]:
-                self._read()
-        return self.wait_for(text, after=after)
-
-    def _read(self) -> None:
-        try:
-            self.shown += os.read(self.master, 65536).decode(errors="replace")
-        except OSError:  # nobody writes any more
-            pytest.fail(self.shown)
-
-    def type(self, line: str) -> None:
-        os.write(self.master, f"{line}\n".encode())
-
-    def end(self) -> int:
-        try:
-            return self.process.wait()
-        finally:
-            self.process.kill()
-            self.process.wait()
-            os.close(self.master)
+def chatting(url: str, home: Path, *flags: str) -> Terminal:
+    return Terminal(home, "chat", "--url", url, *flags)
 
 
 def test_a_conversation(url: str, tmp_path: Path) -> None:
-    terminal = Terminal(url, tmp_path, "--system", "Be brief.", "--temperature", "0")
+    terminal = chatting(url, tmp_path, "--system", "Be brief.", "--temperature", "0")
     terminal.wait_for("echo-model: /help lists the commands")
     terminal.type("hello there")
     end = terminal.wait_for("tokens/s", after=terminal.wait_for("42 tokens, "))
@@ -169,7 +113,7 @@ def test_a_conversation(url: str, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(url: str, tmp_path: Path) -> None:
-    terminal = Terminal(url, tmp_path)
+    terminal = chatting(url, tmp_path)
     terminal.wait_for("> ")
     terminal.type("forever")
     begun = terminal.wait_for("....")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import jax
 import pytest
 
 from llmjax.cli import main
-from llmjax.cli.doctor import _block_sizes, _environment
-from llmjax.kernels.cpu.library import library
+from llmjax.cli.doctor import _block_sizes, _environment, _rebuild
+from llmjax.kernels.cpu.library import AGAIN, library
 
 
 def report(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[str, dict[str, str | None]]]:
@@ -33,6 +34,31 @@ def test_advises(capsys: pytest.CaptureFixture[str]):
     status, found = report(capsys, "--cpu", "--compilation-cache-dir", "off")
     assert status == 1
     assert "starting takes longer" in str(found["compiled programs"]["advice"])
+
+
+def test_says_the_command_that_mends(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("llmjax.platforms.nvidia_cards", lambda: "NVIDIA H100, 550.65.06, 81559 MiB")
+    monkeypatch.setattr("llmjax.platforms.cuda_plugin", lambda: None)
+    monkeypatch.setattr("llmjax.jax_settings.size_pool", lambda share: None)
+    monkeypatch.setattr("llmjax.cli.doctor.MIN_FREE_DISK", 0)
+    assert main(["doctor", "--fix", "--download-dir", str(tmp_path), "--compilation-cache-dir", "off"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert f"{sys.executable} -m pip install 'jax[cuda12]'" in lines  # the driver is older than 580
+    assert "# compiled programs: leave out --compilation-cache-dir off: starting takes longer" in lines
+    assert not any("versions" in line for line in lines)  # what is well
+
+
+def test_the_kernels_are_compiled_after_a_compiler_is_installed(monkeypatch: pytest.MonkeyPatch):
+    there = {"apt-get"}
+    monkeypatch.setattr("shutil.which", lambda program: program if program in there else None)
+    build = f"{sys.executable} -m llmjax.kernels.cpu.build"
+    missing = f"not built; {AGAIN}"
+    assert _rebuild(missing) == f"sudo apt-get install --yes g++ && {build}"
+    there.add("c++")
+    assert _rebuild(missing) == build
+    assert _rebuild("the system refuses it") is None and _rebuild(None) is None
 
 
 def test_device_that_is_not_there(capsys: pytest.CaptureFixture[str]):

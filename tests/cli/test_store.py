@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmjax.cli import main
+from llmjax.cli.show import split_name
 from llmjax.cli.store import size
 from tests.checkpoint.test_store import package, repository
 
@@ -47,6 +48,41 @@ def test_models_are_removed_by_name(cache: Path, capsys: pytest.CaptureFixture[s
     assert not (cache / "models--org--dense").exists() and (cache / "pypi" / "small-1.0-abc").exists()
 
 
+def test_one_model_is_shown_with_its_license(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = ["--download-dir", str(cache)]
+    files = {
+        "a-Q4_K_M.gguf": b"GGUF",
+        "a-Q8_0.gguf": b"GGUF" * 3,
+        "mmproj-a.gguf": b"",
+        "README.md": b"---\nlicense: mit\n---\n",
+    }
+    repository(cache, "org/quants", files)
+    assert main(["show", "org/quants", *where]) == 0
+    printed = capsys.readouterr()
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert ["file", "a-Q4_K_M.gguf", "(4", "B)"] in rows and ["file", "a-Q8_0.gguf", "(12", "B)"] in rows
+    assert ["license", "mit"] in rows and "mmproj" not in printed.out
+    assert printed.err == f"To serve it: llmjax serve org/quants:a-Q4_K_M.gguf --download-dir {cache}\n"
+    assert main(["show", "small-1.0-abc", "--json", *where]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["whole"], shown["num_bytes"]) == (False, 1001) and "problem" in shown["content"]
+    assert main(["show", "org/dens", *where]) == 1
+    assert "did you mean org/dense?\n  hint: llmjax list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("org/name", ("org/name", "")),
+        ("org/name:Q4_K_M", ("org/name", "Q4_K_M")),
+        ("modelscope://org/name:q8.gguf", ("modelscope://org/name", "q8.gguf")),
+        ("pypi://a==1.0/m.gguf", ("pypi://a==1.0/m.gguf", "")),
+    ],
+)
+def test_a_file_of_a_model_stands_after_a_colon(name: str, parts: tuple[str, str]) -> None:
+    assert split_name(name) == parts
+
+
 def test_what_is_there_is_not_fetched_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = tmp_path / "my models" / "m.gguf"
     model.parent.mkdir()
@@ -61,8 +97,6 @@ def test_no_command_says_how_to_begin(capsys: pytest.CaptureFixture[str]) -> Non
     assert "To begin:\n  llmjax serve " in capsys.readouterr().out
     assert main(["--help"]) == 0
     assert "To begin" not in capsys.readouterr().out
-    assert main(["show", "model"]) == 1
-    assert "llmjax inspect" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

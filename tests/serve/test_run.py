@@ -347,7 +347,9 @@ def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> No
         command = [sys.executable, "-m", "serve", "--model", str(tmp_path / "absent"), "--port", str(port)]
         result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 1
-    assert result.stderr.strip().endswith(f"port {port} on 127.0.0.1 is in use; choose another with --port")
+    error, hint = result.stderr.splitlines()[-2:]
+    assert error == f"llmjax: error: port {port} on 127.0.0.1 is in use"
+    assert hint == "  hint: end what listens there, or choose another with --port (0: any that is free)"
     assert result.stderr.strip().count("\n") == 0 and result.stdout == ""
 
 

@@ -20,6 +20,11 @@ def relative_ggufs(folder: Path) -> list[str]:
     return [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.suffix.lower() == ENDING]
 
 
+def model_ggufs(names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that are models, in order; of a split file the first part, and no vision towers."""
+    return [file.shards[0] for file in _files(names) if not file.is_projector]
+
+
 def choose_gguf(names: Iterable[str], wanted: str | None, *, where: str) -> str:
     """Picks one of ``names``; of a split file the first part, when all of them are there.
 

@@ -79,9 +79,8 @@ class Failure(Message):
         fields = vars(error) if isinstance(error, LLMJaxError) else {}
         attributes = {name: value for name, value in fields.items() if isinstance(value, str | int | float | None)}
         trace = "".join(traceback.format_exception(error))
-        return cls(
-            kind=type(error).__name__, message=printable(str(error)), attributes=attributes, trace=printable(trace)
-        )
+        message = error.message if isinstance(error, LLMJaxError) else str(error)
+        return cls(kind=type(error).__name__, message=printable(message), attributes=attributes, trace=printable(trace))
 
     def error(self) -> Exception:
         """The exception, of its own class if that is llmjax's or Python's, else a RuntimeError that names the class."""

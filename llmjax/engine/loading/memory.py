@@ -119,8 +119,8 @@ def plan_kv(
     longest = config.max_model_len or model.max_position
     if longest > model.max_position:
         raise ConfigError(
-            f"max_model_len {longest} is above the {model.max_position} tokens that the model was made for; to go "
-            "beyond them, override max_position_embeddings or the rope scaling (--hf-overrides)"
+            f"max_model_len {longest} is above the {model.max_position} tokens that the model was made for",
+            hint="to go beyond them, override max_position_embeddings or the rope scaling (--hf-overrides)",
         )
     slots = config.max_num_seqs
     load = Load(page_size=page, num_slots=slots, step=max(config.max_num_batched_tokens, slots), longest=longest)
@@ -137,7 +137,8 @@ def plan_kv(
     if min(num_pages.values()) < 2:
         raise ConfigError(
             f"{budget} bytes of KV cache cannot hold two pages of {page} tokens in each of {len(num_pages)} groups of "
-            f"layers: raise kv_cache_memory_bytes to {2 * token_pages + 3 * state_bytes} or lower page_size"
+            "layers",
+            hint=f"raise kv_cache_memory_bytes to {2 * token_pages + 3 * state_bytes} or lower page_size",
         )
     groups = tuple(GroupSpec(span=span, num_pages=count) for span, count in num_pages.items())
     # What one request of the longest length needs must be there, or it could never finish.
@@ -147,7 +148,8 @@ def plan_kv(
         if config.max_model_len is not None:
             raise ConfigError(
                 f"max_model_len {longest} needs up to {needed / 2**20:.0f} MiB of KV cache, there are "
-                f"{budget / 2**20:.0f} MiB ({holds} tokens): lower max_model_len or raise kv_cache_memory_bytes"
+                f"{budget / 2**20:.0f} MiB ({holds} tokens)",
+                hint="lower max_model_len, raise kv_cache_memory_bytes, or halve its need with kv_cache_dtype int8",
             )
         longest = holds
     used = sum(group.num_pages * page_bytes[group.span] for group in groups)
@@ -219,7 +221,8 @@ def _default_budget(config: EngineConfig, platform: Platform, one_request: int, 
     if available <= 0:
         raise ConfigError(
             f"no memory is left for the KV cache: beside the weights, steps need {reserved / 2**20:.0f} MiB, "
-            f"{-available / 2**20:.0f} MiB more than there are; {_more_memory(platform)}"
+            f"{-available / 2**20:.0f} MiB more than there are",
+            hint=_more_memory(platform),
         )
     return _rounded(available, steps=64)
 

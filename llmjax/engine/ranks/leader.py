@@ -207,7 +207,7 @@ class Leader(Member):
         try:
             for message in peer.messages:
                 if isinstance(message, Failed):
-                    error = EngineDead(f"{peer.name}: {message.failure.message}")
+                    error = EngineDead(f"{peer.name}: {message.failure.error()}")
                 else:
                     self._take(peer, message)
         except (OSError, msgspec.MsgspecError) as broken:

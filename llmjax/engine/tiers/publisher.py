@@ -39,7 +39,7 @@ class EventPublisher:
         try:
             import zmq
         except ImportError as error:
-            raise ConfigError(f"{SETTING} needs pyzmq: pip install pyzmq") from error
+            raise ConfigError(f"{SETTING} needs pyzmq", hint="pip install 'llmjax[kv-events]'") from error
         self._zmq = zmq
         self.rank = rank
         self._encoder = msgspec.msgpack.Encoder()
