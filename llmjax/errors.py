@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+PREFIX, HINT = "llmjax: error: ", "  hint: "
+
 
 class LLMJaxError(Exception):
     """Base of every deliberate error; command-line tools print it without a traceback.
@@ -105,3 +107,20 @@ class GenerationFailed(LLMJaxError):
 
 class EngineDead(LLMJaxError):
     """The engine loop has stopped; no request can be served any more."""
+
+
+def written(error: LLMJaxError) -> str:
+    """An error as command-line tools print it: a line, and a line with what to do."""
+    return f"{PREFIX}{error.message}" + (f"\n{HINT}{error.hint}" if error.hint else "")
+
+
+def last_error(output: str, status: int | None) -> tuple[str, str]:
+    """Why a program has ended that was to go on: the message and the hint that it printed last.
+
+    Args:
+        output: what it has printed.
+        status: its exit status, which is all that is known where it has printed nothing.
+    """
+    lines = output.strip().splitlines() or [f"exit status {status}"]
+    hint = lines.pop().removeprefix(HINT) if lines[-1].startswith(HINT) and len(lines) > 1 else ""
+    return lines[-1].removeprefix(PREFIX), hint

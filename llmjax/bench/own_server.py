@@ -19,7 +19,7 @@ import yaml
 
 from llmjax.bench.client import OpenAIClient, RequestFailed
 from llmjax.config import EngineConfig
-from llmjax.errors import LLMJaxError
+from llmjax.errors import LLMJaxError, last_error
 
 STOP_SECONDS = 15.0
 
@@ -97,9 +97,8 @@ async def _wait_for_start(process: asyncio.subprocess.Process, url: str, log: Pa
     try:
         await asyncio.wait({ready, dead}, return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
-            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            reason = lines[-1].removeprefix("llmjax: error: ") if lines else f"exit status {process.returncode}"
-            raise ServerFailed(f"the server did not start: {reason}")
+            reason, hint = last_error(log.read_text(encoding="utf-8", errors="replace"), process.returncode)
+            raise ServerFailed(f"the server did not start: {reason}", hint=hint)
         ready.result()
     finally:
         for task in (ready, dead):

@@ -21,7 +21,7 @@ from llmjax.bench.own_server import changed_settings
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import EngineConfig, setting
-from llmjax.errors import ConfigError, LLMJaxError
+from llmjax.errors import ConfigError, LLMJaxError, last_error
 from llmjax.migration import vllm_bench
 from llmjax.settings import settings_of
 
@@ -113,9 +113,8 @@ def start(config: EngineConfig) -> dict[str, float]:
     command = [sys.executable, "-m", "llmjax.bench.startup_main"]
     done = subprocess.run(command, input=json.dumps(order), capture_output=True, text=True)
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        reason = lines[-1].removeprefix("llmjax: error: ") if lines else f"exit status {done.returncode}"
-        raise StartFailed(f"the engine did not start: {reason}")
+        reason, hint = last_error(done.stderr, done.returncode)
+        raise StartFailed(f"the engine did not start: {reason}", hint=hint)
     seconds: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return seconds
 

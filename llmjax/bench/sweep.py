@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmjax.config import setting
-from llmjax.errors import ConfigError, LLMJaxError
+from llmjax.errors import ConfigError, LLMJaxError, last_error
 
 
 class RunFailed(LLMJaxError):
@@ -67,9 +67,8 @@ def run(command: Sequence[str], *, show: bool) -> None:
     except OSError as error:
         raise RunFailed(f"{command[0]}: {error.strerror}") from None
     if done.returncode:
-        lines = (done.stderr or "").strip().splitlines()
-        reason = lines[-1].removeprefix("llmjax: error: ") if lines else f"exit status {done.returncode}"
-        raise RunFailed(f"{command[0]}: {reason}")
+        reason, hint = last_error(done.stderr or "", done.returncode)
+        raise RunFailed(f"{command[0]}: {reason}", hint=hint)
 
 
 def read_result(path: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from llmjax.bench.parameters import Parameters, path_name, read_parameters
 from llmjax.bench.sweep import RunFailed, SweepOptions, read_result, run, write_result, write_table
 from llmjax.cli.parser import Parser, add_settings
 from llmjax.config import setting
-from llmjax.errors import ConfigError, LLMJaxError
+from llmjax.errors import ConfigError, LLMJaxError, last_error
 from llmjax.settings import settings_of
 
 SHOWN = {"output_throughput": "output tokens/s", "mean_ttft_ms": "TTFT, ms", "mean_tpot_ms": "TPOT, ms"}
@@ -244,7 +244,7 @@ def running(command: Sequence[str], url: str, *, log: Path | None, seconds: floa
             deadline = time.monotonic() + seconds
             while not is_ready(url):
                 if process.poll() is not None:
-                    raise ServerFailed(f"the server did not start: {_last_line(log, process.returncode)}")
+                    raise ServerFailed(f"the server did not start: {_reason(log, process.returncode)}")
                 if time.monotonic() > deadline:
                     raise ServerFailed(f"{url}: the server is not ready after {seconds:g} s (--server-ready-timeout)")
                 time.sleep(0.2)
@@ -295,9 +295,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _last_line(log: Path | None, status: int) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log is not None else []
-    return lines[-1].removeprefix("llmjax: error: ") if lines else f"exit status {status}"
+def _reason(log: Path | None, status: int) -> str:
+    reason, hint = last_error("" if log is None else log.read_text(encoding="utf-8", errors="replace"), status)
+    return f"{reason}; {hint}" if hint else reason
 
 
 def _table(named: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:

@@ -26,7 +26,7 @@ class StoredModel:
         name: what ``--model`` takes.
         holds: the kind of its files: ``safetensors``, ``GGUF`` or both.
         folder: where they are.
-        ggufs: of a model of GGUF files alone, what tells one of them after ``name:``; a split file's first part.
+        ggufs: its .gguf files, if it has no other weights; of a split file the first part. ``name:FILE`` names one.
         num_bytes: their size, which removing the model gives back.
         used: when the largest of them was last read, in seconds since 1970.
         whole: False: a download has broken off; the next one goes on with it.
@@ -83,7 +83,7 @@ def _hub_cache(download_dir: str | None) -> Path:
 
 
 def _modelscope_cache(download_dir: str | None) -> Path:
-    """As ModelScope's library has it, whose variable it is."""
+    """The folder that ModelScope's own library would use."""
     return Path(download_dir or os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope").expanduser()
 
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from llmjax.cli.commands import COMMANDS, dispatch
 from llmjax.engine.programs.threads import leave
-from llmjax.errors import LLMJaxError
+from llmjax.errors import LLMJaxError, written
 from llmjax.system import check_system
 
 
@@ -60,9 +60,7 @@ def run(command: Callable[[list[str]], int | None], argv: list[str]) -> int:
         if debug:
             traceback.print_exc()
         elif isinstance(error, LLMJaxError):
-            print(f"llmjax: error: {error.message}", file=sys.stderr)
-            if error.hint:
-                print(f"  hint: {error.hint}", file=sys.stderr)
+            print(written(error), file=sys.stderr)
         else:
             line = " ".join(f"{type(error).__name__}: {error}".split())
             print(f"llmjax: unexpected error: {line} (--debug shows the traceback)", file=sys.stderr)

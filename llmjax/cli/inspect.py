@@ -249,7 +249,7 @@ def _report(facts: Facts) -> RenderableType:
 
 
 def general(facts: Facts) -> Iterable[tuple[str, str]]:
-    """What is said of the whole model: names and what stands beside them."""
+    """The rows about the whole model: a name, and its value."""
     yield "path", facts["path"]
     yield "container", facts["container"]
     yield "architecture", facts["architecture"] + ("" if facts["problem"] is None else " (cannot be run)")
@@ -326,7 +326,7 @@ def _memory_tables(memory: Facts) -> Iterable[RenderableType]:
 
 
 def pairs(rows: Iterable[tuple[str, str]]) -> Table:
-    """Names in bold, and what stands beside them."""
+    """A table of rows: a name in bold, and its value."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -22,4 +22,4 @@ def test_a_server_that_does_not_start_says_why(capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert error.startswith("llmjax: error: the server did not start: ")
     assert "/nowhere/model.gguf" in error
-    assert error.count("\n") == 1
+    assert error.count("\n") == 2 and "\n  hint: there is no folder /nowhere" in error

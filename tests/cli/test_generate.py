@@ -39,7 +39,7 @@ def test_a_model_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     error = capsys.readouterr().err
     assert error.startswith("llmjax: error: ")
     assert "/nowhere" in error
-    assert error.count("\n") == 1
+    assert error.count("\n") == 2 and "\n  hint: llmjax list" in error
 
 
 @pytest.fixture(scope="module")

@@ -104,5 +104,9 @@ def test_mistakes(
     named = [a.replace("SRC", str(model)).replace("DST", str(tmp_path / "out")) for a in argv]
     assert main(["quantize", *named]) == 1
     error = capsys.readouterr().err
-    assert error.startswith("llmjax: error: ") and message in error and error.count("\n") == 1
+    assert (
+        error.startswith("llmjax: error: ")
+        and message in error
+        and error.removesuffix("\n").count("\n") == error.count("\n  hint: ")
+    )
     assert not list(tmp_path.iterdir())

@@ -21,7 +21,7 @@ def relative_ggufs(folder: Path) -> list[str]:
 
 
 def model_ggufs(names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that are models, in order; of a split file the first part, and no vision towers."""
+    """The models among ``names``, in order: no vision towers, and the first part of a split file."""
     return [file.shards[0] for file in _files(names) if not file.is_projector]
 
 
