@@ -44,6 +44,8 @@ FUNCTIONS = (  # that Python calls; an older library, made before a source was c
     "llmjax_isa_usable",
     "llmjax_pack_blocks",
     "llmjax_quantize",
+    "llmjax_record",
+    "llmjax_recorded",
     "llmjax_shared_bytes",
     "llmjax_shared_open",
     "llmjax_shared_stop",
@@ -81,6 +83,12 @@ def library() -> Library | None:
     if loaded and platform_of(jax.devices()[0]) == CPU:
         _warn(loaded)
     return None
+
+
+def opened_handle() -> ctypes.CDLL | None:
+    """The library, for functions of it that are no handlers; None where it is not built."""
+    opened = _opened()
+    return opened.handle if isinstance(opened, _Opened) else None
 
 
 @contextmanager

@@ -358,8 +358,9 @@ void PagedAttention::append(std::function<void(int)> prepare, size_t threads, st
                         if (prepare != nullptr) prepare(t);
                         store_token(t);
                       }
-                    }});
-  phases.push_back({tasks_.size(), [this](size_t i) { run(i); }});
+                    },
+                    Work::kStores});
+  phases.push_back({tasks_.size(), [this](size_t i) { run(i); }, Work::kAttention});
 }
 
 namespace {

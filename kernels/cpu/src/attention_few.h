@@ -35,9 +35,24 @@ inline void in_groups(int rows, const Run& run) {
   }
 }
 
+// Rows that are used later, to be fetched while ours are multiplied: a line of them for each line of ours, since a core drops what it
+// is asked for in too short a time. `more`: twice as many, where ours are few. Null: none.
+template <class T>
+struct Coming {
+  const T *const *rows = nullptr, *const *more = nullptr;
+
+  Coming from(int c) const { return {rows == nullptr ? nullptr : rows + c, more == nullptr ? nullptr : more + c}; }
+  // In the loops that use it and always inlined: compilers take a function that only fetches for one that does nothing.
+  __attribute__((always_inline)) void fetch(int c, int d) const {
+    if (rows != nullptr) __builtin_prefetch(rows[c] + d, 0, 2);
+    if (more != nullptr) __builtin_prefetch(more[c] + d, 0, 2);
+  }
+};
+
 // scores[m, c] = q[m] . key[c] for kRows queries and kLanes keys. The order of a sum is the same for any kRows.
 template <int kRows, class T>
-inline void score_few(const float* q, int head_dim, const T* const* keys, float* scores, int stride) {
+inline void score_few(const float* q, int head_dim, const T* const* keys, Coming<T> coming, float* scores, int stride) {
+  constexpr int kLine = 64 / static_cast<int>(sizeof(T));
   constexpr int kKeys = kRegisters == 32 || kRows <= 3 ? 4 : 2;
   Vec dots[kRows][kLanes];
   for (int i = 0; i < kLanes; i += kKeys) {
@@ -47,6 +62,7 @@ inline void score_few(const float* q, int head_dim, const T* const* keys, float*
 #pragma GCC unroll 4
       for (int j = 0; j < kKeys; ++j) {
         Vec a, b;
+        if (d % kLine == 0) coming.fetch(i + j, d);
         load_pair(keys[i + j] + d, a, b);
 #pragma GCC unroll 4
         for (int m = 0; m < kRows; ++m) {
@@ -74,11 +90,9 @@ inline void score_few(const float* q, int head_dim, const T* const* keys, float*
 }
 
 // sums[m, n] += sum over c of weights[m, c] * value[c][n], for kRows rows and kPairs pairs of columns from n on.
-// next: rows that are used after these, to be fetched meanwhile; or null. In this loop and not in a function of its own:
-// compilers take a function that only fetches for one that does nothing.
 template <int kRows, int kPairs, class T>
-inline void add_pairs(const float* weights, int stride, const T* const* values, const T* const* next, int n, int first,
-                      int end, float* sums, int value_dim) {
+inline void add_pairs(const float* weights, int stride, const T* const* values, Coming<T> coming, int n, int first, int end, float* sums,
+                      int value_dim) {
   constexpr int kLine = 64 / static_cast<int>(sizeof(T));
   Vec total[kRows][kPairs][2];
 #pragma GCC unroll 4
@@ -90,10 +104,8 @@ inline void add_pairs(const float* weights, int stride, const T* const* values, 
     }
   }
   for (int c = first; c < end; ++c) {
-    if (next != nullptr) {
 #pragma GCC unroll 8
-      for (int d = 0; d < kPairs * kPair; d += kLine) __builtin_prefetch(next[c] + n + d, 0, 2);
-    }
+    for (int d = 0; d < kPairs * kPair; d += kLine) coming.fetch(c, n + d);
 #pragma GCC unroll 4
     for (int p = 0; p < kPairs; ++p) {
       Vec a, b;
@@ -117,15 +129,15 @@ inline void add_pairs(const float* weights, int stride, const T* const* values, 
 }
 
 template <int kRows, class T>
-inline void add_few(const float* weights, int stride, const T* const* values, const T* const* next, int first, int end,
-                    float* sums, int value_dim) {
+inline void add_few(const float* weights, int stride, const T* const* values, Coming<T> coming, int first, int end, float* sums,
+                    int value_dim) {
   // As many sums as registers hold beside what they come from.
   constexpr int kPairs = (kRegisters == 32 ? 8 : 4) / kRows;
   int n = 0;
   for (; n + kPairs * kPair <= value_dim; n += kPairs * kPair) {
-    add_pairs<kRows, kPairs>(weights, stride, values, next, n, first, end, sums, value_dim);
+    add_pairs<kRows, kPairs>(weights, stride, values, coming, n, first, end, sums, value_dim);
   }
-  for (; n + kPair <= value_dim; n += kPair) add_pairs<kRows, 1>(weights, stride, values, next, n, first, end, sums, value_dim);
+  for (; n + kPair <= value_dim; n += kPair) add_pairs<kRows, 1>(weights, stride, values, coming, n, first, end, sums, value_dim);
   if (n == value_dim) return;
   Vec total[kRows];
   for (int m = 0; m < kRows; ++m) total[m] = load(sums + static_cast<size_t>(m) * value_dim + n);

@@ -87,14 +87,6 @@ inline Workspace divide(char* memory, int rows, int head_dim, int value_dim) {
   return w;
 }
 
-// Asks for rows of a page ahead of their use: pages are too short for the hardware to foresee them.
-template <class T>
-inline void fetch(const T* const* rows, int begin, int end, int head_dim) {
-  for (int c = begin; c < end; ++c) {
-    for (int d = 0; d < head_dim; d += 64 / static_cast<int>(sizeof(T))) __builtin_prefetch(rows[c] + d);
-  }
-}
-
 // How the products are computed.
 enum class Way {
   kScattered,  // few rows, from where the pages lie
@@ -534,21 +526,19 @@ class AttentionKernel {
       multiply(q, head_dim_, Dense{w_.keys, kBlock}, rows, first, end, 0, head_dim_, Matrix{w_.scores, kBlock}, false);
       return;
     }
-    if (widened_) return score_rows(q, rows, wide_keys_, first, end);
-    for (int c = first; c < end; c += kLanes) {
-      if (m == 0) fetch(coming_.keys, c, c + kLanes, head_dim_);
-      score_rows(q, rows, block_->keys, c, c + kLanes);
-    }
+    if (widened_) return score_rows(q, rows, wide_keys_, Coming<float>{}, first, end);
+    score_rows(q, rows, block_->keys, m == 0 ? coming(coming_.keys, first, end) : Coming<T>{}, first, end);
   }
 
+  // In groups of keys, each of which all rows meet.
   template <class K>
-  void score_rows(const float* q, int rows, const K* const* keys, int first, int end) {
-    in_groups(rows, [&](int i, auto count) {
-      const float* from = q + static_cast<size_t>(i) * head_dim_;
-      for (int c = first; c < end; c += kLanes) {
-        score_few<count.value>(from, head_dim_, keys + c, scores_of(i) + c, kBlock);
-      }
-    });
+  void score_rows(const float* q, int rows, const K* const* keys, Coming<K> coming, int first, int end) {
+    for (int c = first; c < end; c += kLanes) {
+      in_groups(rows, [&](int i, auto count) {
+        score_few<count.value>(q + static_cast<size_t>(i) * head_dim_, head_dim_, keys + c, i == 0 ? coming.from(c) : Coming<K>{},
+                               scores_of(i) + c, kBlock);
+      });
+    }
   }
 
   // One step of the online softmax for `rows` rows from m + i on: turns scores into weights and shrinks what was summed
@@ -567,6 +557,12 @@ class AttentionKernel {
       float* sums = w_.sums + static_cast<size_t>(row + j) * value_dim_;
       for (int d = 0; d < value_dim_; d += kLanes) store(sums + d, load(sums + d) * splat(shrink[j]) + splat(shift[j]));
     }
+  }
+
+  // What keys first .. end of our block ask for.
+  static Coming<T> coming(const T* const* rows, int first, int end) {
+    constexpr int kHalf = kBlock / 2;
+    return {rows, end <= kHalf ? rows + kHalf : first >= kHalf ? rows - kHalf : nullptr};
   }
 
   float* scores_of(int i) const { return w_.scores + i * kBlock; }
@@ -647,7 +643,7 @@ class AttentionKernel {
 
   void add_from_pages(float* sums, int rows, int first, int end) {
     in_groups(rows, [&](int i, auto count) {
-      const T* const* next = i == 0 && !call_.latent() ? coming_.values : nullptr;
+      const Coming<T> next = i == 0 && !call_.latent() ? coming(coming_.values, first, end) : Coming<T>{};
       add_few<count.value>(scores_of(i), kBlock, block_->values, next, first, end,
                            sums + static_cast<size_t>(i) * value_dim_, value_dim_);
     });

@@ -50,7 +50,7 @@ Phase add_normed(const RowKernels& kernels, const Norm& after, const float* x, c
   return {static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [&kernels, after, x, y, out, rows, size](size_t i) {
             const int begin = static_cast<int>(i) * kRowsOfTask, end = begin + kRowsOfTask;
             kernels.norm_rows(after, y, x, out, size, begin, end < rows ? end : rows);
-          }};
+          }, Work::kNorms};
 }
 
 // out = x + after(down(activation(gate(n)) * up(n))), n = before(x), of three matrices; of two there is no `up`. Without

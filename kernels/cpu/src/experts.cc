@@ -94,15 +94,18 @@ void append_side_by_side(std::vector<std::vector<Phase>> calls, std::vector<Phas
     std::vector<Phase> parts;
     std::vector<size_t> ends;
     size_t count = 0;
+    Work work = Work::kOther;
     for (auto& call : calls) {
       if (call.size() < from_end) continue;
       parts.push_back(std::move(call[call.size() - from_end]));
+      work = parts.back().work;
       ends.push_back(count += parts.back().count);
     }
     phases.push_back({count, [parts = std::move(parts), ends = std::move(ends)](size_t task) {
                         const size_t part = std::upper_bound(ends.begin(), ends.end(), task) - ends.begin();
                         parts[part].task(task - (part == 0 ? 0 : ends[part - 1]));
-                      }});
+                      },
+                      work});
   }
 }
 

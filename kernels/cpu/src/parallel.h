@@ -31,8 +31,8 @@ inline void run_phases(const xla::ffi::ThreadPool& pool, std::vector<Phase> phas
 
 // A single phase.
 template <class Body>
-void parallel_for(const xla::ffi::ThreadPool& pool, size_t count, const Body& body) {
-  run_phases(pool, {Phase{count, std::cref(body)}});
+void parallel_for(const xla::ffi::ThreadPool& pool, size_t count, Work work, const Body& body) {
+  run_phases(pool, {Phase{count, std::cref(body), work}});
 }
 
 // Memory of the calling thread for as long as a function runs in it; 64-byte aligned, kept for the next call. Functions

@@ -10,6 +10,8 @@
 #include <thread>
 #include <utility>
 
+#include "recording.h"
+
 namespace llmjax {
 
 // Tasks that may run at the same time: task(i) for i in 0..count. A phase begins when all tasks of the one before it
@@ -17,6 +19,7 @@ namespace llmjax {
 struct Phase {
   size_t count;
   std::function<void(size_t)> task;
+  Work work = Work::kOther;
 };
 
 inline void pause_briefly() {
@@ -51,6 +54,7 @@ class RunningPhase {
       if (taken != 0) done_.fetch_add(taken, std::memory_order_release);  // the one line that all threads write to
     }
   }
+  Work kind() const { return phase_.work; }
   void wait() const {
     for (int spins = 0; done_.load(std::memory_order_acquire) != phase_.count; ++spins) {
       if (spins < 4096) {

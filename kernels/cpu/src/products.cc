@@ -287,7 +287,8 @@ Phase Products::prepare(Fill fill) const {
             for (const QuantizedMethod* method : methods_) {
               if (method != nullptr && method->prepare != nullptr) method->prepare(in_, x, begin, end);
             }
-          }};
+          },
+          Work::kRounding};
 }
 
 void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
@@ -298,9 +299,10 @@ void Products::append(char* memory, Fill fill, std::vector<Phase>& phases) {
   if (plain_bytes_ != 0) {
     phases.push_back({plain_.size(), [this, memory](size_t i) {
                         plain_[i].kernels->prepare(plain_[i].call, memory + plain_[i].workspace);
-                      }});
+                      },
+                      Work::kRounding});
   }
-  phases.push_back({static_cast<size_t>(tasks_), [this, memory](size_t i) { run(static_cast<int64_t>(i), memory); }});
+  phases.push_back({static_cast<size_t>(tasks_), [this, memory](size_t i) { run(static_cast<int64_t>(i), memory); }, Work::kProducts});
 }
 
 void Products::run(int64_t task, const char* memory) const {

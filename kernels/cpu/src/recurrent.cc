@@ -155,7 +155,7 @@ ffi::Error recurrence_handler(ffi::ThreadPool pool, Floats q, Floats k, Floats v
   rows.clear(call.out, static_cast<size_t>(heads) * call.value_dim);
   const size_t state = static_cast<size_t>(call.key_dim) * call.value_dim;
   const size_t slices = (call.value_dim + kColumns - 1) / kColumns, of_row = heads * slices;
-  parallel_for(pool, rows.runs().size() * of_row, [&](size_t i) {
+  parallel_for(pool, rows.runs().size() * of_row, Work::kRecurrence, [&](size_t i) {
     const int head = static_cast<int>(i % of_row / slices), begin = static_cast<int>(i % slices) * kColumns;
     const int end = std::min(begin + kColumns, call.value_dim);
     float* workspace = by_channel ? floats((3 * kTokenBlock + 1) * static_cast<size_t>(call.key_dim)) : nullptr;
@@ -184,7 +184,7 @@ ffi::Error selective_scan_handler(ffi::ThreadPool pool, Floats c, Floats b, Floa
                            x.typed_data(),             steps.typed_data(),      rates.typed_data(), out->typed_data()};
   rows.clear(call.out, call.channels);
   const size_t slices = (call.channels + kSelected - 1) / kSelected;
-  parallel_for(pool, rows.runs().size() * slices, [&](size_t i) {
+  parallel_for(pool, rows.runs().size() * slices, Work::kRecurrence, [&](size_t i) {
     const int begin = static_cast<int>(i % slices) * kSelected, end = std::min(begin + kSelected, call.channels);
     float* workspace = floats(2 * static_cast<size_t>(count) * kSelected);
     rows.each(rows.runs()[i / slices], states->typed_data(), static_cast<size_t>(count) * channels,
@@ -211,7 +211,7 @@ ffi::Error convolution_handler(ffi::ThreadPool pool, Floats x, Floats weight, Fl
                          out->typed_data()};
   rows.clear(call.out, call.channels);
   const size_t slices = (call.channels + kChannels - 1) / kChannels;
-  parallel_for(pool, rows.runs().size() * slices, [&](size_t i) {
+  parallel_for(pool, rows.runs().size() * slices, Work::kRecurrence, [&](size_t i) {
     const int begin = static_cast<int>(i % slices) * kChannels, end = std::min(begin + kChannels, call.channels);
     float* workspace = floats(2 * static_cast<size_t>(call.width) * kChannels);
     rows.each(rows.runs()[i / slices], states->typed_data(), static_cast<size_t>(all[1]) * all[2], [&](const Stretch& tokens) {

@@ -28,7 +28,7 @@ ffi::Error argmax_handler(ffi::ThreadPool pool, Floats x, Tokens out) {
   const int size = static_cast<int>(x.dimensions()[1]);
   const float* from = x.typed_data();
   int32_t* found = out->typed_data();
-  parallel_for(pool, rows, [=, &kernels](size_t i) { found[i] = kernels.argmax(from + i * size, size); });
+  parallel_for(pool, rows, Work::kSampling, [=, &kernels](size_t i) { found[i] = kernels.argmax(from + i * size, size); });
   return ffi::Error::Success();
 }
 
@@ -41,7 +41,7 @@ ffi::Error finite_handler(ffi::ThreadPool pool, Floats x, ffi::Result<ffi::Buffe
   const int size = static_cast<int>(dims[1]);
   const float* from = x.typed_data();
   bool* found = out->typed_data();
-  parallel_for(pool, static_cast<size_t>(dims[0]),
+  parallel_for(pool, static_cast<size_t>(dims[0]), Work::kSampling,
                [=, &kernels](size_t i) { found[i] = kernels.finite(from + i * size, size); });
   return ffi::Error::Success();
 }
@@ -114,7 +114,7 @@ ffi::Error sample_handler(ffi::ThreadPool pool, Floats x, ffi::Buffer<ffi::PRED>
   const RowKernels& kernels = find_row_kernels();
   // A row is edited where it then is sampled, in memory of a thread: a copy of all logits would be written and read back.
   const size_t padded = static_cast<size_t>(size) + kPadding;
-  parallel_for(pool, static_cast<size_t>(rows), [&](size_t i) {
+  parallel_for(pool, static_cast<size_t>(rows), Work::kSampling, [&](size_t i) {
     int32_t& token = out->typed_data()[i] = 0;
     if (!samples.typed_data()[i]) return;
     float* workspace = reinterpret_cast<float*>(thread_memory<5>((4 * padded) * sizeof(float)));

@@ -76,11 +76,17 @@ class Team {
     size_t most = 0;
     for (const Phase& phase : phases) most = phase.count > most ? phase.count : most;
     threads = threads < most ? threads : most;
+    Recording& record = recording();
+    const int64_t begin = record.on.load(std::memory_order_relaxed) ? nanoseconds() : 0;
+    if (begin != 0) ++record.calls, record.phases += phases.size();
     Call* call = threads <= 1 ? nullptr : take_call();
     if (call == nullptr) {
       for (const Phase& phase : phases) {
+        const int64_t start = begin == 0 ? 0 : nanoseconds();
         for (size_t i = 0; i < phase.count; ++i) phase.task(i);
+        if (begin != 0) record.busy[static_cast<int>(phase.work)] += nanoseconds() - start;
       }
+      if (begin != 0) record.calling += nanoseconds() - begin;
       return;
     }
     threads = hire(threads - 1) + 1;
@@ -91,6 +97,7 @@ class Team {
     wake_children(0, number);
     call->walk(0);
     call->open.store(kClosed);
+    if (begin != 0) record.calling += nanoseconds() - begin;
   }
 
   // Members there are, and how many of them sleep; one that is about to has its mutex.
@@ -127,9 +134,16 @@ class Team {
       mode = float_mode();
     }
     void walk(size_t thread) {
+      Recording& record = recording();
+      const bool recorded = record.on.load(std::memory_order_relaxed);
       for (size_t i = 0; i < count; ++i) {
+        const int64_t begin = recorded ? nanoseconds() : 0;
         phases[i].work(thread);
+        const int64_t done = recorded ? nanoseconds() : 0;
         phases[i].wait();
+        if (!recorded) continue;
+        record.busy[static_cast<int>(phases[i].kind())] += done - begin;
+        record.waiting[static_cast<int>(phases[i].kind())] += nanoseconds() - done;
       }
     }
   };
