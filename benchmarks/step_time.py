@@ -2,11 +2,11 @@
 
     python -m benchmarks.step_time --model model.gguf [--streams 1,4,16,32] [--context 128] [--prompt 512]
 
-Columns are milliseconds of a step, from one step's tokens to the next one's. What the C++ kernels compute is the time of
-all threads over their number: what it would take if no thread waited for another. `waits` is the rest of the time that a
-step spends in calls of the kernels, `outside` what it spends elsewhere: XLA's own operations, dispatch, and the host where
-it is the slower one. `kernels` is the share of the step that the kernels' own work makes up. The host's CPU time goes on beside the
-device and so is part of no sum. Flags that set the engine are passed on.
+Columns are milliseconds of a step, from one step's tokens to the next one's. What the C++ kernels compute is the time
+of all threads over their number: what it would take if no thread waited for another. `waits` is the rest of the time
+that a step spends in calls of the kernels, `outside` what it spends elsewhere: XLA's own operations, dispatch, and
+the host where it is the slower one. `kernels` is the share of the step that the kernels' own work makes up. The
+host's CPU time goes on beside the device and so is part of no sum. Flags that set the engine are passed on.
 """
 
 from __future__ import annotations

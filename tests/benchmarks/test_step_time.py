@@ -32,9 +32,12 @@ def test_the_table_adds_up() -> None:
 @pytest.mark.slow
 def test_the_step_of_a_tiny_model(tmp_path: Path, compile_cache_dir: str, capsys: pytest.CaptureFixture[str]) -> None:
     write_random_model(tmp_path, SHAPES["tiny"], max_position_embeddings=512)
-    flags = f"--model {tmp_path} --streams 1,2 --context 8 --prompt 16 --steps 4 --runs 1 --max-num-batched-tokens 16"
+    flags = f"--model {tmp_path} --streams 1,2 --context 8 --prompt 16 --steps 40 --runs 1 --max-num-batched-tokens 16"
     assert main([*flags.split(), "--compilation-cache-dir", compile_cache_dir]) == 0
-    lines = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    shown = capsys.readouterr().out
+    lines = [line.split("|") for line in shown.splitlines() if line.startswith("|")]
     assert [line[1].strip() for line in lines[2:]] == ["1 streams", "2 streams", "prompt of 16"]
     heads = [head.strip() for head in lines[0]]
-    assert all(float(line[heads.index("step")]) > 0 and int(line[heads.index("calls")]) > 0 for line in lines[2:])
+    assert all(float(line[heads.index("step")]) > 0 and int(line[heads.index("calls")]) > 0 for line in lines[2:]), (
+        shown
+    )
