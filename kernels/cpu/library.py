@@ -86,7 +86,7 @@ def library() -> Library | None:
 
 
 def opened_handle() -> ctypes.CDLL | None:
-    """The library, for functions of it that are no handlers; None where it is not built."""
+    """The library itself, for functions that Python calls; None where it is not built."""
     opened = _opened()
     return opened.handle if isinstance(opened, _Opened) else None
 
