@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--draft-model", help="a smaller model that makes the drafts, instead of prompt lookup")
-    parser.add_argument("--drafts", type=int, nargs="+", default=[4, 8], help="num_speculative_tokens of each engine")
+    parser.add_argument("--drafts", type=int, nargs="+", default=[8, 16], help="num_speculative_tokens of each engine")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=300)
     options = parser.parse_args()
@@ -79,7 +79,7 @@ def make(model: str, drafts: int, draft_model: str | None) -> LLM:
     lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     config = {"model": draft_model} if draft_model else lookup
     config |= {"num_speculative_tokens": drafts, "disable_by_batch_size": 1}
-    settings: dict[str, Any] = {"speculative_config": config} if drafts else {}
+    settings: dict[str, Any] = {"speculative_config": config} if drafts else {"auto_speculation": False}
     llm = LLM(model, max_num_seqs=1, max_model_len=2048, **settings)
     llm.warm_up()
     return llm

@@ -49,11 +49,13 @@ NEVER = frozenset(
 # What one engine of many has a use for.
 RARELY = frozenset(
     {
+        "PIL",  # of models that see
         "jax._src.pallas",
         "llguidance",
         "llmjax.checkpoint.formats.registry",
         "llmjax.kernels.cuda",
         "rich",  # where there is a terminal
+        "yaml",  # of a command that is given a file of settings
     }
 )
 LIBRARIES = frozenset({"jax", "jaxlib", "llmjax.models", "numpy", "pydantic", "rich", "starlette", "tokenizers"})

@@ -14,7 +14,6 @@ from llmjax.checkpoint.files import check_file, instead_of_weights
 from llmjax.checkpoint.gguf.choice import choose_gguf, relative_ggufs
 from llmjax.checkpoint.store import MODELSCOPE, stored_models
 from llmjax.config import EngineConfig
-from llmjax.config_file import bundled_configs
 from llmjax.errors import CheckpointError, ConfigError
 
 PYPI = "pypi://"
@@ -122,6 +121,8 @@ def _repository(text: str, model: str) -> str:
 
 def _instead(text: str) -> str:
     """What may have been meant by a name that is neither a path nor an id."""
+    from llmjax.config_file import bundled_configs  # with PyYAML
+
     if text in bundled_configs():
         return f"--config {text} is a bundled configuration"
     if "/" in text and not (folder := Path(text).expanduser().parent).is_dir():

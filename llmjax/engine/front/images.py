@@ -16,9 +16,7 @@ from llmjax.engine.core.media import PromptImage, PromptMedia, Whole
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage, PreparedVideo
-from llmjax.media.processor import ImageProcessor
 from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images, with_videos
-from llmjax.media.video import frames_of
 
 if TYPE_CHECKING:
     from llmjax.media.processor import ImageProcessor
@@ -121,6 +119,8 @@ class Images:
         Raises:
             InvalidRequest: one is none of these, cannot be read, or is too large; or there are too many.
         """
+        from llmjax.media.video import frames_of  # with Pillow
+
         several = videos if isinstance(videos, list) and not (videos and _is_frame(videos[0])) else [videos]
         self.check_video_count(len(several))
         found = []
