@@ -26,13 +26,15 @@ import numpy as np
 
 from benchmarks.limits import KINDS, limits
 from benchmarks.machine import this_machine
+from llmjax.engine.tuning.measure import Product
+from llmjax.engine.tuning.measure_main import random_weight
 from llmjax.kernels.attention import KVLayout, KVPages, RaggedBatch, make_pages, portable
 from llmjax.kernels.cpu import attention as cpu_attention
 from llmjax.kernels.cpu import linear as cpu_linear
 from llmjax.kernels.cpu.library import Library, describe, forced_isa, library
 from llmjax.kernels.cpu.matrices import METHODS
 from llmjax.kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
-from llmjax.kernels.qtensor import CPU_TILE, QTensor
+from llmjax.kernels.qtensor import QTensor
 from llmjax.quantization.schemes import scheme_named
 
 LAYERS = 8
@@ -242,15 +244,10 @@ def plain_ways(
 def quantized_weight(scheme: str, size_out: int, size_in: int, seed: int) -> QTensor:
     """A matrix whose codes are random and whose groups have a scale of about 1/1000."""
     form = scheme_named(scheme).format(size_in)
-    words = np.random.default_rng(seed).integers(
-        0, 1 << 32, (-(-size_out // CPU_TILE), form.num_words, CPU_TILE), dtype=np.uint32
-    )
-    if form.codes.kind in ("e4m3", "e5m2"):
-        words &= 0x3F3F3F3F  # no NaN
-    for entry in form.fields.values():
-        plain = {"f32": 0x3A800000, "f16": 0x14001400, "bf16": 0x3A803A80}
-        words[:, entry.start : entry.start + entry.num_words] = plain.get(entry.number, 0x11111111)
-    return QTensor(jnp.asarray(words), None, form, size_out, jnp.dtype(jnp.bfloat16), "int8")
+    product = Product("", (), (size_out, size_in), form, "bfloat16", "int8")
+    weight = random_weight(product, size_out, seed=seed)
+    assert isinstance(weight, QTensor)
+    return weight
 
 
 def quantized_ways(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from llmjax.kernels.choices import Timing
+from llmjax.kernels.cpu.library import ISA_VARIABLE, library
 from llmjax.kernels.row_format import RowFormat
 from llmjax.system import python_path
 
@@ -51,6 +52,8 @@ def measure(products: Sequence[Product]) -> tuple[Timing, ...]:
     command = [sys.executable, "-m", "llmjax.engine.tuning.measure_main"]
     fresh = [replace(one, format=one.format and replace(one.format)) for one in products]  # without what was derived
     environment = {**os.environ, "PYTHONPATH": python_path(), POOL: "1", "JAX_PLATFORMS": "cpu"}
+    if (native := library()) is not None and native.forced is not None:
+        environment[ISA_VARIABLE] = native.forced
     try:
         done = subprocess.run(
             command, input=pickle.dumps(fresh), env=environment, capture_output=True, timeout=LIMIT, check=False

@@ -19,7 +19,7 @@ from llmjax.engine.tuning.kept import Measured, all_here, keep, path_of, read
 from llmjax.engine.tuning.measure import NotMeasured, Product, measure
 from llmjax.engine.tuning.measure_main import measured_here, random_weight
 from llmjax.kernels.choices import BY_XLA, NATIVE, ROWS, TABLE, Choice, Choices, Timing, kind_of
-from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cpu.library import forced_isa, library
 from llmjax.kernels.cpu.matrices import candidates, tabled
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.platforms import select_platform
@@ -64,6 +64,20 @@ def test_a_process_measures() -> None:
     found = measure([product])
     assert {timing.rows for timing in found} == set(ROWS)
     assert {timing.kind for timing in found} == {product.kind}
+
+
+def test_a_process_measures_the_instruction_set_that_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> Any:
+        seen.append(env.get("LLMJAX_CPU_ISA"))
+        raise OSError("no process")
+
+    monkeypatch.setattr("llmjax.engine.tuning.measure.subprocess.run", run)
+    monkeypatch.delenv("LLMJAX_CPU_ISA", raising=False)
+    with forced_isa("generic"), pytest.raises(NotMeasured, match="no process"):
+        measure([PLAIN])
+    assert seen == ["generic"]
 
 
 @pytest.mark.slow
