@@ -110,5 +110,12 @@ def _outside(path: str, config: Any) -> File:
     return file
 
 
+def on_post_page(output: str, **_: Any) -> str:
+    """Names the dialog of the search, which the theme does not, for those that hear the page."""
+    return output.replace(
+        'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
+    )
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return moved(markdown, origin(page.file.src_uri))

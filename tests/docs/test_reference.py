@@ -95,7 +95,7 @@ def test_metrics_have_labels_and_kinds() -> None:
 
 def test_docstrings_become_lists() -> None:
     text = python.page()
-    assert "### LLM.generate\n\n```python\ngenerate(\n" in text
+    assert "### LLM.generate\n\n```py\ngenerate(\n" in text
     assert "* `priority`: for all, or one for each prompt, smaller first;" in text
     assert "| `temperature` | `float` | `1.0` |" in text
     assert "\nArgs:" not in text

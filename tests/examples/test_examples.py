@@ -17,6 +17,7 @@ from tests.import_graph import ROOT
 from tests.pooled_models import write_with_tokenizer
 from tests.serve.conftest import start
 from tests.serve.scripted import scripted_engine
+from tests.web.scripts import TEMPLATE
 
 EXAMPLES = ROOT / "examples"
 slow = pytest.mark.slow
@@ -26,9 +27,6 @@ WEATHER = "What is the weather in Paris?"
 CALL = 'So:\n<tool_call>\n{"name": "list_files", "arguments": {"folder": "examples"}}\n</tool_call>'
 # The task leads to a call; what the tool returned, whose last line is the script's name, to the answer.
 SCRIPTS = {"task": CALL, "vision.py": "The examples are nine scripts and two notebooks, it seems."}
-TEMPLATE = (
-    "{# <tool_call> #}{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% set m = messages[-1] %}{{ m.content }}"
-)
 
 
 def run(name: str, *arguments: str) -> str:

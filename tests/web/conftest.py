@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gzip
 import os
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,6 +23,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.listen import bind
 from llmjax.serve.server import DrainingServer
+from tests.import_graph import ROOT
 from tests.serve.conftest import Running, start
 from tests.serve.scripted import scripted_engine
 from tests.waiting import until
@@ -28,15 +35,29 @@ ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "-
 ELSEWHERE = "llmjax.test"  # a name of this machine to which browsers grant less than to localhost
 
 
+def chromium_of(playwright: Any) -> str:
+    """The Chromium that is installed, Playwright's own or the system's; without one the test is skipped."""
+    installed = Path(playwright.chromium.executable_path)
+    found = str(installed) if installed.exists() else next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        pytest.skip("no Chromium is installed: apt-get install chromium, or playwright install chromium")
+    return found
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """The program of Chromium."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    with sync_api.sync_playwright() as playwright:
+        return chromium_of(playwright)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """A headless Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
     with sync_api.sync_playwright() as playwright:
-        installed = Path(playwright.chromium.executable_path)
-        found = str(installed) if installed.exists() else next(filter(None, map(shutil.which, NAMES)), None)
-        if found is None:
-            pytest.skip("no Chromium is installed: apt-get install chromium, or playwright install chromium")
+        found = chromium_of(playwright)
         sandbox = [] if os.getuid() else ["--no-sandbox"]
         chromium = playwright.chromium.launch(
             executable_path=found, args=[*ARGUMENTS, f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1", *sandbox]
@@ -145,3 +166,40 @@ def visitor(visitor_of: Callable[..., Visitor], server: Running) -> Visitor:
     visitor = visitor_of(server.url)
     visitor.open()
     return visitor
+
+
+@pytest.fixture(scope="session")
+def documentation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address at which the documentation's site is served, as files."""
+    pytest.importorskip("material", reason="needs Material for MkDocs: pip install 'llmjax[docs]'")
+    folder = tmp_path_factory.mktemp("documentation")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=100)
+    handler = functools.partial(QuietFiles, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class QuietFiles(SimpleHTTPRequestHandler):
+    """Files that browsers may keep, compressed as every server of files does it, and no lines on standard error."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        """Says nothing."""
+
+    def do_GET(self) -> None:
+        path = Path(self.translate_path(self.path))
+        if not path.is_file():
+            self.send_error(404)
+            return
+        body = gzip.compress(path.read_bytes())
+        self.send_response(200)
+        self.send_header("Content-Type", self.guess_type(str(path)))
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "max-age=31536000")
+        self.end_headers()
+        self.wfile.write(body)
