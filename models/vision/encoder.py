@@ -81,6 +81,7 @@ class Attention(nnx.Module):
         self, spec: VisionAttention, size: int, rope: Rope2D | None, *, dtype: jnp.dtype, clipped: bool = False
     ) -> None:
         self.spec, self.rope = spec, rope
+        self.narrow = jnp.dtype(dtype) == jnp.bfloat16
         inner, matrix = spec.heads * spec.head_dim, ClippedLinear if clipped else Linear
         self.q_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
         self.k_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
@@ -106,7 +107,9 @@ class Attention(nnx.Module):
             assert self.rope is not None
             q, k = turn(q, angles, self.rope.pairs), turn(k, angles, self.rope.pairs)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        attended = attend(q, k, v, seen.segments, scale=scale, tile=seen.tile, reach=seen.reach)
+        if self.narrow:  # the matrices' type: hardware that multiplies it is faster at scores too
+            q, k, v = (each.astype(jnp.bfloat16) for each in (q, k, v))
+        attended = attend(q, k, v, seen.segments, scale=scale, tile=seen.tile, reach=seen.reach).astype(x.dtype)
         return self.o_proj(attended.reshape(len(x), -1))
 
 

@@ -63,10 +63,12 @@ def spec_of(**changes: Any) -> VisionSpec:
     return VisionSpec(**fields)
 
 
-def run(spec: VisionSpec, pictures: list[Picture], *, patches: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    graph, shapes = abstract_encoder(spec, dtype=jnp.float32, activation_dtype=jnp.float32)
+def run(
+    spec: VisionSpec, pictures: list[Picture], *, patches: int | None = None, dtype: Any = jnp.float32
+) -> tuple[np.ndarray, np.ndarray]:
+    graph, shapes = abstract_encoder(spec, dtype=dtype, activation_dtype=jnp.float32)
     rng = np.random.default_rng(7)
-    params = {name: jnp.asarray(rng.standard_normal(like.shape) * 0.3, jnp.float32) for name, like in shapes.items()}
+    params = {name: jnp.asarray(rng.standard_normal(like.shape) * 0.3, like.dtype) for name, like in shapes.items()}
     total = sum(len(each.patches) for each in pictures)
     batch = PatchBatch(
         **{k: jnp.asarray(v) for k, v in pack(spec, pictures, patches=patches or bucket(spec, total)).items()}
@@ -100,6 +102,14 @@ def test_pictures_packed_together_are_as_alone(name: str) -> None:
     np.testing.assert_allclose(together, np.concatenate([rows for rows, _ in alone]), atol=1e-5)
     np.testing.assert_allclose(tapped, np.concatenate([each for _, each in alone], axis=1), atol=1e-5)
     assert len(tapped) == len(spec.tapped)
+
+
+def test_matrices_of_16_bits_make_nearly_the_same_rows_in_f32() -> None:
+    spec = SPECS["rope"]
+    one = picture(spec, 6, 4)
+    exact, near = run(spec, [one])[0], run(spec, [one], dtype=jnp.bfloat16)[0]
+    assert near.dtype == np.float32
+    assert 0 < np.abs(near - exact).max() < 0.03 * np.abs(exact).max()
 
 
 def test_frames_do_not_see_each_other() -> None:

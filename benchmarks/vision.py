@@ -1,0 +1,188 @@
+"""How long encoders of pictures take, beside transformers, on this machine.
+
+    python -m benchmarks.vision [--peer PYTHON] [--shapes smolvlm-256m so400m] [--tiles 1 4] [--layers 4] [--rounds 5]
+
+Encoders have random weights and the shapes of published ones; `--layers` cuts them short, as layers cost the same.
+PYTHON is the interpreter of an environment with torch and transformers, which get the same shapes, type and number of
+threads. Both take turns, and the fastest round counts. `cpu` is the time of all processors together, which other work
+on the machine disturbs least.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.machine import this_machine
+from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.registry import traced_for
+from llmjax.models.vision.batch import PatchBatch
+from llmjax.models.vision.functional import abstract_encoder, encode
+from llmjax.models.vision.packing import pack
+from llmjax.models.vision.registry import vision_spec_of
+
+WORKER = Path(__file__).parent / "engines" / "vision.py"
+# The keys of a vision_config, with those of published models.
+SHAPES: Mapping[str, Mapping[str, int]] = {
+    "smolvlm-256m": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "image_size": 512,
+        "patch_size": 16,
+    },
+    "so400m": {
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "image_size": 364,
+        "patch_size": 14,
+    },
+}
+Encode = Callable[[], "Taken"]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Seconds of an encoder's run: of the clock, and of all processors."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A picture of some tiles with random values, as ``pack`` takes it."""
+
+    patches: np.ndarray[Any, Any]
+    grid: tuple[int, int, int]
+    num_rows: int
+    sources: None = None
+    shares: None = None
+
+
+def ours(shape: Mapping[str, int], tiles: int, dtype: str) -> Encode:
+    """Our encoder, compiled, on random tiles."""
+    config = {
+        "architectures": ["Idefics3ForConditionalGeneration"],
+        "scale_factor": 2,
+        "text_config": {"hidden_size": 576},
+        "vision_config": dict(shape),
+    }
+    spec = vision_spec_of(config)
+    assert spec is not None and spec.tile is not None
+    library()
+    graph, shapes = abstract_encoder(spec, dtype=jnp.dtype(dtype), activation_dtype=jnp.float32)
+    rng = np.random.default_rng(0)
+    weights = {name: jnp.asarray(0.02 * rng.standard_normal(one.shape), one.dtype) for name, one in shapes.items()}
+    side, patches = shape["image_size"] // shape["patch_size"], tiles * spec.tile
+    values = rng.standard_normal((patches, spec.patch_values)).astype(np.float32)
+    picture = Tiles(values, (tiles, side, side), patches // spec.side**2)
+    batch = PatchBatch(**pack(spec, [picture], patches=patches))  # type: ignore[arg-type]  # NumPy's arrays
+    with traced_for("cpu"):
+        program = jax.jit(lambda weights, batch: encode(graph, weights, batch).rows).lower(weights, batch).compile()
+
+    def run() -> Taken:
+        wall, cpu = time.perf_counter(), time.process_time()
+        jax.block_until_ready(program(weights, batch))
+        return Taken(time.perf_counter() - wall, time.process_time() - cpu)
+
+    return run
+
+
+class Peer:
+    """Transformers' encoder in a process of another environment."""
+
+    def __init__(self, python: str, shape: Mapping[str, int], tiles: int, dtype: str) -> None:
+        job = json.dumps({"config": dict(shape), "tiles": tiles, "dtype": dtype, "threads": usable_cores()})
+        self._process = subprocess.Popen(
+            [python, str(WORKER), job],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def __call__(self) -> Taken:
+        """One run; raises SystemExit if the process has ended."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write("\n")
+            self._process.stdin.flush()
+            return Taken(**json.loads(self._process.stdout.readline()))
+        except (BrokenPipeError, json.JSONDecodeError):
+            raise SystemExit("transformers has ended: does its environment have torch and transformers?") from None
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def measure(encoders: Mapping[str, Encode], rounds: int) -> dict[str, Taken]:
+    """The fastest round of each encoder, wall and cpu apart; the first round warms up."""
+    taken: dict[str, list[Taken]] = {name: [] for name in encoders}
+    names = list(encoders)
+    for number in range(rounds + 1):
+        shift = number % len(names)
+        for name in [*names[shift:], *names[:shift]]:
+            one = encoders[name]()
+            if number:
+                taken[name].append(one)
+    return {name: Taken(min(t.wall for t in all_), min(t.cpu for t in all_)) for name, all_ in taken.items()}
+
+
+def rows(label: str, best: Mapping[str, Taken]) -> list[str]:
+    """Rows of the table: one for each encoder, with its time as a multiple of ours."""
+    first = best["llmjax"]
+    return [
+        f"| {label} | {name} | {one.wall * 1e3:.0f} | {one.wall / first.wall:.2f}x | {one.cpu * 1e3:.0f} "
+        f"| {one.cpu / first.cpu:.2f}x |"
+        for name, one in best.items()
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer", metavar="PYTHON", help="an environment with torch and transformers")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--tiles", type=int, nargs="+", default=[1, 4], help="tiles at once")
+    parser.add_argument("--layers", type=int, help="layers of each encoder; default: all")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args(arguments)
+    if min([*options.tiles, options.rounds, options.layers or 1]) < 1:
+        parser.error("--tiles, --layers and --rounds must be at least 1")
+    print(f"{this_machine()}, {options.dtype}\n")
+    print("| encoder | engine | wall ms | of ours | cpu ms | of ours |\n|---|---|---|---|---|---|")
+    for name in options.shapes:
+        shape = {**SHAPES[name], **({"num_hidden_layers": options.layers} if options.layers else {})}
+        for tiles in options.tiles:
+            peer = Peer(options.peer, shape, tiles, options.dtype) if options.peer else None
+            try:
+                encoders: dict[str, Encode] = {"llmjax": ours(shape, tiles, options.dtype)}
+                if peer is not None:
+                    encoders["transformers"] = peer
+                label = f"{name}, {shape['num_hidden_layers']} layers, {tiles} tiles"
+                print("\n".join(rows(label, measure(encoders, options.rounds))), flush=True)
+            finally:
+                if peer is not None:
+                    peer.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
