@@ -51,10 +51,11 @@ class InvalidRequest(LLMJaxError, ValueError):
     Args:
         message: one line for the user.
         field: the request field at fault, or None when no single field is.
+        hint: what to do.
     """
 
-    def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, field: str | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.field = field
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.outputs import CompletionOutput, RequestOutput
-from llmjax.parsing.choice import DESCRIBED, reads, tools_variable
+from llmjax.parsing.choice import DESCRIBED, reads, switches_of_thinking, tools_variable
 from llmjax.parsing.events import Event
 from llmjax.parsing.families import JSON_LIST
 from llmjax.serve.answers import AnswerFormat, AnswerReader
@@ -290,13 +290,6 @@ def document_variables(body: ChatRequest, template: str) -> dict[str, Any]:
             code="unsupported_parameter",
         )
     return {"documents": body.documents}
-
-
-def switches_of_thinking(template: str) -> list[str]:
-    """The variable by which a template is told whether the model is to think, if there is one."""
-    if reads(template, "enable_thinking"):
-        return ["enable_thinking"]
-    return ["thinking"] if "thinking is defined" in template else []
 
 
 def effort_variables(effort: str | None, template: str) -> dict[str, Any]:

@@ -93,6 +93,13 @@ FLAGS: tuple[ForeignFlag, ...] = (
 )  # fmt: skip
 
 
+# Of its examples/chat.py, which is `llmjax chat` here.
+CHAT: tuple[ForeignFlag, ...] = (
+    *accepted("--stream", "", takes=NOTHING),
+    *accepted("--frequency", "the answer is drawn as it comes", neutral="10"),
+    *accepted("--context-cache", "prefixes are cached without being asked for", neutral="true false"),
+)
+
 NUMA_VARIABLE = "MAP_NUMA_NODE"
 
 

@@ -270,6 +270,13 @@ def reads(template: str, variable: str) -> bool:
     return re.search(rf"\b{variable}\b", template) is not None
 
 
+def switches_of_thinking(template: str) -> list[str]:
+    """The variable by which a template is told whether the model is to think, if there is one."""
+    if reads(template, "enable_thinking"):
+        return ["enable_thinking"]
+    return ["thinking"] if "thinking is defined" in template else []
+
+
 def tools_variable(template: str) -> str | None:
     """The variable in which a template wants tools; None: it knows none."""
     return next((name for name in ("tools", "xml_tools") if reads(template, name)), None)

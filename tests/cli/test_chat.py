@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 
-from llmjax.cli.chat import Answer
+from llmjax.cli.conversation import Answer, read_tools
+from llmjax.cli.models import CallPiece, _pieces_of
+from llmjax.errors import ConfigError
+from llmjax.parsing.choice import Parsers
+from llmjax.parsing.parser import OutputParser
 from tests.terminal import Terminal
 
 
@@ -51,6 +55,14 @@ class Echo(BaseHTTPRequestHandler):
         self.send_response(200)
         self.end_headers()
         try:
+            if last == "weather?":
+                self._event({"choices": [{"delta": {"reasoning_content": "I look."}}]})
+                begun = {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '{"city": '}}
+                self._event({"choices": [{"delta": {"tool_calls": [begun]}}]})
+                rest = {"index": 0, "function": {"arguments": '"Bonn"}'}}
+                self._event({"choices": [{"delta": {"tool_calls": [rest]}}]})
+                self.wfile.write(b"data: [DONE]\n\n")
+                return
             for word in [f"{len(messages)} ", "**", last, "**"]:
                 self._event({"choices": [{"delta": {"content": word}}]})
             while last == "forever":
@@ -129,6 +141,84 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(url: str, tmp_path: Path) -
     terminal.wait_for("> ", after=terminal.interrupt_until("/exit or Ctrl-D leaves"))
     os.write(terminal.master, b"\x04")
     assert terminal.end() == 0
+
+
+def test_messages_of_several_lines(url: str, tmp_path: Path) -> None:
+    terminal = chatting(url, tmp_path)
+    end = terminal.wait_for("> ")
+    terminal.type('"""one')
+    terminal.type("")
+    terminal.type('two"""')
+    end = terminal.wait_for("42 tokens, ", after=end)
+    terminal.type("three \\")
+    terminal.type("four")
+    end = terminal.wait_for("42 tokens, ", after=end)
+    os.write(terminal.master, b"\x1b[200~five\nsix\x1b[201~\n")  # as a terminal pastes
+    terminal.wait_for("42 tokens, ", after=end)
+    terminal.type("/exit")
+    assert terminal.end() == 0
+    assert [body["messages"][-1]["content"] for body in Echo.bodies] == ["one\n\ntwo", "three\nfour", "five\nsix"]
+
+
+def test_calls_are_shown_and_their_results_are_asked_for(url: str, tmp_path: Path) -> None:
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"name": "weather", "parameters": {"type": "object"}}]')
+    terminal = chatting(url, tmp_path, "--no-markdown")
+    end = terminal.wait_for("> ")
+    terminal.type(f"/tools {tools}")
+    end = terminal.wait_for("tools: weather", after=end)
+    terminal.type("/thinking off")
+    end = terminal.wait_for("thinking: off", after=end)
+    terminal.type("weather?")
+    end = terminal.wait_for("I look.", after=end)
+    end = terminal.wait_for('→ weather({"city": "Bonn"})', after=end)
+    end = terminal.wait_for("result of weather: ", after=end)
+    terminal.type("rain")
+    terminal.wait_for("3 **rain**", after=end)
+    terminal.type("/exit")
+    assert terminal.end() == 0
+    first, second = Echo.bodies
+    assert first["tools"] == [{"type": "function", "function": json.loads(tools.read_text())[0]}]
+    assert first["thinking"] is False
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bonn"}'}}
+    assert second["messages"][1:] == [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "rain"},
+    ]
+
+
+def test_the_command_line_of_candle_vllm_s_chat(url: str) -> None:
+    port = url.rpartition(":")[2]
+    flags = "--stream --live --frequency 10 --thinking True --context_cache False --top_k 64 --max_tokens 16384"
+    words = ["--system_prompt", "Thinking big!", "--port", port, *flags.split()]
+    command = [sys.executable, "-m", "llmjax", "chat", *words]
+    done = subprocess.run(command, input="hi\n", capture_output=True, text=True, check=True)
+    assert "hi" in done.stdout and "note" not in done.stderr
+    (body,) = Echo.bodies
+    assert body["messages"][0] == {"role": "system", "content": "Thinking big!"}
+    assert (body["thinking"], body["top_k"], body["max_tokens"]) == (True, 64, 16384)
+
+
+def test_what_is_no_file_of_tools(tmp_path: Path) -> None:
+    file = tmp_path / "tools.json"
+    for text, said in (("{", "is not JSON"), ('[{"type": "function"}]', "entry 0 is not a function")):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            read_tools(str(file))
+
+
+def test_an_engine_s_own_text_is_read_as_its_family_writes_it() -> None:
+    grammar = Parsers(tools="hermes", reasoning="think").grammar(with_tools=True, prompt="")
+    assert grammar is not None
+    parser, calls, pieces = OutputParser(grammar), 0, []
+    for text in ("<think>a", "b</think>c", '<tool_call>{"name": "f", "argu', 'ments": {"x": 1}}</tool_call>'):
+        piece, calls = _pieces_of(parser.feed(text), None, calls)
+        pieces.append(piece)
+    pieces.append(_pieces_of(parser.finish(whole=True), None, calls)[0])
+    assert "".join(piece.reasoning for piece in pieces) == "ab" and "".join(piece.text for piece in pieces) == "c"
+    begun, *rest = (call for piece in pieces for call in piece.calls)
+    assert begun == CallPiece(0, name="f", id="call_0")
+    assert "".join(call.arguments for call in rest) == '{"x": 1}' and {call.index for call in rest} == {0}
 
 
 def test_piped_lines_are_answered_in_plain_text(url: str) -> None:
