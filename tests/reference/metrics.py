@@ -40,11 +40,11 @@ LABELS = {"model_name", "engine"}  # of nearly all
 
 def page() -> str:
     """The page as Markdown."""
-    metrics = list(_collector().collect())
+    metrics = list(collector().collect())
     return "\n".join([HEAD, *_table("vLLM's names", metrics, "vllm:"), *_table("Own names", metrics, "llmjax:")])
 
 
-def _collector() -> EngineMetrics:
+def collector() -> EngineMetrics:
     """The collector of an engine that has all that a metric depends on: drafts, and pages in other places."""
     config = EngineConfig(
         kv_offloading_size=1.0,
