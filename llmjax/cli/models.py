@@ -33,7 +33,7 @@ class Piece:
     """What is new of an answer.
 
     Attributes:
-        text: of the answer itself.
+        text: what the user is to read.
         tokens: those of the answer so far; None: not known yet.
         reasoning: text of what was thought before it.
         calls: pieces of calls of tools.
