@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     """
     values = command_line().parse(argv)
     options, report = options_of(LatencyOptions, values), options_of(ReportOptions, values)
-    check_writable(report.output_json)
+    check_writable(report.output_json, plot=report.plot, compare=report.compare)
     config = configs_of(values, model=values.positional_model).engine
     from llmjax import AsyncLLM
 
@@ -85,7 +85,15 @@ def main(argv: list[str]) -> int:
     named = {"model": llm.model_name, "model_id": llm.model_name}
     setup = {"benchmark": "latency", **named, **as_setup(options), **_batch_fields(seconds)}
     title = f"{llm.model_name}: {options.batch_size} × ({options.input_len} in, {options.output_len} out)"
-    publish(result, title=title, output_json=report.output_json, setup=setup, detailed=report.save_detailed)
+    publish(
+        result,
+        title=title,
+        output_json=report.output_json,
+        setup=setup,
+        detailed=report.save_detailed,
+        plot=report.plot,
+        compare=report.compare,
+    )
     return 0
 
 

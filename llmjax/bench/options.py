@@ -42,6 +42,10 @@ class ReportOptions:
     """What is reported, and where."""
 
     output_json: str | None = setting(None, "file for the result as JSON", section="report")
+    plot: str | None = setting(None, "draw the distributions of this run as FILE.png and FILE.svg")
+    compare: str | None = setting(
+        None, "draw it beside this result of --output-json with --save-detailed, with intervals"
+    )
     save_detailed: bool = setting(False, "with the figures and the text of every request in it")
     metric_percentiles: Sequence[float] = setting((99.0,), "percentiles of the latencies")
 
@@ -49,6 +53,8 @@ class ReportOptions:
         for percentile in self.metric_percentiles:
             if not 0 <= percentile <= 100:
                 raise ConfigError(f"--metric-percentiles: {percentile:g} does not lie in [0, 100]")
+        if self.compare is not None and self.plot is None:
+            raise ConfigError("--compare draws a picture: give --plot FILE too")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,8 +27,8 @@ def pyplot() -> Any:
     return importlib.import_module("matplotlib.pyplot")
 
 
-def save(figure: Any, path: Path) -> None:
-    """Writes a picture and lets go of it.
+def save(figure: Any, path: Path, *, close: bool = True) -> None:
+    """Writes a picture and lets go of it, unless it is to be written once more.
 
     Raises:
         ConfigError: the folder cannot be made, or the file not be written.
@@ -38,4 +38,5 @@ def save(figure: Any, path: Path) -> None:
         figure.savefig(path, dpi=130)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    pyplot().close(figure)
+    if close:
+        pyplot().close(figure)

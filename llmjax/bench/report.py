@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmjax.bench.metrics import Distribution, Result
+from llmjax.bench.pictures import check_plot, comparison, draw, panels_of, read_result
 from llmjax.errors import ConfigError
 
 LABELS = {
@@ -65,14 +66,18 @@ def publish(
     detailed: bool,
     saved: Path | None = None,
     append: bool = False,
+    plot: str | None = None,
+    compare: str | None = None,
 ) -> None:
-    """Prints the table and writes the JSON files that are asked for.
+    """Prints the table and writes the JSON files and pictures that are asked for.
 
     Args:
         setup: what was measured, added to the JSON fields of the result.
         detailed: add the figures of every request.
         saved: another file for the result, as one line.
         append: the line is added to those that this file has.
+        plot: path of the pictures, without an ending.
+        compare: a result to draw beside this one.
 
     Raises:
         ConfigError: a file cannot be written.
@@ -88,6 +93,23 @@ def publish(
         except OSError as error:
             raise ConfigError(f"the result cannot be written to {saved}: {error.strerror}") from None
         Console(stderr=True).print(f"result: {saved}", highlight=False, soft_wrap=True)
+    if plot is not None:
+        draw_result({**setup, **result.as_json(detailed=True)}, title=title, stem=plot, compare=compare)
+
+
+def draw_result(content: Mapping[str, Any], *, title: str, stem: str, compare: str | None) -> None:
+    """Draws a detailed result, and beside it the comparison with another one.
+
+    Raises:
+        ConfigError: a file cannot be read or written, or the two have nothing in common.
+    """
+    panels = panels_of(content)
+    if compare is not None:
+        panels += comparison(read_result(compare), content, names=(Path(compare).stem, "this run"))
+    if not panels:
+        raise ConfigError("--plot: nothing was seen of single requests")
+    for path in draw(panels, title=title, stem=stem):
+        Console(stderr=True).print(f"picture: {path}", highlight=False, soft_wrap=True)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -102,12 +124,15 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
         raise ConfigError(f"--output-json: cannot write {path}: {error.strerror}") from None
 
 
-def check_writable(output_json: str | None) -> None:
-    """Refuses a result file that could not be written, before the run that would be lost.
+def check_writable(output_json: str | None, *, plot: str | None = None, compare: str | None = None) -> None:
+    """Refuses files that could not be written or read, before the run that would be lost.
 
     Raises:
-        ConfigError: its folder does not exist.
+        ConfigError: a folder does not exist, a result to compare with is none, or matplotlib is not installed.
     """
+    check_plot(plot)
+    if compare is not None:
+        read_result(compare)
     if output_json is not None and not Path(output_json).absolute().parent.is_dir():
         raise ConfigError(f"--output-json: no folder {Path(output_json).absolute().parent}")
 

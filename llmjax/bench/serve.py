@@ -174,7 +174,7 @@ def main(argv: list[str]) -> int:
         LLMJaxError: a setting is wrong, or the server cannot be started or reached.
     """
     plan = parse(argv)
-    check_writable(plan.report.output_json)
+    check_writable(plan.report.output_json, plot=plan.report.plot, compare=plan.report.compare)
     result = asyncio.run(run(plan))
     return 0 if result.completed else 1
 
@@ -267,6 +267,8 @@ async def _measure(plan: BenchmarkPlan, url: str, model: str | None) -> Result:
         detailed=report.save_detailed,
         saved=saved,
         append=report.append_result,
+        plot=report.plot,
+        compare=report.compare,
     )
     return result
 

@@ -18,7 +18,7 @@ from rich.table import Table
 from llmjax.bench.metrics import Distribution
 from llmjax.bench.options import options_of
 from llmjax.bench.own_server import changed_settings
-from llmjax.bench.report import check_writable, write_json
+from llmjax.bench.report import check_writable, draw_result, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import EngineConfig, setting
 from llmjax.errors import ConfigError, LLMJaxError, last_error
@@ -45,11 +45,15 @@ class StartupOptions:
     num_iters_warmup: int = setting(1, "starts before the warm ones that are not timed")
     num_iters_warm: int = setting(3, "starts that find what one before has compiled")
     output_json: str | None = setting(None, "file for the result as JSON")
+    plot: str | None = setting(None, "draw the starts as FILE.png and FILE.svg")
+    compare: str | None = setting(None, "draw them beside this result of --output-json, with intervals")
 
     def __post_init__(self) -> None:
         for name in ("num_iters_cold", "num_iters_warmup", "num_iters_warm"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 0, not {getattr(self, name)}")
+        if self.compare is not None and self.plot is None:
+            raise ConfigError("--compare draws a picture: give --plot FILE too")
         if not self.num_iters_cold + self.num_iters_warm:
             raise ConfigError("--num-iters-cold and --num-iters-warm: both are 0")
 
@@ -71,13 +75,15 @@ def main(argv: list[str]) -> int:
     """
     values = command_line().parse(argv)
     options = options_of(StartupOptions, values)
-    check_writable(options.output_json)
+    check_writable(options.output_json, plot=options.plot, compare=options.compare)
     config = configs_of(values, model=values.positional_model).engine
     starts = measure(config, options)
     name = Path(config.model.partition("#")[0]).name
     Console().print(table_of(starts, title=f"{name}: starts, in seconds"))
     if options.output_json is not None:
         write_json(Path(options.output_json), {"benchmark": "startup", "model_id": config.model, **fields_of(starts)})
+    if options.plot is not None:
+        draw_result(fields_of(starts), title=f"{name}: starts", stem=options.plot, compare=options.compare)
     return 0
 
 

@@ -22,6 +22,8 @@ from rich.table import Table
 from llmjax.bench.options import options_of
 from llmjax.bench.own_server import STOP_SECONDS, ServerFailed
 from llmjax.bench.parameters import Parameters, path_name, read_parameters
+from llmjax.bench.pictures import curves, draw
+from llmjax.bench.pyplot import check_pyplot
 from llmjax.bench.sweep import RunFailed, SweepOptions, read_result, run, write_result, write_table
 from llmjax.cli.parser import Parser, add_settings
 from llmjax.config import setting
@@ -48,8 +50,11 @@ class ServeSweepOptions(SweepOptions):
     num_runs: int = setting(3, "runs of each combination")
     warmup_num_prompts: int = setting(0, "requests of a run before those, which does not count")
     continue_on_error: bool = setting(False, "note what fails in the results, and go on")
+    plot: bool = setting(False, "draw latency over load and throughput over streams: curves.png and .svg in the folder")
 
     def __post_init__(self) -> None:
+        if self.plot:
+            check_pyplot("--plot")
         super().__post_init__()
         for name in ("serve_cmd", "bench_cmd"):
             if not self.words(name):
@@ -125,6 +130,9 @@ class Sweep:
         self.folder.mkdir(parents=True, exist_ok=True)
         write_table(self.folder / "summary.csv", [row for rows in results.values() for row in rows])
         Console().print(_table(results))
+        if self.options.plot:
+            rows = [row for rows in results.values() for row in rows]
+            draw(curves(rows), title="latency and throughput under load", stem=str(self.folder / "curves"))
         self._console.print(f"results: {self.folder}")
         return int(self.failures > 0)
 

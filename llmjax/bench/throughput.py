@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     way = options_of(ThroughputOptions, values)
     if options.random_batch_size > 1 or options.dataset_name == "random-rerank":
         raise ConfigError("--random-batch-size and --dataset-name random-rerank: llmjax bench serve measures vectors")
-    check_writable(report.output_json)
+    check_writable(report.output_json, plot=report.plot, compare=report.compare)
     config = configs_of(values, model=values.positional_model).engine
     from llmjax import LLM
 
@@ -82,7 +82,15 @@ def main(argv: list[str]) -> int:
     result = summarize_outputs(outputs, work_of(llm.stats) - before, percentiles=report.metric_percentiles)
     title = f"{llm.model_name}: {len(timed)} {options.dataset_name} prompts"
     setup = {"benchmark": "throughput", "model": llm.model_name, **as_setup(options), **_totals(llm.model_name, result)}
-    publish(result, title=title, output_json=report.output_json, setup=setup, detailed=report.save_detailed)
+    publish(
+        result,
+        title=title,
+        output_json=report.output_json,
+        setup=setup,
+        detailed=report.save_detailed,
+        plot=report.plot,
+        compare=report.compare,
+    )
     return 0
 
 

@@ -78,7 +78,8 @@ EVALUATIONS = Group(
         {
             "perplexity": Command(
                 "llmjax.cli.perplexity", "how well the model predicts a text, to compare weights and KV types"
-            )
+            ),
+            "plot": Command("llmjax.cli.eval_plot", "draw perplexities by scheme"),
         }
     ),
 )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.errors import ConfigError
 from llmjax.progress import progress_bar
@@ -42,10 +43,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to score (required)")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--output-json", metavar="FILE", help="file for the result as JSON")
     windowing_settings = settings_of(Windowing)
     add_settings(parser, windowing_settings.values(), section="windows")
     add_config_flags(parser)
     values = parser.parse(argv)
+    check_writable(values.output_json)
     if values.text is None:
         raise ConfigError("--text names the file to score and is required")
     windowing = Windowing(**{name: getattr(values, name) for name in windowing_settings if hasattr(values, name)})
@@ -93,6 +96,8 @@ def _report(llm: LLM, text: str, windowing: Windowing, values: argparse.Namespac
         "weight_bytes": llm.info.weight_bytes,
         "seconds": round(seconds, 3),
     }
+    if values.output_json is not None:
+        write_json(Path(values.output_json), fields)
     if values.json:
         print(json.dumps(fields, indent=2, ensure_ascii=False))
     else:
