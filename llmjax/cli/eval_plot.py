@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmjax.bench.pictures import Intervals, Points, check_plot, draw, read_result
+from llmjax.bench.pictures import Intervals, Panel, Points, check_plot, draw, read_result
 from llmjax.cli.parser import Parser
 from llmjax.errors import ConfigError
 
@@ -42,7 +42,10 @@ def main(argv: list[str]) -> int:
                 )
     errors = {name: (_at(result, -1), _at(result, 0), _at(result, 1)) for name, result in results.items()}
     points = {name: [(result["weight_bytes"] / 2**20, result["perplexity"])] for name, result in results.items()}
-    panels = [Intervals("perplexity", errors), Points("perplexity over size", "weights, MiB", "perplexity", points)]
+    panels: list[Panel] = [
+        Intervals("perplexity", errors),
+        Points("perplexity over size", "weights, MiB", "perplexity", points),
+    ]
     for path in draw(panels, title=f"{first['text']}: {first['convention']}", stem=values.plot):
         print(f"picture: {path}", file=sys.stderr)
     return 0
