@@ -60,5 +60,5 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _at(result: Mapping[str, Any], errors: float) -> float:
-    """The perplexity so many standard errors away."""
+    """The perplexity plus this number of standard errors."""
     return float(result["perplexity"] + errors * result["standard_error"])
