@@ -5,6 +5,8 @@
 # make test-slow   run the slow tests, but for those that are marked exhaustive; make test-exhaustive runs these
 # make wheel       a wheel for others, with all instruction sets, in dist/; TARGET=aarch64-linux: for another kind of
 #                  machine, one of those that `python kernels/cpu/build.py --help` lists
+# make wheels      wheels for all kinds of machines: x86-64 and Arm Linux, macOS
+# make release     all of them, checked as what is published: metadata, licenses, changes, an install without a compiler
 # make docs        the documentation as a site, in build/site; a link or an anchor that leads nowhere is an error
 # make audit       look for known vulnerabilities in the oldest and newest packages that pyproject.toml allows
 # make venv        only make the environment that they run in
@@ -45,7 +47,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --maxprocesses 4 --max-worker-restart 
 # Every process that starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve wheel venv test test-changed test-slow test-exhaustive check docs audit bench clean python
+.PHONY: serve wheel wheels release venv test test-changed test-slow test-exhaustive check docs audit bench clean python
 .DELETE_ON_ERROR:
 
 serve: $(serve_stamp) $(library)
@@ -94,6 +96,19 @@ wheel: $(dev_stamp)
 	LLMJAX_KERNEL_TARGET=$(TARGET) $(BIN)/python -m build --outdir build/wheel
 	$(BIN)/python .ci/check_wheel.py build/wheel/*.whl
 	mkdir -p dist && mv build/wheel/* dist/
+
+# Of which each empties build/wheel first.
+wheels: $(dev_stamp)
+	$(MAKE) wheel TARGET=x86_64-linux
+	$(MAKE) wheel TARGET=aarch64-linux
+	$(MAKE) wheel TARGET=aarch64-macos
+
+release: $(dev_stamp)
+	rm -rf dist
+	$(MAKE) wheels
+	$(BIN)/pip install --disable-pip-version-check --quiet twine
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python .ci/release.py dist
 
 bench: $(serve_stamp) $(library)
 	$(BIN)/llmjax bench latency --config $(CONFIG) $(ARGS)
