@@ -20,6 +20,8 @@ T = TypeVar("T", bound=StoredTensor)
 
 CHANNELS_LAST = ".HWC"
 """The ending of names in a family's table whose matrices take a patch's values with its channels last."""
+CLASS_LAST = ".LAST"
+"""The ending of names whose tables have the vector of the class token after those of cells."""
 TRANSPOSED = ".T"
 """The ending of names in a family's table whose matrices are [in, out] in files."""
 
@@ -122,6 +124,8 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
             raise CheckpointError(f"{path}: tensor {tensor.name!r} has the shape {shape}, not [size, 3 * patch²]")
         name = name.removesuffix(CHANNELS_LAST)
         change = lambda x: x.reshape(len(x), -1, 3).swapaxes(1, 2).reshape(len(x), -1)  # noqa: E731
+    elif name.endswith(CLASS_LAST):
+        name, change = name.removesuffix(CLASS_LAST), lambda x: np.roll(x, 1, axis=0)
     elif name == "positions" and len(shape) == 3:
         made, change = (math.prod(shape[:-1]), shape[-1]), lambda x: x.reshape(-1, x.shape[-1])
     elif len(shape) in (4, 5):

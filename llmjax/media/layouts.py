@@ -15,6 +15,7 @@ from llmjax.errors import InvalidRequest
 from llmjax.models.vision.preparation import (
     Arrangement,
     Budgeted,
+    Canvas,
     Cropped,
     NearestGrid,
     Pinpoints,
@@ -73,6 +74,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _split(image, layout, preparation)
         case NearestGrid():
             return _on_grid(image, layout, preparation)
+        case Canvas():
+            return _on_canvas(image, layout, preparation)
         case Pinpoints():
             return _fitted(image, layout, preparation, several=several)
 
@@ -222,6 +225,52 @@ def _on_grid(image: Image.Image, layout: NearestGrid, preparation: Preparation) 
     if layout.overview and len(tiles) > 1:
         tiles.append(resized(image, (layout.tile, layout.tile), preparation))
     return _many(tiles, rows, columns, preparation)
+
+
+def canvases(most: int) -> list[tuple[int, int]]:
+    """Rows and columns of every grid of up to ``most`` tiles, those of equal aspect together, larger ones first."""
+    by_aspect: dict[float, list[tuple[int, int]]] = {}
+    for count in range(most, 0, -1):
+        for rows in range(1, count + 1):
+            if count % rows == 0:
+                by_aspect.setdefault(rows / (count // rows), []).append((rows, count // rows))
+    return [grid for grids in by_aspect.values() for grid in grids]
+
+
+def best_canvas(height: int, width: int, layout: Canvas) -> tuple[int, int]:
+    """Rows and columns of the grid; formula, in f32: transformers' ``get_best_fit`` of Llama 4."""
+    grids = canvases(layout.most)
+    sides = np.array(grids, np.float32) * np.float32(layout.tile)
+    scales = np.minimum(sides[:, 0] / np.float32(height), sides[:, 1] / np.float32(width))
+    larger = scales[scales >= 1]
+    scale = larger.min() if len(larger) else scales.max()
+    return min((grid for grid, own in zip(grids, scales, strict=True) if own == scale), key=math.prod)
+
+
+def undistorted(height: int, width: int, layout: Canvas, grid: tuple[int, int]) -> tuple[int, int]:
+    """Height and width on the canvas; formula: transformers' ``get_max_res_without_distortion``."""
+    full = [count * layout.tile for count in grid]
+    wished = [max(side, layout.tile) for side in (height, width)]
+    high, wide = (min(side, most) for side, most in zip(wished, full, strict=True))
+    # A quotient is one of f32 where the canvas is what limits it.
+    of_height, of_width = (
+        float(np.float32(limit) / np.float32(side)) if limit < wish else limit / side
+        for limit, wish, side in zip((high, wide), wished, (height, width), strict=True)
+    )
+    if of_width < of_height:
+        scale = np.float32(of_width) if wide < wished[1] else of_width
+        return max(min(math.floor(height * scale), high), 1), wide
+    scale = np.float32(of_height) if high < wished[0] else of_height
+    return high, max(min(math.floor(width * scale), wide), 1)
+
+
+def _on_canvas(image: Image.Image, layout: Canvas, preparation: Preparation) -> LaidOut:
+    tile, grid = layout.tile, best_canvas(image.height, image.width, layout)
+    canvas = Image.new("RGB", (grid[1] * tile, grid[0] * tile))
+    canvas.paste(resized(image, undistorted(image.height, image.width, layout, grid), preparation), (0, 0))
+    if grid == (1, 1):
+        return _one(canvas, preparation)
+    return _many([*cut(canvas, tile), resized(image, (tile, tile), preparation)], *grid, preparation)
 
 
 def _fitted(image: Image.Image, layout: Pinpoints, preparation: Preparation, *, several: bool) -> LaidOut:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -159,11 +160,28 @@ def _picture(frames: Sequence[Image.Image], preparation: Preparation, moment: in
 
 def patches_of(tile: Image.Image, preparation: Preparation) -> NDArray[np.float32]:
     """The patches of a tile in RGB, f32 [P, 3 * patch²], each channel by channel; square by square."""
-    patch, side = preparation.patch, preparation.side
+    if preparation.in_bf16:
+        return _squares(_in_bf16(tile, preparation), preparation)
     # Rounded to f32 where transformers' processors without torch do.
     values = (np.asarray(tile).transpose(2, 0, 1) * np.float64(preparation.rescale)).astype(np.float32)
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (preparation.mean, preparation.std))
-    values = (values - mean) / std
+    return _squares((values - mean) / std, preparation)
+
+
+def _in_bf16(tile: Image.Image, preparation: Preparation) -> NDArray[np.float32]:
+    """The values of a tile, f32 [3, H, W], of which each step is rounded to bfloat16."""
+
+    def rounded(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        return values.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+    values = np.asarray(tile).transpose(2, 0, 1).astype(np.float32)
+    mean, std = (rounded(np.array(each, np.float32))[:, None, None] for each in (preparation.mean, preparation.std))
+    return rounded(rounded(rounded(values * np.float32(preparation.rescale)) - mean) / std)
+
+
+def _squares(values: NDArray[np.float32], preparation: Preparation) -> NDArray[np.float32]:
+    """The patches of values f32 [3, H, W], see `patches_of`."""
+    patch, side = preparation.patch, preparation.side
     rows, columns = values.shape[1] // patch // side, values.shape[2] // patch // side
     squares = values.reshape(3, rows, side, patch, columns, side, patch).transpose(1, 4, 2, 5, 0, 3, 6)
     return np.ascontiguousarray(squares).reshape(-1, 3 * patch**2)

@@ -257,10 +257,11 @@ class VisionEncoder(nnx.Module):
         first = jnp.broadcast_to(first.astype(x.dtype), (len(tiles), 1, spec.size))
         of_tile = segments.reshape(-1, spec.tile)
         places = positions.reshape(-1, spec.tile, 2)
+        nowhere = 0 if spec.rope is None else -spec.rope.offset  # where nothing turns
         return (
             jnp.concatenate([first, tiles], 1).reshape(-1, spec.size),
             jnp.concatenate([of_tile[:, :1], of_tile], 1).reshape(-1),
-            jnp.concatenate([jnp.zeros_like(places[:, :1]), places], 1).reshape(-1, 2),
+            jnp.concatenate([jnp.full_like(places[:, :1], nowhere), places], 1).reshape(-1, 2),
         )
 
     def _gathered(self, rows: jax.Array, batch: PatchBatch) -> jax.Array:

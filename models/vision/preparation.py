@@ -98,7 +98,20 @@ class NearestGrid:
     overview: bool = True
 
 
-Layout = SmartResize | Budgeted | Stretched | RoundedUp | Cropped | Split | Pinpoints | NearestGrid
+@dataclass(frozen=True, kw_only=True)
+class Canvas:
+    """The picture is put on the grid of tiles that scales it least, black below and beside it, and the whole one is a
+    last tile if it is cut (Llama 4).
+
+    Attributes:
+        most: how many tiles a grid may have.
+    """
+
+    tile: int
+    most: int
+
+
+Layout = SmartResize | Budgeted | Stretched | RoundedUp | Cropped | Split | Pinpoints | NearestGrid | Canvas
 
 
 @dataclass(frozen=True)
@@ -193,7 +206,29 @@ class Numbered:
         return self.start + self.tile.format(row=row, column=column)
 
 
-PictureText = Surrounded | Lined | Numbered
+@dataclass(frozen=True, kw_only=True)
+class Separated:
+    """A text between tiles of a row and one after each row, then one before the view of the whole (Llama 4)."""
+
+    start: str
+    column: str
+    row: str
+    whole: str
+    end: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return self.start, self.column, self.row, self.whole, self.end
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        rows = arrangement.height * arrangement.width
+        line: list[str | int] = [rows, self.column] * arrangement.columns
+        return [self.start, *[*line[:-1], self.row] * arrangement.rows, self.whole, rows, self.end]
+
+
+PictureText = Surrounded | Lined | Numbered | Separated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,6 +313,7 @@ class Preparation:
         resample: Pillow's number of the resampling filter.
         rescale: what bytes are multiplied with.
         mean, std: what is subtracted from the three channels afterwards, and what they are divided by.
+        in_bf16: each step of this is rounded to bfloat16 (Llama 4).
         placeholder: the text that stands for a picture in a prompt.
         row_token: the token at which feature rows stand, or its id.
         text: what replaces the placeholder.
@@ -293,6 +329,7 @@ class Preparation:
     rescale: float = 1 / 255
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    in_bf16: bool = False
     placeholder: str
     row_token: int | str
     text: PictureText = field(default_factory=Surrounded)

@@ -16,6 +16,7 @@ _DECLARED = {
     "glm4v": "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
+    "llama4": "Llama4ForConditionalGeneration",
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
     "paligemma": "PaliGemmaForConditionalGeneration",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",

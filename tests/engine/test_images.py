@@ -50,6 +50,7 @@ NAMES = [
     "glm4v-moe",
     "gemma4",
     "gemma4-layered",
+    "llama4",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

@@ -144,6 +144,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Idefics3ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct",
     "InternVLChatModel": "OpenGVLab/InternVL3-8B",
     "InternVLForConditionalGeneration": "OpenGVLab/InternVL3-8B-hf",
+    "Llama4ForConditionalGeneration": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "LlavaForConditionalGeneration": "llava-hf/llava-1.5-7b-hf, mistral-community/pixtral-12b",
     "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf",
     "LlavaOnevisionForConditionalGeneration": "llava-hf/llava-onevision-qwen2-7b-ov-hf",

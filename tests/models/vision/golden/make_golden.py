@@ -653,6 +653,51 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         },
         **GEMMA4,
     ),
+    "llama4": lambda: Checkpoint(
+        "Llama4ForConditionalGeneration",
+        {
+            "image_token_index": 262,
+            "boi_token_index": 259,
+            "eoi_token_index": 260,
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 4,
+                "intermediate_size": 16,
+                "intermediate_size_mlp": 40,
+                "head_dim": 12,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "interleave_moe_layer_step": 2,
+                "attention_chunk_size": 256,
+                "floor_scale": 32,
+            },
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 240,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 24,
+                "projector_input_dim": 44,
+                "projector_output_dim": 44,
+                "vision_output_dim": 44,
+            },
+        },
+        "Llama4ImageProcessor",
+        {"size": {"height": 24, "width": 24}, "max_patches": 6},
+        tokens=[
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|image|>",
+            "<|patch|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ],
+        picture="<|image|>",
+        processor="Llama4Processor",
+        settings={"patch_size": 6, "pixel_shuffle_ratio": 0.5},
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -750,6 +795,10 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         kind.__init__.__globals__["_SUPPORTED_SOFT_TOKENS"] = (checkpoint.pixels["max_soft_tokens"],)
     image_processor = kind(**checkpoint.pixels)
     image_processor.save_pretrained(folder)
+    if checkpoint.image_processor == "Llama4ImageProcessor":
+        image_processor.resize = _with_pillow
+        # Of which transformers 5.24 reads an attribute that is not there.
+        transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
     made = getattr(transformers, checkpoint.processor)
     made.__init__.__globals__["is_num2words_available"] = lambda: True
     others = ("video_processor", "feature_extractor")
@@ -787,12 +836,14 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
             inputs.pop("labels", None)
         else:
             inputs = tokenizer(text, return_token_type_ids=False, **given)
+        if "pixel_values" in inputs and inputs["pixel_values"].dtype == torch.bfloat16:
+            inputs["pixel_values"] = inputs["pixel_values"].float()
         found = model(**inputs).logits[0].float().numpy()
         cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
         cases[f"{case}/images"] = np.array(numbers, np.int32)
         cases[f"{case}/tokens"] = inputs["input_ids"][0].numpy().astype(np.int32)
         cases[f"{case}/logits"] = found
-        if hasattr(model.model, "get_rope_index") and numbers:
+        if hasattr(getattr(model, "model", None), "get_rope_index") and numbers:
             positions, delta = model.model.get_rope_index(
                 inputs["input_ids"], inputs["mm_token_type_ids"], image_grid_thw=inputs["image_grid_thw"]
             )
@@ -810,9 +861,10 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
             shapes.append(0)
             continue
         counts.append(len(inputs["input_ids"][0]))
-        shapes.append(sum(np.asarray(part).size for part in inputs["pixel_values"]))
+        shapes.append(sum(np.prod(part.shape) for part in inputs["pixel_values"]))
         if "image_position_ids" in inputs:  # without the patches that fill a picture up
-            shapes[-1] = _pixels(inputs).size
+            rows, columns = np.asarray(inputs["image_position_ids"][0]).max(axis=0) + 1
+            shapes[-1] = rows * columns * inputs["pixel_values"][0].shape[-1]
     cases["sizes"], cases["counts"] = np.array(sizes, np.int32), np.array(counts, np.int32)
     cases["values"] = np.array(shapes, np.int32)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
@@ -824,9 +876,17 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     )
 
 
+def _with_pillow(images: torch.Tensor, size: Any, *, resample: Any, **options: Any) -> torch.Tensor:
+    """What a processor without a form for Pillow would make with it: the last bit of a byte may differ from torch's."""
+    resized = [
+        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((size.width, size.height), resample) for image in images
+    ]
+    return torch.stack([torch.tensor(np.array(image)).permute(2, 0, 1) for image in resized])
+
+
 def _pixels(inputs: Any) -> np.ndarray:
     """A picture's values as the processor says; Gemma 4's patches as a picture, as its encoder scales them."""
-    values = np.asarray(inputs["pixel_values"])
+    values = np.asarray(inputs["pixel_values"].float())
     if "image_position_ids" not in inputs:
         return values
     places = np.asarray(inputs["image_position_ids"])[0]
@@ -860,6 +920,9 @@ def features(model: torch.nn.Module, inputs: Any) -> tuple[np.ndarray, np.ndarra
     """Feature rows of the one picture, f32 [N, D], and those of deepstack, f32 [K, N, D]."""
     names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "image_position_ids")
     given = {key: inputs[key] for key in names if key in inputs}
+    if hasattr(model, "vision_model"):  # Llama 4
+        made = model.multi_modal_projector(model.get_image_features(given["pixel_values"].float()).last_hidden_state)
+        return made.reshape(-1, made.shape[-1]).numpy(), None
     out = model.model.get_image_features(**given, return_dict=True)
     rows = out.pooler_output
     rows = torch.cat([each.reshape(-1, each.shape[-1]) for each in rows]) if isinstance(rows, list | tuple) else rows
