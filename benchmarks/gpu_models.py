@@ -97,7 +97,7 @@ def model_figures(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any
     llm = _open(folder, setup, sizes, extra)
     try:
         llm.warm_up()
-        yield from _speeds(llm, setup, sizes)
+        yield from speeds(llm, str(setup), MODELS[setup.shape], sizes)
     finally:
         llm.close()
     # Nothing of the first engine may stay, in memory or compiled, but for the cache on disk.
@@ -129,8 +129,9 @@ def _open(folder: Path, setup: Setup, sizes: Sizes, extra: dict[str, Any]) -> LL
     )
 
 
-def _speeds(llm: LLM, setup: Setup, sizes: Sizes) -> Iterator[Figure]:
-    shape, rng = MODELS[setup.shape], np.random.default_rng(0)
+def speeds(llm: LLM, name: str, shape: Shape, sizes: Sizes) -> Iterator[Figure]:
+    """Decode of one stream at each context and of many at the first one, and prefill; names begin with ``name``."""
+    rng = np.random.default_rng(0)
     reads = Reads.of(llm, shape)
     kv_token = 2 * shape.num_hidden_layers * shape.num_key_value_heads * shape.head_dim * 2
 
@@ -142,10 +143,10 @@ def _speeds(llm: LLM, setup: Setup, sizes: Sizes) -> Iterator[Figure]:
     for streams, context in [*((1, n) for n in sizes.context), *((n, sizes.context[0]) for n in sizes.streams)]:
         seconds = min(step_seconds(outputs(streams, context - 32, 32)) for _ in range(3))
         work = reads.work(streams, streams * context * kv_token)
-        yield Figure(f"{setup}: decode, {streams} x {context}", "engine", seconds, work, streams)
+        yield Figure(f"{name}: decode, {streams} x {context}", "engine", seconds, work, streams)
     for length in sizes.prefill:
         seconds = min(first_token_seconds(outputs(1, length, 1)[0]) for _ in range(3))
-        yield Figure(f"{setup}: prefill of {length}", "engine", seconds, reads.work(length), length)
+        yield Figure(f"{name}: prefill of {length}", "engine", seconds, reads.work(length), length)
 
 
 def of_transformers(interpreter: str, shape_name: str, sizes: Sizes) -> list[Figure]:

@@ -127,6 +127,16 @@ SHAPES = {
 
 def write_random_model(folder: Path, shape: Shape, *, max_position_embeddings: int) -> None:
     """Writes config.json and model.safetensors with bfloat16 weights; nothing if they are there already."""
+    write_config(folder, shape, max_position_embeddings=max_position_embeddings)
+    weights = folder / "model.safetensors"
+    if not weights.exists():
+        part = weights.with_suffix(".part")
+        _write_weights(part, shape.tensors(), scale=shape.hidden_size**-0.5)
+        part.rename(weights)
+
+
+def write_config(folder: Path, shape: Shape, *, max_position_embeddings: int) -> None:
+    """Writes config.json alone, which is what ``--load-format dummy`` needs."""
     config = {
         **shape.config(),
         "torch_dtype": "bfloat16",
@@ -147,11 +157,6 @@ def write_random_model(folder: Path, shape: Shape, *, max_position_embeddings: i
         "bos_token_id": 0,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    weights = folder / "model.safetensors"
-    if not weights.exists():
-        part = weights.with_suffix(".part")
-        _write_weights(part, shape.tensors(), scale=shape.hidden_size**-0.5)
-        part.rename(weights)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 

@@ -399,14 +399,20 @@ def main(argv: Sequence[str]) -> int:
         for problem in PROBLEMS[kind](sizes, options.small):
             if options.missing and problem.key in entries:
                 continue
-            choice = best(problem.shortened(sizes.values), timed(problem, sizes, console))
-            text = f"{choice.seconds_at_start * 1e6:,.1f} µs, {choice.seconds * 1e6:,.1f} with {dict(choice.choice)}"
-            console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
-            if choice.seconds < float("inf"):
-                entries[problem.key] = entry(problem.key, choice)
+            found = tuned_problem(problem, sizes, console)
+            if found is not None:
+                entries[problem.key] = found
                 write(path, device.device_kind, list(entries.values()))
     console.print(f"{path}: {len(entries)} entries")
     return 0
+
+
+def tuned_problem(problem: Problem, sizes: Sizes, console: Console) -> dict[str, Any] | None:
+    """The line of the table for a problem; None: the card runs it in no way."""
+    choice = best(problem.shortened(sizes.values), timed(problem, sizes, console))
+    text = f"{choice.seconds_at_start * 1e6:,.1f} µs, {choice.seconds * 1e6:,.1f} with {dict(choice.choice)}"
+    console.print(f"{problem.key.kernel}, {problem.key.form}, {problem.key.sizes}: {text}", highlight=False)
+    return entry(problem.key, choice) if choice.seconds < float("inf") else None
 
 
 def entries_of(path: Path, card: str) -> dict[Key, dict[str, Any]]:

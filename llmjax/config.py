@@ -483,10 +483,11 @@ class EngineConfig:
     )
     cuda_graphs: str = setting(
         "auto",
-        "run each dispatch as one CUDA graph; auto: on NVIDIA GPUs, if a test at start finds the tokens of plain "
-        "launches; on: without the test",
+        "run each dispatch as one CUDA graph, but for steps of more than 256 tokens of prompts, which take longer than "
+        "starting their kernels; auto: on NVIDIA GPUs, if a test at start finds the tokens of plain launches; on: "
+        "without the test; full: on, of long prompts too",
         aliases=(Alias("--enforce-eager", value="off"),),
-        choices=("auto", "on", "off"),
+        choices=("auto", "on", "full", "off"),
     )
     compile_threads: int = setting(0, "threads that compile step programs; 0: one per core")
     engine_process: str = setting(

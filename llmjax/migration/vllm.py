@@ -220,11 +220,11 @@ COMPILATION = [
     *accepted("--optimization-level -O", "XLA compiles every step, as well as it can", takes=OPTIONAL),
     *accepted("--performance-mode", "see --decode-steps and --max-num-batched-tokens", neutral="balanced"),
     *accepted(
-        "--cudagraph-capture-sizes|--cuda-graph-sizes", "every bucket is a CUDA graph (--cuda-graphs)", takes=VALUES
+        "--cudagraph-capture-sizes|--cuda-graph-sizes", "buckets of steps are CUDA graphs (--cuda-graphs)", takes=VALUES
     ),
     *accepted(
         "--max-cudagraph-capture-size|--max-seq-len-to-capture",
-        "every bucket is a CUDA graph (--cuda-graphs)",
+        "buckets of steps are CUDA graphs (--cuda-graphs)",
         neutral="8192",
     ),
     *accepted(

@@ -26,6 +26,7 @@ def compiler_of(name: str, *, slots: int = 4, decode_steps: int = 1, **settings:
         model=str(GOLDEN / name), dtype="float32", **{"page_size": 4, "kv_cache_memory_bytes": 2**18, **settings}
     )
     platform = select_platform(config)
+    config = config.with_sizes(platform.step_sizes)
     model = load_model(config, platform)
     layout = KVLayout.of(platform.kv_dtype(config.kv_cache_dtype), page_size=config.page_size)
     return StepCompiler(

@@ -27,6 +27,9 @@ from llmjax.kernels.sharding import Axes
 from llmjax.platforms import Platform
 from llmjax.sampling.masks import mask_words
 
+# Tokens of the largest step that is a CUDA graph wherever others are: with more, computing takes longer than starting
+# kernels one by one, while a graph of a prompt waits some milliseconds for its addresses.
+GRAPH_TOKENS = 256
 MEDIA_ROWS = 8192  # rows of the media pool, and so of an image, at most
 
 
@@ -46,6 +49,7 @@ class StepCompiler:
         drafted_rows: most rows of a step with drafts.
         draft_model: the model that makes drafts; None: the host makes them.
         options: XLA's compiler options.
+        prompt_options: those of steps of more than `GRAPH_TOKENS` tokens of prompts; None: the same.
         cache: where programs are kept from start to start.
         choices: which methods compute products.
     """
@@ -61,6 +65,7 @@ class StepCompiler:
     drafted_rows: int = 0
     draft_model: LoadedModel | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    prompt_options: Mapping[str, str] | None = None
     cache: ProgramCache = field(default_factory=ProgramCache)
     choices: Choices = field(default_factory=Choices)
 
@@ -192,6 +197,11 @@ class StepCompiler:
         shapes = jax.tree.leaves(self.state_shapes)
         return sum(prod(shape.sharding.shard_shape(shape.shape)) * shape.dtype.itemsize for shape in shapes)
 
+    def options_of(self, bucket: Bucket) -> Mapping[str, str]:
+        """XLA's options for a bucket's program."""
+        of_prompt = not bucket.decode and bucket.tokens > GRAPH_TOKENS
+        return self.options if self.prompt_options is None or not of_prompt else self.prompt_options
+
     def spec(self, bucket: Bucket) -> ProgramSpec:
         """The specification of a bucket's program."""
         layout, graph = self.layouts[bucket], self.model.graph
@@ -208,7 +218,7 @@ class StepCompiler:
             device=self.platform.device,
             static=static,
             donated=(1,),
-            options=self.options,
+            options=self.options_of(bucket),
             sharding=self.platform.sharding,
             results=(self.state_specs, PartitionSpec()),
             choices=self.choices,

@@ -3,6 +3,9 @@
 XLA captures what it calls command buffers: runs of kernels, Pallas' included, and with CONDITIONAL and WHILE also the
 branches of the sampler and the loop over several steps, so that a dispatch is one launch and the host is never asked
 which way to go. CONDITIONAL is not among XLA's defaults.
+
+Steps of long prompts are no graphs: what they compute takes longer than starting it, and before a graph whose arguments
+lie elsewhere than at its last run starts, XLA puts their addresses into each of its nodes.
 """
 
 from __future__ import annotations
@@ -88,10 +91,13 @@ def check_graphs(config: EngineConfig, platform: Platform) -> None:
     Raises:
         ConfigError: graphs are required where there are none.
     """
-    if config.cuda_graphs == "on" and not platform.is_cuda:
-        raise ConfigError(f"cuda_graphs on needs an NVIDIA GPU, and the device is {platform.device}")
-    if config.cuda_graphs == "on" and platform.mesh:
-        raise ConfigError(f"cuda_graphs on: steps that {len(platform.devices)} devices divide cannot be graphs yet")
+    if config.cuda_graphs not in ("on", "full"):
+        return
+    said = f"cuda_graphs {config.cuda_graphs}"
+    if not platform.is_cuda:
+        raise ConfigError(f"{said} needs an NVIDIA GPU, and the device is {platform.device}")
+    if platform.mesh:
+        raise ConfigError(f"{said}: steps that {len(platform.devices)} devices divide cannot be graphs yet")
 
 
 def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: int) -> StepCompiler:
@@ -106,7 +112,8 @@ def with_graphs(compiler: StepCompiler, config: EngineConfig, *, decode_steps: i
     launches = replace(compiler, options=LAUNCHES)
     if config.cuda_graphs == "off" or compiler.platform.mesh:
         return launches
-    graphs = replace(compiler, options=GRAPHS, decode_steps=decode_steps)
+    prompts = None if config.cuda_graphs == "full" else LAUNCHES
+    graphs = replace(compiler, options=GRAPHS, prompt_options=prompts, decode_steps=decode_steps)
     if config.cuda_graphs == "auto" and (why := kept_difference(graphs, replace(graphs, options=LAUNCHES))):
         logger.warning("CUDA graphs are off and decoding is slower: %s", why)
         return launches
@@ -125,7 +132,7 @@ def kept_difference(compiler: StepCompiler, reference: StepCompiler) -> str | No
             raise _Differs(why)
 
     def tested() -> Iterator[ProgramSpec]:
-        return (c.spec(bucket) for c in (compiler, reference) for bucket in _tested(c))
+        return (c.spec(bucket) for c in (compiler, reference) for bucket in _tested(compiler))
 
     try:
         compiler.cache.found_of(tested, "no difference between graphs and launches", check)
@@ -167,9 +174,11 @@ def difference(compiler: StepCompiler, reference: StepCompiler) -> str | None:
 def _tested(compiler: StepCompiler) -> tuple[Bucket, Bucket]:
     """The buckets of the test: of decodes, and of prompts."""
     decode = min((b for b in compiler.layouts if b.decode), key=lambda b: (abs(b.rows - len(ROWS)), b.rows))
+    prompts = [b for b in compiler.layouts if not b.decode and not b.drafts]
+    graphs = [b for b in prompts if compiler.options_of(b) == compiler.options]
     # The smallest whose rows may be more than a few.
     mixed = min(
-        (b for b in compiler.layouts if not b.decode and not b.drafts),
+        graphs or prompts,
         key=lambda b: (b.tokens <= few_rows(b.rows), b.tokens),
     )
     return decode, mixed

@@ -22,8 +22,8 @@ from llmjax.engine.core.layer_states import GroupSpec
 from llmjax.engine.device.device_state import NO_TOKEN
 from llmjax.engine.device.heads import few_rows
 from llmjax.engine.programs.cache import ProgramCache
-from llmjax.engine.programs.compiler import StepCompiler
-from llmjax.engine.programs.graphs import _batches, _results, difference, with_graphs
+from llmjax.engine.programs.compiler import GRAPH_TOKENS, StepCompiler
+from llmjax.engine.programs.graphs import _batches, _results, _tested, difference, with_graphs
 from llmjax.errors import ConfigError
 from llmjax.jax_settings import use_compilation_cache
 from llmjax.models.layers.state import AllTokens
@@ -230,6 +230,18 @@ def test_graphs_that_pass_are_used(card: StepCompiler, caplog: pytest.LogCapture
     chosen = with_graphs(card, EngineConfig(), decode_steps=2)
     assert (chosen.options, chosen.decode_steps) == (OTHER, 2)
     assert not caplog.records
+
+
+def test_steps_of_long_prompts_are_no_graphs(card: StepCompiler) -> None:
+    large = replace(card, max_num_batched_tokens=4 * GRAPH_TOKENS)
+    chosen = with_graphs(large, EngineConfig(cuda_graphs="on"), decode_steps=2)
+    assert {b.tokens for b in chosen.layouts if b.tokens > GRAPH_TOKENS} == {2 * GRAPH_TOKENS, 4 * GRAPH_TOKENS}
+    for bucket in chosen.layouts:
+        graph = bucket.decode or bucket.tokens <= GRAPH_TOKENS
+        assert chosen.spec(bucket).options == (OTHER if graph else {})
+    assert all(chosen.options_of(bucket) == OTHER for bucket in _tested(chosen))
+    full = with_graphs(large, EngineConfig(cuda_graphs="full"), decode_steps=2)
+    assert {tuple(full.spec(bucket).options) for bucket in full.layouts} == {tuple(OTHER)}
 
 
 def test_graphs_that_fail_are_given_up_with_one_warning(card: StepCompiler, caplog: pytest.LogCaptureFixture) -> None:
