@@ -42,15 +42,13 @@ class Part:
 
     Attributes:
         name: what it is called, and the function of `benchmarks.card_parts` that measures it.
-        minutes: that it may take on a card.
+        minutes: most time that it may take on a card.
         question: what it answers.
-        options: of that function.
     """
 
     name: str
     minutes: float
     question: str
-    options: tuple[str, ...] = ()
 
 
 PARTS = (
@@ -99,7 +97,7 @@ class State:
         self.path.write_text(json.dumps({"about": self.about, "parts": self.parts}, indent=1))
 
     def ranked(self, parts: Sequence[Part]) -> list[Part]:
-        """Those that have not ended: first those that were never begun, then those that were cut off or failed."""
+        """The parts that have not ended: first what was never begun, then what was cut off or failed."""
         left = [part for part in parts if self.parts.get(part.name) != ENDED]
         return sorted(left, key=lambda part: part.name in self.parts)
 

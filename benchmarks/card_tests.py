@@ -19,18 +19,18 @@ SMOKE = ("-m", "not slow", "tests/test_step_sizes.py")
 
 
 def pytest_collection_finish(session: Any) -> None:
-    """Of pytest: writes what is to be run."""
+    """A hook of pytest that writes what is to be run."""
     for item in session.items:
         _write({"there": item.nodeid})
 
 
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
-    """Of pytest, in the process that started the others: writes that a test has begun."""
+    """A hook of pytest, in the process that started the others, that writes that a test has begun."""
     _write({"begun": nodeid})
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """Of pytest: writes how a test ended."""
+    """A hook of pytest that writes how a test ended."""
     if report.when == "call" or report.outcome != "passed":
         _write({"ended": report.nodeid, "how": report.outcome, "seconds": report.duration})
 

@@ -62,6 +62,14 @@ class QTensor:
         records = records.reshape(*records.shape[:-3], -1, records.shape[-1])[..., : self.size_out, :]
         return self._decode(records)
 
+    def float8_codes(self) -> jax.Array:
+        """The codes of 8-bit floats, in the order of the stored columns and without scales: f8 [..., out, in]."""
+        records = jnp.swapaxes(self.words, -1, -2)
+        records = records.reshape(*records.shape[:-3], -1, records.shape[-1])[..., : self.size_out, :]
+        return jax.lax.bitcast_convert_type(
+            _codes(records, self.format).astype(jnp.uint8), FLOAT8[self.format.codes.kind]
+        )
+
     def take(self, rows: jax.Array) -> jax.Array:
         """Some rows of a single matrix, f32 [n, in].
 
@@ -128,9 +136,9 @@ def _in_groups(values: jax.Array, size: int) -> jax.Array:
     return padded.reshape(*values.shape[:-1], -1, size)
 
 
-def _numbers(records: jax.Array, form: RowFormat) -> jax.Array:
-    """What the codes stand for, f32 [..., in]."""
-    bits, kind = form.codes.bits, form.codes.kind
+def _codes(records: jax.Array, form: RowFormat) -> jax.Array:
+    """The codes, u32 [..., in]."""
+    bits = form.codes.bits
     words = records[..., : form.num_chunks * bits].reshape(*records.shape[:-1], form.num_chunks, bits)
     codes, low = jnp.zeros((*words.shape[:-1], CHUNK), jnp.uint32), 0
     for width in PLANES[bits]:
@@ -139,7 +147,12 @@ def _numbers(records: jax.Array, form: RowFormat) -> jax.Array:
         plane = words[..., None, low : low + width, None] >> shifts & ((1 << width) - 1)
         codes = codes | plane.reshape(codes.shape) << low
         low += width
-    codes = codes.reshape(*records.shape[:-1], -1)[..., : form.size_in]
+    return codes.reshape(*records.shape[:-1], -1)[..., : form.size_in]
+
+
+def _numbers(records: jax.Array, form: RowFormat) -> jax.Array:
+    """What the codes stand for, f32 [..., in]."""
+    codes, kind = _codes(records, form), form.codes.kind
     if kind in FLOAT8:
         return jax.lax.bitcast_convert_type(codes.astype(jnp.uint8), FLOAT8[kind]).astype(jnp.float32)
     if kind == "int":

@@ -77,6 +77,12 @@ QUANTIZED_LINEAR = Operation(
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
         Implementation("Pallas", later(CUDA, "quantized_linear"), platform="cuda", refuses=later(CUDA, "refuses")),
         Implementation(
+            "XLA, 8-bit floats",
+            later(CUDA, "linear_by_float8"),
+            platform="cuda",
+            refuses=later(CUDA, "float8_refuses"),
+        ),
+        Implementation(
             "XLA, dequantizing once", partial(linear_by_dequantizing, block_size=CARD_BLOCK), platform="cuda"
         ),
         Implementation("XLA, dequantizing", linear_by_dequantizing),

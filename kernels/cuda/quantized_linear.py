@@ -35,7 +35,9 @@ from llmjax.kernels.qtensor import CUDA_TILE, QTensor, group_scales
 from llmjax.kernels.row_format import CHUNK, RowFormat
 
 MAX_ROWS = 512  # with more, dequantizing once costs less than dequantizing for each block of rows
+MAX_FLOAT8_ROWS = 128  # with more, cuBLASLt's product of 8-bit floats is worth that codes are put in a row for it
 MAX_FRAGMENT_ROWS = 128  # the same for `fragments`, on an H100: 256 rows of Q4_K take 1.9 times what both together do
+FLOAT8_ALIGNED = 16  # what cuBLASLt wants sizes of 8-bit floats to be multiples of
 MIN_INT8_DOT = 32  # columns of the smallest product of int8 on tensor cores
 LEAST_AMAX = 1e-30  # a row of zeros still has a scale
 
@@ -49,6 +51,8 @@ def refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
     if not len(x):
         return "no rows"
     most = MAX_FRAGMENT_ROWS if multiplies_fragments(len(x), weight) else MAX_ROWS
+    if float8_refuses(x, weight) is None:
+        return f"more than {MAX_FLOAT8_ROWS} rows of 8-bit floats are cuBLASLt's"
     if len(x) > most:
         return f"more than {most} rows are to be multiplied with weights that are dequantized once"
     return None
@@ -157,6 +161,43 @@ def multiplies_float8(weight: QTensor) -> bool:
     simple = not (form.zero or form.minimum or form.super_size)
     grouped = form.num_groups == 1 or form.group_size % FLOAT8_COLUMNS == 0
     return weight.activations == "fp8" and form.codes.kind == "e4m3" and simple and grouped
+
+
+def float8_refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
+    """Why a product is not to be one of XLA's of 8-bit floats; None: it may."""
+    if weight.words.ndim != 3 or not multiplies_float8(weight):
+        return "not E4M3 with E4M3"
+    if weight.format.num_groups > 1:
+        return "scales of groups of columns"
+    if weight.format.size_in % FLOAT8_ALIGNED or weight.size_out % FLOAT8_ALIGNED:
+        return f"sizes that are not multiples of {FLOAT8_ALIGNED}"
+    return None if len(x) > MAX_FLOAT8_ROWS else f"only more than {MAX_FLOAT8_ROWS} rows gain"
+
+
+def linear_by_float8(
+    x: jax.Array, weight: QTensor, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
+    """``x @ weight.T + bias`` as one product of 8-bit floats, cuBLASLt's on a card: f32 [T, out].
+
+    Args:
+        x: [T, in]; each row is rounded to E4M3 with a scale of its own, as by `rounded_to_float8`.
+        weight: a matrix that `float8_refuses` does not refuse.
+        bias: [out] or None.
+        used: not looked at.
+    """
+    if weight.columns is not None:
+        x = x[:, weight.columns]
+    rounded, scale = rounded_to_float8(x, weight.format)
+    # Sums in f32: with the default precision Hopper's have 14 bits.
+    out = jax.lax.dot_general(
+        rounded,
+        weight.float8_codes(),
+        (((1,), (1,)), ((), ())),
+        precision="highest",
+        preferred_element_type=jnp.float32,
+    )
+    out = out * scale * _row_scales(weight)
+    return out if bias is None else out + bias.astype(jnp.float32)
 
 
 def rounded_to_float8(x: jax.Array, form: RowFormat) -> tuple[jax.Array, jax.Array]:

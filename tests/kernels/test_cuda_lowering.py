@@ -314,6 +314,23 @@ def test_8_bit_floats_are_multiplied_by_tensor_cores_that_know_them(group: int, 
 
 
 @needs_plugin
+@pytest.mark.parametrize("card", [H100, B200], ids=lambda card: card.name)
+def test_many_rows_of_8_bit_floats_are_cublaslt_s(card: Card, tmp_path: Path) -> None:
+    """XLA chooses on a card between its own kernel for tensor cores and cuBLASLt's; without Triton, there is one. Codes
+    in a row, one byte each, and sums are all that lies in memory meanwhile."""
+    weight = matrix(RowFormat(4096, Codes(8, "e4m3"), 4096, "f32"), size_out=14336)
+    weight = dataclasses.replace(weight, activations="fp8")
+    arguments = Shape((1024, 4096), jnp.bfloat16), weight, None
+    options = {**LAUNCHES, "xla_gpu_enable_triton_gemm": "False"}
+    compiled = compile_for_card(
+        partial(QUANTIZED_LINEAR), *arguments, donated=(), options=options, folder=tmp_path, card=card
+    )
+    (product,) = (line for line in compiled.text.splitlines() if "custom_call_target" in line)
+    assert 'custom_call_target="__cublas$lt$matmul$f8"' in product
+    assert compiled.memory.temp_size_in_bytes < 1.25 * (14336 * 4096 + 4 * 1024 * 14336) + (33 << 20)
+
+
+@needs_plugin
 def test_more_rows_than_kernels_take_meet_the_whole_matrix(tmp_path: Path) -> None:
     """Dequantized once, in no loop: its weights in bf16 and little else lie there meanwhile."""
     weight = matrix(FORMATS["q4_k"], size_out=14336)

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from llmjax.kernels.cuda.plan import ProductPlan
 from llmjax.kernels.cuda.quantized_linear import (
+    MAX_FLOAT8_ROWS,
     MAX_FRAGMENT_ROWS,
     MAX_ROWS,
+    float8_refuses,
+    linear_by_float8,
     multiplies_float8,
     multiplies_integers,
     plan_of,
@@ -23,6 +26,7 @@ from llmjax.kernels.cuda.quantized_linear import (
 )
 from llmjax.kernels.cuda.records import E2M1
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
+from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 from llmjax.kernels.row_format import FLOAT8, Codes, RowFormat
 
 NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
@@ -197,6 +201,35 @@ def test_8_bit_floats_meet_8_bit_floats_where_they_may(size_in: int, group: int,
     assert np.abs(out - expected).max() < 2e-6 * np.abs(expected).max()
     assert (out[1] == 0).all()
     assert relative_error(out[[0, 2]], x[[0, 2]], weight) < 0.04
+
+
+@pytest.mark.parametrize(("size_in", "size_out"), [(304, 80), (640, 32)])
+def test_many_rows_of_8_bit_floats_are_one_product_of_them(size_in: int, size_out: int) -> None:
+    form = RowFormat(size_in, Codes(8, "e4m3"), size_in, "f32")
+    weight = dataclasses.replace(random_tensor(form, size_out=size_out), activations="fp8")
+    x = inputs(MAX_FLOAT8_ROWS + 1, size_in) * np.float32(100)
+    x[1] = 0
+    given = jnp.asarray(x), weight, None
+    assert QUANTIZED_LINEAR.pick("cuda", *given).name == "XLA, 8-bit floats"
+    assert QUANTIZED_LINEAR.pick("cuda", given[0][:-1], weight, None).name == "Pallas"
+    scale = np.maximum(np.abs(x).max(1, keepdims=True), 1e-30) / np.float32(448)
+    rounded = (x / scale).astype(jnp.float8_e4m3fn).astype(np.float64) * scale
+    expected = rounded @ np.asarray(weight.dequantize(), np.float64).T
+    bias = jnp.arange(size_out, dtype=jnp.float32)
+    found = np.asarray(linear_by_float8(given[0], weight, bias)) - np.asarray(bias)
+    assert np.abs(found - expected).max() < 2e-6 * max(np.abs(expected).max(), size_out)
+
+
+def test_groups_odd_sizes_and_stacks_are_no_product_of_8_bit_floats() -> None:
+    x = jnp.ones((MAX_FLOAT8_ROWS + 1, 640))
+    for form, size_out, why in (
+        (RowFormat(640, Codes(8, "e4m3"), 128, "f32"), 32, "scales of groups"),
+        (RowFormat(600, Codes(8, "e4m3"), 608, "f32"), 32, "sizes that are not multiples of 16"),
+        (RowFormat(640, Codes(8, "e4m3"), 640, "f32"), 33, "sizes that are not multiples of 16"),
+        (RowFormat(640, Codes(8, "int"), 640, "f32"), 32, "not E4M3"),
+    ):
+        weight = dataclasses.replace(random_tensor(form, size_out=size_out), activations="fp8")
+        assert why in str(float8_refuses(x, weight))
 
 
 def test_what_is_not_float8_times_a_scale_is_not_multiplied_as_such() -> None:

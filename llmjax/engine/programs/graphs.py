@@ -4,8 +4,8 @@ XLA captures what it calls command buffers: runs of kernels, Pallas' included, a
 branches of the sampler and the loop over several steps, so that a dispatch is one launch and the host is never asked
 which way to go. CONDITIONAL is not among XLA's defaults.
 
-Steps of long prompts are no graphs: what they compute takes longer than starting it, and before a graph whose arguments
-lie elsewhere than at its last run starts, XLA puts their addresses into each of its nodes.
+Steps of long prompts are not graphs. What they compute takes longer than starting it, and before a graph starts whose
+arguments lie elsewhere than at its last run, XLA puts their addresses into each of its nodes.
 """
 
 from __future__ import annotations
