@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.attention import portable
-from llmjax.kernels.attention.types import KVPages, RaggedBatch
+from llmjax.kernels.attention.types import INT32_BYTES, KVPages, RaggedBatch
 from llmjax.kernels.cuda.decode import decode
 from llmjax.kernels.cuda.flash import QueryRules
 from llmjax.kernels.cuda.kv_write import write_kv
@@ -17,7 +17,6 @@ from llmjax.kernels.cuda.pages import MAX_HEAD_DIM, MAX_VALUE_DIM
 from llmjax.kernels.cuda.prefill import prefill
 
 CACHE_TYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn", "float8_e5m2")
-INT32_BYTES = (1 << 31, 1 << 32)  # Pallas computes 32-bit offsets of elements for arrays of up to this many bytes
 
 
 def refuses(

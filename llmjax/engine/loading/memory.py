@@ -16,7 +16,7 @@ from llmjax.checkpoint import StoredTensor
 from llmjax.config import EngineConfig
 from llmjax.engine.core.layer_states import GroupSpec, Load, kind_of
 from llmjax.errors import ConfigError
-from llmjax.kernels.attention.types import KVLayout
+from llmjax.kernels.attention.types import INT32_BYTES, KVLayout
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 from llmjax.platforms import Platform
@@ -134,6 +134,8 @@ def plan_kv(
         if agreed is None
         else dict(zip(page_bytes, agreed, strict=True))
     )
+    if platform.is_cuda and agreed is None:
+        num_pages = _within_reach(num_pages, model, layout)
     if min(num_pages.values()) < 2:
         raise ConfigError(
             f"{budget} bytes of KV cache cannot hold two pages of {page} tokens in each of {len(num_pages)} groups of "
@@ -154,6 +156,23 @@ def plan_kv(
         longest = holds
     used = sum(group.num_pages * page_bytes[group.span] for group in groups)
     return KVPlan(groups=groups, layout=layout, max_model_len=longest, num_bytes=used)
+
+
+def _within_reach(num_pages: dict[Span, int], model: ModelConfig, layout: KVLayout) -> dict[Span, int]:
+    """The pages of which CUDA kernels reach every byte: with a little more, attention would be the portable one."""
+    if layout.dtype.itemsize > 1:
+        return num_pages
+    found = {}
+    for span, count in num_pages.items():
+        largest = max(state.page_bytes(layout) for state in model.states if state is not None and state.span == span)
+        cut = span != LastState() and INT32_BYTES[0] < count * largest <= INT32_BYTES[1]
+        found[span] = INT32_BYTES[0] // largest if cut else count
+        if cut:
+            logger.warning(
+                "the KV cache has %d pages instead of %d: of a layer, kernels reach %s of %s, or more than %s",
+                *(found[span], count, _size(INT32_BYTES[0]), layout.dtype, _size(INT32_BYTES[1])),
+            )
+    return found
 
 
 def _together(one: Mapping[Span, int], other: Mapping[Span, int]) -> dict[Span, int]:

@@ -67,6 +67,20 @@ def test_no_more_pages_than_all_slots_can_use() -> None:
     assert plan.groups[0].num_pages == 4 * 7 + 1
 
 
+@pytest.mark.parametrize(("gib", "kept"), [(2, 2), (3, 2), (4, 2), (5, 5)])
+def test_one_byte_pages_are_as_many_as_kernels_reach(gib: int, kept: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Between 2 and 4 GiB a layer 32-bit offsets overflow, and attention would not be the kernels'."""
+    layout = KVLayout.of(jnp.dtype(jnp.int8), page_size=16, calibrated=True)  # 32 bytes a token
+    settings = config(kv_cache_memory_bytes=gib << 30, max_num_seqs=1 << 20)
+    plan = plan_kv(settings, model(None), gpu(0), layout=layout)
+    assert plan.groups[0].num_pages == (kept << 30) // (16 * 32)
+    assert plan.num_bytes == kept << 30
+    warned = [record.getMessage() for record in caplog.records]
+    assert warned == [] if gib == kept else "pages instead of" in warned[0] and "2,048 MiB of int8" in warned[0]
+    wide = KVLayout.of(jnp.dtype(jnp.bfloat16), page_size=16)
+    assert plan_kv(settings, model(None), gpu(0), layout=wide).num_bytes == gib << 30
+
+
 def test_a_window_gets_what_it_can_use_and_full_attention_the_rest() -> None:
     plan = plan_kv(config(kv_cache_memory_bytes=MIB), model(None, 32, 32, 32), gpu(0), layout=BF16)
     full, window = plan.groups
