@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from llmjax.kernels.zeros import zeros
 
-# Pallas computes 32-bit offsets of elements for arrays up to the second number of bytes; of one-byte types it then reaches
-# no more than the first.
+# Up to the second number of bytes Pallas computes 32-bit offsets of elements. In arrays of one-byte types they reach no
+# further than the first.
 INT32_BYTES = (1 << 31, 1 << 32)
 LEAST_AMAX = 1e-30  # a row of zeros still has a normal scale: some devices flush subnormals
 

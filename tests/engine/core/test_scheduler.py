@@ -868,7 +868,7 @@ def test_the_longest_request_alone_comes_to_its_end(data: st.DataObject) -> None
         max_model_len=data.draw(st.sampled_from([None, longest])),
         kv_cache_memory_bytes=data.draw(st.integers(2, 40)) * len(spans) * 2 * page_size,
     )
-    platform: Any = SimpleNamespace(is_cpu=True)
+    platform: Any = SimpleNamespace(is_cpu=True, is_cuda=False)
     try:
         plan = plan_kv(
             config, model, platform, layout=KVLayout(dtype=jnp.dtype(jnp.int8), page_size=page_size, token_scales=False)

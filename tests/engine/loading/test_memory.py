@@ -41,7 +41,7 @@ def model(*windows: int | None, max_position: int = 8192) -> ModelConfig:
 
 
 def cpu(free: int) -> Any:
-    return SimpleNamespace(is_cpu=True, free_memory=lambda: free)
+    return SimpleNamespace(is_cpu=True, is_cuda=False, free_memory=lambda: free)
 
 
 def gpu(free: int) -> Any:
