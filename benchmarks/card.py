@@ -44,11 +44,13 @@ class Part:
         name: what it is called, and the function of `benchmarks.card_parts` that measures it.
         minutes: most time that it may take on a card.
         question: what it answers.
+        then: what to do by the answer.
     """
 
     name: str
     minutes: float
     question: str
+    then: str = ""
 
 
 PARTS = (
@@ -60,18 +62,64 @@ PARTS = (
         4,
         "8B in bf16: decode of 1 to 256, prompts of 512 to 8k; goals: 85 % of copies, 60 % of products",
     ),
-    Part("kernels-bf16", 1.5, "which 15 kernels cost most in decodes of 1 and 64 and in a prompt of 2k, in bf16?"),
+    Part(
+        "kernels-bf16",
+        1.5,
+        "which 15 kernels cost most in decodes of 1 and 64 and in a prompt of 2k, in bf16?",
+        "if norms, rope and storing keys take more than 5 % of a decode, one kernel of the three is worth "
+        "making; if merging parts of rows that have one takes more than 2 %, a condition around it",
+    ),
     Part("vllm", 4, "the same decodes and prompts by vLLM, if --vllm names an interpreter that has it"),
     Part("decode-q4_k", 2.5, "the same in Q4_K; goal 75 % of copies at batch 1"),
-    Part("kernels-q4_k", 1.5, "which 15 kernels cost most in Q4_K?"),
-    Part("chunks", 3, "is a prompt of 8k fastest in chunks of 2,048, 4,096 or 8,192?"),
-    Part("prompt-graphs", 2, "what do CUDA graphs cost or bring in prompts: is auto, which keeps prompts out, right?"),
+    Part(
+        "kernels-q4_k",
+        1.5,
+        "which 15 kernels cost most in Q4_K?",
+        "if products stay below 75 % of copies, a ring of 4 or more stages in shared memory with scales beside codes",
+    ),
+    Part(
+        "chunks",
+        3,
+        "is a prompt of 8k fastest in chunks of 2,048, 4,096 or 8,192?",
+        "the largest step by memory (llmjax/step_sizes.py), and whether an A100 wants another one, as vLLM has it",
+    ),
+    Part(
+        "prompt-graphs",
+        2,
+        "what do CUDA graphs cost or bring in prompts: is auto, which keeps prompts out, right?",
+        "GRAPH_TOKENS (llmjax/engine/programs/compiler.py)",
+    ),
     Part("decode-int4", 2, "the same in 4 bits with groups of 128, as GPTQ and AWQ have them"),
-    Part("decode-fp8", 2, "the same in FP8, activations too where products are cuBLASLt's"),
-    Part("attention", 2, "Triton, Mosaic GPU and cuDNN side by side: decodes, prompts"),
-    Part("dequantizing", 1.5, "from how many rows on is a quantized matrix better dequantized whole?"),
-    Part("experts", 2, "four layers of Qwen3-30B-A3B: is the time of experts that of the bytes in use?"),
-    Part("latent", 2, "layers of DeepSeek-V2-Lite: is latent attention bound by the bytes of its pages?"),
+    Part(
+        "decode-fp8",
+        2,
+        "the same in FP8, activations too where products are cuBLASLt's",
+        "MAX_FLOAT8_ROWS, and whether cuBLASLt or XLA's own kernel was chosen (kernels of a profile)",
+    ),
+    Part(
+        "attention",
+        2,
+        "Triton, Mosaic GPU and cuDNN side by side: decodes, prompts",
+        "mosaic in the table of divisions; cuDNN, where it is ahead by more than copying pages costs",
+    ),
+    Part(
+        "dequantizing",
+        1.5,
+        "from how many rows on is a quantized matrix better dequantized whole?",
+        "MAX_FRAGMENT_ROWS; whether to keep the 16-bit form for a step, if a chunk of 8,192 still loses 5 % to it",
+    ),
+    Part(
+        "experts",
+        2,
+        "four layers of Qwen3-30B-A3B: is the time of experts that of the bytes in use?",
+        "grouped products of warpgroups, if 64 rows and more take 1.5 times what the bytes in use do",
+    ),
+    Part(
+        "latent",
+        2,
+        "layers of DeepSeek-V2-Lite: is latent attention bound by the bytes of its pages?",
+        "products of warpgroups for latent attention, if a key costs 1.5 times its bytes",
+    ),
     Part("tuning", 6, "better divisions for exactly these shapes, costliest first"),
 )
 
@@ -117,6 +165,8 @@ def main(argv: Sequence[str]) -> int:
     if options.list:
         for part in PARTS:
             console.print(f"{part.minutes:>5g} min  {part.name:<14} {part.question}", highlight=False)
+            if part.then:
+                console.print(f"{'':26}by the answer: {part.then}", highlight=False)
         return 0
     if options.minutes is None or options.minutes <= 0:
         parser.error("--minutes says how long it may take")
@@ -207,7 +257,8 @@ def report(folder: Path, state: State) -> Iterator[str]:
         )
     for part in PARTS:
         own = [entry for entry in everything if entry["part"] == part.name]
-        yield f"\n### {part.name}: {state.parts.get(part.name, 'not begun')}\n\n{part.question}\n"
+        then = f" By the answer: {part.then}." if part.then else ""
+        yield f"\n### {part.name}: {state.parts.get(part.name, 'not begun')}\n\n{part.question}{then}\n"
         figures = [entry for entry in own if "work" in entry]
         if figures:
             yield head()
