@@ -20,6 +20,7 @@ MAX_DOCUMENTS = 1024
 # "system", "function" its older one for "tool".
 ROLES = {"developer": "system", "function": "tool"}
 TEXT_ONLY = "is not supported: models read and write text only"
+PREPARED = "is not supported: pictures are prepared as the model's own files say"
 
 
 def unread_part(kind: Any) -> str:
@@ -132,8 +133,8 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     }
     reasons: ClassVar[Mapping[str, str]] = {
         **GenerationRequest.reasons,
-        "mm_processor_kwargs": TEXT_ONLY,
-        "media_io_kwargs": TEXT_ONLY,
+        "mm_processor_kwargs": PREPARED,
+        "media_io_kwargs": PREPARED,
         "modalities": TEXT_ONLY,
         "audio": TEXT_ONLY,
         "web_search_options": "is not supported: the server does not search; give it a tool that does",

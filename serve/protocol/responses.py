@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmjax.serve.protocol.chat import MAX_MESSAGES, TEXT_ONLY
+from llmjax.serve.protocol.chat import MAX_MESSAGES, PREPARED
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, Strings, at_most
 from llmjax.serve.protocol.tools import MAX_TOOLS
 
@@ -119,7 +119,7 @@ class ResponsesRequest(InputRequest):
         "truncate_prompt_tokens": "is not supported here; send fewer items",
         "truncation_side": "is not supported here; send fewer items",
         "truncation": 'must be "disabled": items are not dropped; send fewer of them',
-        "mm_processor_kwargs": TEXT_ONLY,
+        "mm_processor_kwargs": PREPARED,
         "enable_response_messages": "is not supported; /v1/chat/completions has return_prompt_text",
         "previous_input_messages": "is not supported: send the items of earlier turns in `input`",
         "previous_response": "is not supported: send its items in `input`, or use previous_response_id",
