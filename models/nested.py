@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from llmjax.models.errors import UnsupportedModel
 from llmjax.models.registry import architecture_of
 
 MULTIMODAL = frozenset(
@@ -47,6 +48,11 @@ OF_AXES = {
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
+# Models whose files have the text model's keys at the top level, with those of other parts beside them.
+BESIDE = {"Phi3VForCausalLM": "Phi3ForCausalLM"}
+OF_OTHERS = ("vision_config", "img_processor", "embd_layer", "model_type", "version")
+# The same where files say by ``version`` which text model it is.
+OF_VERSIONS = {"MiniCPMV": {2.6: "Qwen2ForCausalLM", 4.0: "LlamaForCausalLM", 4.5: "Qwen3ForCausalLM"}}
 # Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
 OF_PICTURES = {"PaliGemmaForConditionalGeneration": ("use_bidirectional_attention",)}
 # What missing keys mean to these, where it is not what they mean to the plain text models.
@@ -57,16 +63,24 @@ _MISSING: Mapping[str, Mapping[str, Any]] = {
 # Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 # Prefixes in checkpoints from before and since Transformers 5.
-PREFIX = re.compile(r"^(?:language_model\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
+PREFIX = re.compile(r"^(?:(?:language_model|llm)\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The config.json that the text model would have by itself; None: the model is not nested in another."""
+    """The config.json that the text model would have by itself; None: the model is not nested in another.
+
+    Raises:
+        UnsupportedModel: it is of a version that is not supported.
+    """
     architectures, text = config.get("architectures"), config.get(TEXT, config.get(TEXT_OF_INTERNVL))
     outer_type = config.get("model_type")
     if text is None and isinstance(outer_type, str) and outer_type in OF_AXES:
         text = {key: value for key, value in config.items() if key != "vision_config"}
     named = architectures[0] if isinstance(architectures, list) and architectures else None
+    if isinstance(named, str) and named in BESIDE:
+        return _without_others(config, BESIDE[named])
+    if isinstance(named, str) and named in OF_VERSIONS:
+        return _of_version(config, OF_VERSIONS[named])
     if not isinstance(named, str) or named not in MULTIMODAL or not isinstance(text, Mapping):
         return None
     model_type = text.get("model_type")
@@ -83,6 +97,20 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
     said = {"tie_word_embeddings": True} if tied else {}
     return {**outer, **text, **said, "architectures": [architecture]}
+
+
+def _of_version(config: Mapping[str, Any], architectures: Mapping[float, str]) -> dict[str, Any]:
+    """The keys of a text model that stand beside those of the other parts."""
+    version = config.get("version")
+    if not isinstance(version, int | float) or version not in architectures:
+        known = ", ".join(map(str, architectures))
+        raise UnsupportedModel(f"config.json: version = {str(version)[:40]} is not supported; supported are {known}")
+    return _without_others(config, architectures[version])
+
+
+def _without_others(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    text = {key: value for key, value in config.items() if key not in OF_OTHERS}
+    return {**text, "architectures": [architecture]}
 
 
 def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:

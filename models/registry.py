@@ -32,6 +32,19 @@ _BARE, _WITH_HEAD = ("TextModel", "Model"), ("ForCausalLM", "LMHeadModel")
 _ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 
 Conversion = Literal["embed", "classify"]
+_CROSS = "its text layers attend to rows of a picture by cross-attention, which no layer here has"
+_ADAPTED = "its text layers have an adapter that is used in prompts with pictures alone"
+# Models that see and whose other names are none of those here, with what they lack.
+LACKING: Mapping[str, str] = {
+    "BlipForConditionalGeneration": _CROSS,
+    "MllamaForConditionalGeneration": _CROSS,
+    "DeepseekVLV2ForCausalLM": "its pictures have two kinds of learned rows, and are cut by how many a prompt has",
+    "HfMoondream": "it joins two views of a picture patch by patch",
+    "Moondream": "it joins two views of a picture patch by patch",
+    "MolmoForCausalLM": "rows of its pictures are pooled by attention, and added to tokens instead of replacing them",
+    "Phi4MMForCausalLM": _ADAPTED,
+    "Phi4MultimodalForCausalLM": _ADAPTED,
+}
 
 
 def declared_in(file: str) -> Sequence[Family]:
@@ -168,6 +181,9 @@ def _named(config: Mapping[str, Any]) -> str:
 
 def _unknown(architecture: Any) -> str:
     """The message about an architecture that is not known."""
+    if isinstance(architecture, str) and architecture in LACKING:
+        reason = LACKING[architecture]
+        return f"config.json: architecture {architecture!r} is not supported: {reason}; see docs/supported-models.md"
     known = sorted(ARCHITECTURES)
     near = _near(str(architecture)[:100], known)
     override = json.dumps({"architectures": near or ["NAME"]})

@@ -128,9 +128,9 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
         name, change = name.removesuffix(CLASS_LAST), lambda x: np.roll(x, 1, axis=0)
     elif name == "positions" and len(shape) == 3:
         made, change = (math.prod(shape[:-1]), shape[-1]), lambda x: x.reshape(-1, x.shape[-1])
-    elif len(shape) in (4, 5):
+    elif len(shape) in (4, 5) and shape[0] > 1:
         made, change = (shape[0], math.prod(shape[1:])), lambda x: x.reshape(len(x), -1)
-    elif len(shape) == 3 or shape[:1] == (1,):
+    elif len(shape) >= 3 or shape[:1] == (1,):
         made = tuple(size for size in shape if size != 1)
         change = np.squeeze
     yield name, tensor if change is None else Reshaped(name, (tensor,), made, change)

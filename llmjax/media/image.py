@@ -15,13 +15,14 @@ class PreparedImage:
     Attributes:
         patches: f32 [P, V], the values of each patch, in the encoder's order.
         grid: frames or tiles, then rows and columns of patches in each.
+        further: the same of tiles of other sizes, which follow.
         num_rows: how many feature rows it becomes in the text model.
         tokens: ids that replace its placeholder in the prompt; a feature row goes where the id is the family's row
             token.
         digest: 32 bytes of a hash of all that decides the rows: pixels with their mode and size, orientation, and the
             processor with its settings.
         sources: i32 [num_rows, J], rows of the encoder of which each feature row is a weighted sum, counted from the
-            picture's first; -1 is the learned row that ends a line. None: the encoder's rows as they are.
+            picture's first; -1 is the first learned row, -2 the second. None: the encoder's rows as they are.
         shares: f32 [num_rows, J], the weights of ``sources``.
         row_token: the token at which its feature rows stand, if that is not the family's for pictures.
         moment: the position of a video's frames on the axis of time, counted from its first ones, where all of them
@@ -37,6 +38,7 @@ class PreparedImage:
     shares: NDArray[np.float32] | None = None
     row_token: int | None = None
     moment: int | None = None
+    further: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -17,13 +17,17 @@ from llmjax.models.vision.preparation import (
     Budgeted,
     Canvas,
     Cropped,
+    FilledGrid,
     NearestGrid,
     Pinpoints,
     Preparation,
     RoundedUp,
+    Slices,
     SmartResize,
     Split,
     Stretched,
+    least_patches,
+    most_patches,
 )
 
 MAX_ASPECT = 200
@@ -34,16 +38,28 @@ PAIR = 2  # frames of a patch, to a multiple of which a video's are rounded wher
 
 
 @dataclass(frozen=True, eq=False)
-class LaidOut:
-    """A picture as tiles of equal size, one if it is not cut.
+class Interpolated:
+    """A tile whose values are a picture's, interpolated after they have been normalized.
 
     Attributes:
-        tiles: in RGB.
+        size: width and height of the tile.
+    """
+
+    image: Image.Image
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class LaidOut:
+    """A picture as tiles, one if it is not cut.
+
+    Attributes:
+        tiles: in RGB; those of one size stand one after another.
         arrangement: what the picture's text depends on.
         sources, shares: see ``PreparedImage``.
     """
 
-    tiles: Sequence[Image.Image]
+    tiles: Sequence[Image.Image | Interpolated]
     arrangement: Arrangement
     sources: NDArray[np.int32] | None = None
     shares: NDArray[np.float32] | None = None
@@ -76,6 +92,10 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _on_grid(image, layout, preparation)
         case Canvas():
             return _on_canvas(image, layout, preparation)
+        case FilledGrid():
+            return _filled(image, layout, preparation)
+        case Slices():
+            return _sliced(image, layout, preparation)
         case Pinpoints():
             return _fitted(image, layout, preparation, several=several)
 
@@ -193,6 +213,82 @@ def fitted_size(height: int, width: int, target: tuple[int, int]) -> tuple[int, 
     if of_width < of_height:
         return min(math.ceil(height * of_width), target[0]), target[1]
     return target[0], min(math.ceil(width * of_height), target[1])
+
+
+def slices_grid(height: int, width: int, layout: Slices) -> tuple[int, int] | None:
+    """Rows and columns of slices; None: the picture is not cut. Formula: MiniCPM-V's ``get_sliced_grid``."""
+    wanted = min(math.ceil(width * height / layout.side**2), layout.most)
+    if wanted <= 1:
+        return None
+    best, nearest = (1, 1), math.inf
+    for count in (wanted - 1, wanted, wanted + 1):
+        for columns in range(1, count + 1) if 1 < count <= layout.most else ():
+            distance = abs(math.log(width / height) - math.log(columns / (count // columns)))
+            if count % columns == 0 and distance < nearest:
+                best, nearest = (count // columns, columns), distance
+    return best
+
+
+def slice_size(height: float, width: float, layout: Slices, unit: int, *, grown: bool) -> tuple[int, int]:
+    """Height and width of a slice, or of the whole picture; formula: MiniCPM-V's ``find_best_resize``.
+
+    Args:
+        grown: whether it becomes larger where it is small.
+    """
+    if width * height > layout.side**2 or grown:
+        aspect = width / height
+        height = int(layout.side / math.sqrt(aspect))
+        width = int(height * aspect)
+    return _nearest_multiple(height, unit), _nearest_multiple(width, unit)
+
+
+def _nearest_multiple(value: float, unit: int) -> int:
+    return max(round(value / unit) * unit, unit)
+
+
+def _sliced(image: Image.Image, layout: Slices, preparation: Preparation) -> LaidOut:
+    patch, grid = preparation.patch, slices_grid(image.height, image.width, layout)
+    size = slice_size(image.height, image.width, layout, patch, grown=grid is None)
+    sizes, tiles = [size], [resized(image, size, preparation)]
+    if grid is not None:
+        sides = zip((image.height, image.width), grid, strict=True)
+        along, across = (_nearest_multiple(side, count) / count for side, count in sides)
+        sizes.append(slice_size(along, across, layout, patch, grown=True))
+        refined = resized(image, (sizes[1][0] * grid[0], sizes[1][1] * grid[1]), preparation)
+        tiles += cut(refined, sizes[1])
+    fewest, most = (limit(layout.side // patch) for limit in (least_patches, most_patches))
+    if any(not fewest <= high * wide // patch**2 <= most for high, wide in sizes):
+        raise InvalidRequest(f"the image is {image.width} x {image.height} pixels; its sides differ too much")
+    rows, columns = grid or (0, 0)
+    return LaidOut(tiles, Arrangement(rows, columns, 1, layout.rows, layout.rows * len(tiles)))
+
+
+def filled_size(height: int, width: int, layout: FilledGrid) -> tuple[int, int]:
+    """Height and width of a wide picture before it is padded; formula: Phi-3.5-vision's ``HD_transform``."""
+    ratio, scale = width / height, 1
+    while scale * math.ceil(scale / ratio) <= layout.most:
+        scale += 1
+    scale -= 1
+    return int(scale * layout.tile / ratio), scale * layout.tile
+
+
+def _filled(image: Image.Image, layout: FilledGrid, preparation: Preparation) -> LaidOut:
+    tile, tall = layout.tile, image.width < image.height
+    turned = image.transpose(Image.Transpose.TRANSPOSE) if tall else image
+    high, wide = filled_size(turned.height, turned.width, layout)
+    if not high or not wide:
+        raise InvalidRequest(f"the image is {image.width} x {image.height} pixels; its sides differ too much")
+    canvas = Image.new("RGB", (wide, math.ceil(high / tile) * tile), (255, 255, 255))
+    canvas.paste(resized(turned, (high, wide), preparation), (0, (canvas.height - high) // 2))
+    canvas = canvas.transpose(Image.Transpose.TRANSPOSE) if tall else canvas
+    along = tile // preparation.patch // preparation.side
+    rows, columns = np.arange(canvas.height // tile * along)[:, None], np.arange(canvas.width // tile * along)
+    of_tile = rows // along * (canvas.width // tile) + columns // along + 1
+    grid = of_tile * along**2 + rows % along * along + columns % along  # [rows, columns] of merged patches
+    whole = np.arange(along**2).reshape(along, along)
+    lines = [np.pad(part, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for part in (grid, whole)]
+    tiles: list[Image.Image | Interpolated] = [Interpolated(canvas, (tile, tile)), *cut(canvas, tile)]
+    return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
 
 
 def _cropped(image: Image.Image, layout: Cropped, preparation: Preparation) -> LaidOut:
@@ -331,10 +427,15 @@ def bilinear(grid: NDArray[Any], rows: int, columns: int) -> tuple[NDArray[Any],
     return np.stack(cells, axis=-1), np.stack(shares, axis=-1).astype(np.float32)
 
 
-def cut(image: Image.Image, tile: int) -> list[Image.Image]:
-    """The tiles of a picture whose sides are multiples of a tile's, line by line."""
-    corners = [(x, y) for y in range(0, image.height, tile) for x in range(0, image.width, tile)]
-    return [image.crop((x, y, x + tile, y + tile)) for x, y in corners]
+def cut(image: Image.Image, tile: int | tuple[int, int]) -> list[Image.Image]:
+    """The tiles of a picture whose sides are multiples of a tile's, line by line.
+
+    Args:
+        tile: their height and width, or both.
+    """
+    high, wide = (tile, tile) if isinstance(tile, int) else tile
+    corners = [(x, y) for y in range(0, image.height, high) for x in range(0, image.width, wide)]
+    return [image.crop((x, y, x + wide, y + high)) for x, y in corners]
 
 
 def _one(tile: Image.Image, preparation: Preparation) -> LaidOut:
@@ -349,7 +450,7 @@ def _many(tiles: Sequence[Image.Image], rows: int, columns: int, preparation: Pr
     return LaidOut(tiles, Arrangement(rows, columns, height, width, height * width * len(tiles)))
 
 
-def _summed(tiles: Sequence[Image.Image], sources: NDArray[Any], shares: NDArray[Any] | None) -> LaidOut:
+def _summed(tiles: Sequence[Image.Image | Interpolated], sources: NDArray[Any], shares: NDArray[Any] | None) -> LaidOut:
     if shares is None:
         shares = np.ones_like(sources)
     arrangement = Arrangement(0, 0, 1, len(sources), len(sources))

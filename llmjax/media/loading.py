@@ -22,6 +22,7 @@ Tokenize = Callable[[str], list[int]]
 """Text to ids, with special tokens recognized and none added."""
 FILES = ("processor_config.json", "preprocessor_config.json")
 VIDEO_FILE = "video_preprocessor_config.json"
+MOST_COUNTED = 256  # pictures of a prompt where each has its number before it
 MOST_LINE_BREAKS = 31  # that a vocabulary has as one token
 
 
@@ -117,5 +118,8 @@ def processor_from(
         tuple(breaks),
         limits or ImageLimits(),
         None if frame is None else Frame(tuple(tokenize(frame.start)), tuple(tokenize(frame.end))),
+        counted=tuple(tuple(tokenize(preparation.counted.format(number))) for number in range(MOST_COUNTED))
+        if preparation.counted
+        else (),
         video_placeholder=() if preparation.video is None else tuple(tokenize(preparation.video.frame.placeholder)),
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Protocol
 
 import ml_dtypes
@@ -15,7 +17,7 @@ from PIL import Image
 from llmjax.errors import InvalidRequest
 from llmjax.media.decoding import ImageLimits, decoded
 from llmjax.media.image import PreparedImage, PreparedVideo
-from llmjax.media.layouts import laid_out, resized, smart_size
+from llmjax.media.layouts import Interpolated, laid_out, resized, smart_size
 from llmjax.media.prompt import Frame
 from llmjax.media.video import Frames, VideoLimits, decoded_video
 from llmjax.models.vision.preparation import Preparation, SmartResize
@@ -39,6 +41,13 @@ class ImageProcessor(Protocol):
     @property
     def line_breaks(self) -> tuple[int, ...]:
         """Ids of one, two and more line breaks where those beside a picture join its own; else empty."""
+
+    @property
+    def counted(self) -> tuple[tuple[int, ...], ...]:
+        """Ids that stand before the first picture of a prompt, before the second, and so on; empty: there are none."""
+
+    def spelled(self, text: str) -> str:
+        """A prompt with the placeholder in place of other spellings of it."""
 
     @property
     def frame(self) -> Frame | None:
@@ -72,7 +81,7 @@ class PillowProcessor:
     Attributes:
         preparation: what is done.
         ids: the ids of each of the texts of which a picture's text is made.
-        placeholder, row_token_id, line_breaks, frame, video_placeholder: see ``ImageProcessor``.
+        placeholder, row_token_id, line_breaks, frame, counted, video_placeholder: see ``ImageProcessor``.
         limits, video_limits: how large pictures and videos may be.
     """
 
@@ -85,6 +94,12 @@ class PillowProcessor:
     frame: Frame | None = None
     video_limits: VideoLimits = field(default_factory=VideoLimits)
     video_placeholder: tuple[int, ...] = ()
+    counted: tuple[tuple[int, ...], ...] = ()
+
+    def spelled(self, text: str) -> str:
+        """See ``ImageProcessor.spelled``."""
+        spelled = self.preparation.spelled
+        return re.sub(spelled, lambda found: self.preparation.placeholder, text) if spelled else text
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """See ``ImageProcessor.prepare``."""
@@ -92,14 +107,18 @@ class PillowProcessor:
         picture = decoded(data, self.limits)
         laid = laid_out(picture.image, preparation, several=several)
         tiles = np.concatenate([patches_of(tile, preparation) for tile in laid.tiles])
-        width, height = laid.tiles[0].size
+        grids = [
+            (len(list(group)), height // preparation.patch, width // preparation.patch)
+            for (width, height), group in groupby(tile.size for tile in laid.tiles)
+        ]
         tokens: list[int] = []
         for part in preparation.text.parts(laid.arrangement):
             tokens += [self.row_token_id] * part if isinstance(part, int) else self.ids[part]
         settings = (picture.image.size, picture.mode, picture.orientation, several, preparation)
         return PreparedImage(
             patches=tiles,
-            grid=(len(laid.tiles), height // preparation.patch, width // preparation.patch),
+            grid=grids[0],
+            further=tuple(grids[1:]),
             num_rows=laid.arrangement.num_rows,
             tokens=tuple(tokens),
             digest=hashlib.sha256(repr(settings).encode() + b"\0" + picture.image.tobytes()).digest(),
@@ -158,14 +177,19 @@ def _picture(frames: Sequence[Image.Image], preparation: Preparation, moment: in
     )
 
 
-def patches_of(tile: Image.Image, preparation: Preparation) -> NDArray[np.float32]:
+def patches_of(tile: Image.Image | Interpolated, preparation: Preparation) -> NDArray[np.float32]:
     """The patches of a tile in RGB, f32 [P, 3 * patch²], each channel by channel; square by square."""
+    image = tile.image if isinstance(tile, Interpolated) else tile
     if preparation.in_bf16:
-        return _squares(_in_bf16(tile, preparation), preparation)
+        return _squares(_in_bf16(image, preparation), preparation)
     # Rounded to f32 where transformers' processors without torch do.
-    values = (np.asarray(tile).transpose(2, 0, 1) * np.float64(preparation.rescale)).astype(np.float32)
+    values = (np.asarray(image).transpose(2, 0, 1) * np.float64(preparation.rescale)).astype(np.float32)
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (preparation.mean, preparation.std))
-    return _squares((values - mean) / std, preparation)
+    values = (values - mean) / std
+    if isinstance(tile, Interpolated):
+        down, across = (bicubic(*each) for each in zip(values.shape[1:], tile.size[::-1], strict=True))
+        values = (down @ values @ across.T).astype(np.float32)
+    return _squares(values, preparation)
 
 
 def _in_bf16(tile: Image.Image, preparation: Preparation) -> NDArray[np.float32]:
@@ -185,3 +209,20 @@ def _squares(values: NDArray[np.float32], preparation: Preparation) -> NDArray[n
     rows, columns = values.shape[1] // patch // side, values.shape[2] // patch // side
     squares = values.reshape(3, rows, side, patch, columns, side, patch).transpose(1, 4, 2, 5, 0, 3, 6)
     return np.ascontiguousarray(squares).reshape(-1, 3 * patch**2)
+
+
+def bicubic(count: int, size: int) -> NDArray[np.float64]:
+    """The matrix that interpolates ``count`` values at ``size`` places, each between four; [size, count].
+
+    Formula: torch's ``interpolate`` with mode bicubic, which does not average where it shrinks; a = -0.75.
+    """
+    places = (np.arange(size) + 0.5) * (count / size) - 0.5
+    matrix = np.zeros((size, count))
+    for tap in (-1, 0, 1, 2):
+        at = np.floor(places) + tap
+        x = np.abs(places - at)
+        near = (1.25 * x - 2.25) * x**2 + 1
+        far = -0.75 * (((x - 5) * x + 8) * x - 4)
+        cells = np.clip(at, 0, count - 1).astype(int)
+        np.add.at(matrix, (np.arange(size), cells), np.where(x <= 1, near, far))
+    return matrix

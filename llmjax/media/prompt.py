@@ -53,6 +53,7 @@ def with_images(
     *,
     placeholder: Sequence[int],
     line_breaks: Sequence[int] = (),
+    counted: Sequence[Sequence[int]] = (),
     frame: Frame | None = None,
 ) -> MediaPrompt:
     """Replaces each placeholder by the tokens of a picture, in order.
@@ -62,6 +63,7 @@ def with_images(
         placeholder: the ids of one placeholder.
         line_breaks: ids of one, two and more line breaks, where those beside a picture join its own. For both see
             ``ImageProcessor``.
+        counted: ids that stand before each picture, by its number; empty: there are none.
         frame: what stands around the text of a prompt with pictures.
 
     Raises:
@@ -72,11 +74,14 @@ def with_images(
     places = _places(ids, placeholder)
     if len(places) != len(images):
         raise InvalidRequest(f"the prompt has {len(places)} image placeholders, but there are {len(images)} images")
+    if counted and len(images) > len(counted):
+        raise InvalidRequest(f"there are {len(images)} images; a prompt may have {len(counted)}")
     out: list[int] = []
     spans: list[MediaSpan] = []
     done = 0
     for index, (place, image) in enumerate(zip(places, images, strict=True)):
         out = [part for parts in _joined(out, list(ids[done:place]), line_breaks) for part in parts]
+        out += counted[index] if counted else ()
         out, tokens = _joined(out, list(image.tokens), line_breaks)
         spans.append(MediaSpan(len(out), len(tokens), index))
         out += tokens

@@ -21,7 +21,8 @@ class PatchBatch:
         order: i32 [N], where each merged patch stands, if windows have put them in another order.
         places: i32 [P, K], rows of the table of learned positions; None: there is no table.
         place_shares: f32 [P, K], the weights with which the rows of ``places`` are added.
-        sources: i32 [N, J], the merged patches of which each feature row is a weighted sum; -1: the learned row.
+        sources: i32 [N, J], the merged patches of which each feature row is a weighted sum; negative: a learned row, of
+            which -1 is the first.
         source_shares: f32 [N, J], their weights. None, as ``sources``: rows are merged patches as they are.
     """
 

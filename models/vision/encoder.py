@@ -18,6 +18,7 @@ from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import normed
 from llmjax.models.vision.attention import attend, turn
 from llmjax.models.vision.batch import PatchBatch
+from llmjax.models.vision.resampler import Resampler
 from llmjax.models.vision.spec import (
     Fed,
     Merged,
@@ -143,7 +144,7 @@ class Steps(nnx.Module):
     """The steps of a projector, numbered."""
 
     def __init__(self, steps: Sequence[Step], size: int, *, dtype: jnp.dtype) -> None:
-        self.steps = tuple(steps)
+        self.steps, self.sizes = tuple(steps), [size]
         for number, step in enumerate(self.steps):
             match step:
                 case Normed(norm=norm):
@@ -157,14 +158,14 @@ class Steps(nnx.Module):
                     size = out
                 case Fed(feed_forward):
                     self._set(number, _fed(feed_forward, size, dtype))
-        self.size = size
+            self.sizes.append(size)
 
     def _set(self, number: int, module: nnx.Module) -> None:
         setattr(self, f"step{number}", module)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[P, W] to [N, D]."""
-        for number, step in enumerate(self.steps):
+    def __call__(self, x: jax.Array, *, start: int = 0, end: int | None = None) -> jax.Array:
+        """[P, W] to [N, D], by the steps ``start : end``."""
+        for number, step in list(enumerate(self.steps))[start:end]:
             if isinstance(step, Merged):
                 x = _merged(x, step)
                 continue
@@ -211,8 +212,11 @@ class VisionEncoder(nnx.Module):
         self.layers = nnx.List([Layer(layer, size, spec.rope, dtype=dtype) for layer in spec.layers])
         self.norm_after = None if spec.norm_after is None else build_norm(spec.norm_after, size)
         self.projector = Steps(spec.projector, size, dtype=dtype)
+        self.resampler = None if spec.resampler is None else Resampler(spec.resampler, size, spec.out, dtype=dtype)
         self.taps = nnx.List([Steps(spec.tap, size, dtype=dtype) for _ in spec.tapped])
-        self.newline = parameter((spec.out,), jnp.float32, axes=(None,)) if spec.newline else None
+        self.arranged = len(spec.projector) if spec.arranged is None else spec.arranged
+        learned = (self.projector.sizes[self.arranged],)
+        self.learned = nnx.List([parameter(learned, jnp.float32, axes=(None,)) for _ in range(spec.learned)])
 
     def __call__(self, batch: PatchBatch) -> Encoded:
         """The feature rows of a batch."""
@@ -228,7 +232,8 @@ class VisionEncoder(nnx.Module):
         x = normed(x, self.norm_before)
         rope, tapped = spec.rope, []
         angles = None if rope is None else angles_of(positions, rope, spec.layers[0].attention.head_dim)
-        all_of_tile = Seen(segments, None if spec.tile is None else spec.tile + spec.class_token)
+        reach = None if spec.longest is None else spec.longest - 1
+        all_of_tile = Seen(segments, None if spec.tile is None else spec.tile + spec.class_token, reach)
         near = None if batch.windows is None or spec.window is None else Seen(batch.windows, reach=spec.window**2 - 1)
         for number, layer in enumerate(self.layers):
             seen = near if spec.layers[number].windowed else all_of_tile
@@ -240,9 +245,15 @@ class VisionEncoder(nnx.Module):
         if self.class_embed is not None:
             assert spec.tile is not None
             x = x.reshape(-1, spec.tile + 1, spec.size)[:, 1:].reshape(-1, spec.size)
-        rows = self._gathered(self.projector(x), batch)
+        rows = self._projected(x, segments, positions, batch)
         empty = jnp.zeros((0, *rows.shape), rows.dtype)
         return Encoded(rows, jnp.stack([self._gathered(tap, batch) for tap in tapped]) if tapped else empty)
+
+    def _projected(self, x: jax.Array, segments: jax.Array, positions: jax.Array, batch: PatchBatch) -> jax.Array:
+        if self.resampler is not None:
+            return self.resampler(x, segments, positions)
+        rows = self._gathered(self.projector(x, end=self.arranged), batch)
+        return self.projector(rows, start=self.arranged)
 
     def _with_class(
         self, x: jax.Array, segments: jax.Array, positions: jax.Array
@@ -265,15 +276,15 @@ class VisionEncoder(nnx.Module):
         )
 
     def _gathered(self, rows: jax.Array, batch: PatchBatch) -> jax.Array:
-        """Feature rows in order, as weighted sums of merged patches and the learned row where a picture says so."""
+        """Feature rows in order, as weighted sums of merged patches and learned rows where a picture says so."""
         if batch.order is not None:
             rows = rows[batch.order]
         if batch.sources is None:
             return rows
         assert batch.source_shares is not None
         found = rows[jnp.maximum(batch.sources, 0)].astype(jnp.float32)  # [N, J, D]
-        if self.newline is not None:
-            found = jnp.where(batch.sources[..., None] < 0, self.newline.get_value(), found)
+        for number, learned in enumerate(self.learned):
+            found = jnp.where(batch.sources[..., None] == -1 - number, learned.get_value(), found)
         return jnp.einsum("njd,nj->nd", found, batch.source_shares).astype(rows.dtype)
 
 

@@ -48,6 +48,7 @@ class VisionFamily:
         processor: the same of preprocessor_config.json.
         video: the same of video_preprocessor_config.json.
         aliases: other names of keys of ``vision_config``, see ``Fields``.
+        shown_by: the key of config.json that a model which sees has.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
     """
 
@@ -60,6 +61,7 @@ class VisionFamily:
     processor: Mapping[str, Any] = field(default_factory=dict)
     video: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shown_by: str = "vision_config"
     vision_types: tuple[str, ...] = ()
 
     def sight(self, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Sight:

@@ -72,7 +72,7 @@ PROCESSOR = {
 PROJECTOR = {
     "multi_modal_projector.linear_1": "projector.step0",
     "multi_modal_projector.linear_2": "projector.step1",
-    "image_newline": "newline",
+    "image_newline": "learned.0",
 }
 TENSORS = {
     **siglip_tensors("vision_tower"),
@@ -105,7 +105,7 @@ def encoder(sight: Sight) -> VisionSpec:
     along = square(vision, "image_size") // patch
     fields: dict[str, Any] = {}
     if whole.get("image_grid_pinpoints") is not None:
-        fields = {"newline": True, "sources": 1 if whole.get("vision_aspect_ratio") is None else 4}
+        fields = {"learned": 1, "sources": 1 if whole.get("vision_aspect_ratio") is None else 4}
     return VisionSpec(
         patch_values=3 * patch**2,
         size=vision.integer("hidden_size"),

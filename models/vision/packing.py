@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +20,9 @@ class Picture(Protocol):
 
     @property
     def grid(self) -> tuple[int, int, int]: ...
+
+    @property
+    def further(self) -> tuple[tuple[int, int, int], ...]: ...
 
     @property
     def num_rows(self) -> int: ...
@@ -40,11 +43,14 @@ def bucket(spec: VisionSpec, patches: int) -> int:
 
 def num_rows(spec: VisionSpec, patches: int) -> int:
     """The feature rows of a batch with this number of patches, padding among them."""
+    if spec.resampler is not None:
+        return patches // spec.unit * spec.resampler.queries
     rows = patches // spec.side**2
-    if not spec.newline:
+    if not spec.learned:
         return rows
     assert spec.tile is not None
-    return rows + rows // math.isqrt(spec.tile // spec.side**2)  # each line of a tile may end with one
+    ends = rows // math.isqrt(spec.tile // spec.side**2)  # each line of a tile may end with one
+    return rows + ends + (spec.learned - 1) * (patches // spec.tile)
 
 
 def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict[str, NDArray[Any]]:
@@ -68,9 +74,8 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     places = np.zeros((patches, mixed), np.int32)
     place_shares = np.zeros((patches, mixed), np.float32)
     start = segment = window = 0
-    for picture in pictures:
-        frames, rows, columns = picture.grid
-        part = slice(start, start + len(picture.patches))
+    for given, (frames, rows, columns) in (run for picture in pictures for run in _runs(picture)):
+        part = slice(start, start + len(given))
         at = positions_of(rows, columns, spec.side)
         moved: NDArray[Any] | slice = slice(None)
         if spec.window is not None:
@@ -82,7 +87,7 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
             at = at[moved]
             windows[part] = window + np.concatenate([of_frame[moved] + frame * count for frame in range(frames)])
             window += frames * count
-        own = picture.patches.reshape(frames, rows * columns, -1)[:, moved]
+        own = given.reshape(frames, rows * columns, -1)[:, moved]
         if own.shape[-1] != spec.patch_values:  # a still's, which are those of each frame
             own = np.repeat(own.reshape(*own.shape[:2], 3, 1, -1), spec.frames, axis=3)
         values[part] = own.reshape(-1, spec.patch_values)
@@ -101,6 +106,15 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     if spec.sources:
         found |= _sources(spec, pictures, num_rows(spec, patches))
     return found
+
+
+def _runs(picture: Picture) -> Iterator[tuple[NDArray[np.float32], tuple[int, int, int]]]:
+    """The patches of each group of tiles of one size, and how many there are."""
+    start = 0
+    for grid in (picture.grid, *picture.further):
+        end = start + math.prod(grid)
+        yield picture.patches[start:end], grid
+        start = end
 
 
 def positions_of(rows: int, columns: int, side: int) -> NDArray[np.int32]:
@@ -182,7 +196,7 @@ def _sources(spec: VisionSpec, pictures: Sequence[Picture], rows: int) -> dict[s
         else:
             assert picture.shares is not None
             part = slice(row, row + picture.num_rows), slice(0, picture.sources.shape[1])
-            sources[part] = np.where(picture.sources < 0, -1, picture.sources + first)
+            sources[part] = np.where(picture.sources < 0, picture.sources, picture.sources + first)
             shares[part] = picture.shares
         row, first = row + picture.num_rows, first + merged
     return {"sources": sources, "source_shares": shares}

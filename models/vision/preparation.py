@@ -98,6 +98,44 @@ class NearestGrid:
     overview: bool = True
 
 
+def least_patches(along: int) -> int:
+    """The fewest patches that a slice of ``Slices`` has, if a square one has ``along`` on each side."""
+    return -(-(along**2) // 2)
+
+
+def most_patches(along: int) -> int:
+    """The most patches of such a slice, where one side is at most 200 times the other."""
+    return along**2 + 9 * along
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slices:
+    """The whole picture, and where it is large its slices on a grid, each of about ``side`` ** 2 pixels (MiniCPM-V).
+
+    Attributes:
+        side: pixels along each side of a square one.
+        most: slices of a picture; 1: it is not cut.
+        rows: feature rows of each.
+    """
+
+    side: int
+    most: int
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilledGrid:
+    """The picture fills the longer side of a grid of tiles, the rest is white; the whole is first (Phi-3.5).
+
+    Attributes:
+        tile: pixels along each side of a tile.
+        most: how many tiles a grid may have.
+    """
+
+    tile: int
+    most: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Canvas:
     """The picture is put on the grid of tiles that scales it least, black below and beside it, and the whole one is a
@@ -111,7 +149,19 @@ class Canvas:
     most: int
 
 
-Layout = SmartResize | Budgeted | Stretched | RoundedUp | Cropped | Split | Pinpoints | NearestGrid | Canvas
+Layout = (
+    FilledGrid
+    | Slices
+    | SmartResize
+    | Budgeted
+    | Stretched
+    | RoundedUp
+    | Cropped
+    | Split
+    | Pinpoints
+    | NearestGrid
+    | Canvas
+)
 
 
 @dataclass(frozen=True)
@@ -228,7 +278,30 @@ class Separated:
         return [self.start, *[*line[:-1], self.row] * arrangement.rows, self.whole, rows, self.end]
 
 
-PictureText = Surrounded | Lined | Numbered | Separated
+@dataclass(frozen=True, kw_only=True)
+class Sliced:
+    """The whole picture and then each slice have texts around them, and lines of slices one between (MiniCPM-V)."""
+
+    whole: tuple[str, str]
+    part: tuple[str, str]
+    between: str = "\n"
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return *self.whole, *self.part, self.between
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        rows = arrangement.height * arrangement.width
+        found: list[str | int] = [self.whole[0], rows, self.whole[1]]
+        for number in range(arrangement.rows):
+            found += [self.between] * (number > 0)
+            found += [self.part[0], rows, self.part[1]] * arrangement.columns
+        return found
+
+
+PictureText = Surrounded | Lined | Numbered | Separated | Sliced
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +391,9 @@ class Preparation:
         row_token: the token at which feature rows stand, or its id.
         text: what replaces the placeholder.
         joins_lines: line breaks around it and in it are one token where the tokenizer has one (Gemma 3).
+        spelled: a regular expression of what prompts may have in place of the placeholder; it becomes the placeholder
+            before the text is divided into tokens. Empty: nothing.
+        counted: what stands before each picture of a prompt, with a place for its number from 0 on; empty: nothing.
         frame: what stands around the text of prompts with pictures; None: nothing.
         video: what is done to videos; None: the model sees none.
     """
@@ -334,5 +410,7 @@ class Preparation:
     row_token: int | str
     text: PictureText = field(default_factory=Surrounded)
     joins_lines: bool = False
+    spelled: str = ""
+    counted: str = ""
     frame: Framed | None = None
     video: VideoPreparation | None = None

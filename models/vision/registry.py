@@ -18,7 +18,9 @@ _DECLARED = {
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
     "llama4": "Llama4ForConditionalGeneration",
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
+    "minicpmv": "MiniCPMV",
     "paligemma": "PaliGemmaForConditionalGeneration",
+    "phi3_v": "Phi3VForCausalLM",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
     "qwen3_vl": (
@@ -42,15 +44,18 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
     """The family of a whole config.json; None: the model does not see, or its encoder is not supported."""
     named = config.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else None
-    vision = config.get("vision_config")
-    if not isinstance(architecture, str) or not isinstance(vision, Mapping):
+    if not isinstance(architecture, str):
         return None
     families: list[VisionFamily] = []
     for file in files_of(architecture):
         families += importlib.import_module(f"llmjax.models.vision.{file}").FAMILIES
-    kind = vision.get("model_type")
-    fitting = (family for family in families if architecture in family.architectures)
-    return next((family for family in fitting if not family.vision_types or kind in family.vision_types), None)
+    for family in families:
+        shown = config.get(family.shown_by)
+        if architecture not in family.architectures or not isinstance(shown, Mapping):
+            continue
+        if not family.vision_types or shown.get("model_type") in family.vision_types:
+            return family
+    return None
 
 
 def vision_spec_of(config: Mapping[str, Any]) -> VisionSpec | None:

@@ -152,6 +152,23 @@ Step = Normed | Merged | Standardized | Projected | Fed
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resampling:
+    """Each frame or tile becomes as many rows as there are learned queries, which attend to its patches (MiniCPM-V).
+
+    Attributes:
+        queries: how many.
+        heads: heads of the attention of queries to patches.
+        least: patches of the smallest frame or tile.
+        norm: the norm that queries, patches, and rows before the last matrix go through.
+    """
+
+    queries: int
+    heads: int
+    least: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionSpec:
     """All that defines an encoder of pictures.
 
@@ -170,10 +187,13 @@ class VisionSpec:
         norm_before, norm_after: norms before the first and after the last layer.
         window: patches along each side of a window; None: no layer has windows.
         tapped: layers whose outputs are projected too, by ``tap`` with weights of their own (deepstack).
-        newline: whether a learned row ends each line of a picture.
+        learned: learned rows that stand between a picture's own, such as at the ends of lines.
         sources: merged patches of which a feature row is a sum; 0: rows are merged patches as they are.
+        arranged: the step of the projector before which rows are put so, with learned ones; None: after the last.
         bidirectional: in the text model, a picture's rows see each other whatever their order (Gemma 3).
         whole_prompt: in prompts with pictures all tokens see each other, not the rows of a picture alone (PaliGemma).
+        resampler: makes feature rows in place of a projector; None: there is none.
+        longest: most patches of a frame or tile, where they differ and have a limit.
         tile: patches of a tile where all are equal, as where there is a class token; None: pictures have any number.
     """
 
@@ -194,13 +214,16 @@ class VisionSpec:
     window: int | None = None
     tapped: tuple[int, ...] = ()
     tap: tuple[Step, ...] = ()
-    newline: bool = False
+    learned: int = 0
     sources: int = 0
+    arranged: int | None = None
     bidirectional: bool = False
     whole_prompt: bool = False
+    resampler: Resampling | None = None
+    longest: int | None = None
     tile: int | None = None
 
     @property
     def unit(self) -> int:
         """Patches that are never divided between two batches' ends: a batch has a multiple of them."""
-        return self.tile or self.side**2
+        return self.tile or (self.side**2 if self.resampler is None else self.resampler.least)

@@ -51,11 +51,14 @@ NAMES = [
     "gemma4",
     "gemma4-layered",
     "llama4",
+    "minicpmv",
+    "phi3_v",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.
 WHOLE = {"gemma3": (20, 64), "gemma4": (20, 64), "paligemma": (64,), "paligemma2": (64,)}
 WHOLE_PROMPTS = ("paligemma", "paligemma2")
+RECURRENT = ("qwen3_5",)
 SIZES = {name: WHOLE.get(name, CHUNKS) for name in NAMES}
 VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v"]
 MORE = [f"{name} in chunks of {chunk}" for name in NAMES for chunk in SIZES[name]]
@@ -112,7 +115,9 @@ def check(name: str, case: str, output: RequestOutput, *, prompt: bool) -> None:
     if prompt:
         assert output.prompt_logprobs is not None
         found = rows_of(output.prompt_logprobs[1:], expected.shape[1])
-        np.testing.assert_allclose(found, expected[:-1], atol=TOLERANCE)
+        # A recurrent layer sums in another order; 5e-5 of the largest is what that makes of it.
+        atol = 5e-5 * float(np.abs(expected).max()) if name in RECURRENT else TOLERANCE
+        np.testing.assert_allclose(found, expected[:-1], atol=max(atol, TOLERANCE))
 
 
 class Seeing(NamedTuple):
@@ -153,8 +158,11 @@ def test_prefixes_that_end_in_images_are_found(engine: Seeing) -> None:
     check(name, "two", first, prompt=False)
     (again,) = llm.generate([prompt], scored(max_tokens=1), use_tqdm=False)
     check(name, "two", again, prompt=False)
-    found = 0 if name in WHOLE_PROMPTS else (len(first.prompt_token_ids or ()) - 1) // PAGE * PAGE
-    assert again.num_cached_tokens == found
+    pages = (len(first.prompt_token_ids or ()) - 1) // PAGE * PAGE
+    if name in RECURRENT:  # found where there is a snapshot
+        assert again.num_cached_tokens in range(0, pages + 1, PAGE)
+    else:
+        assert again.num_cached_tokens == (0 if name in WHOLE_PROMPTS else pages)
     # The same tokens with another image of the same size have nothing in common from the image on.
     other = np.array(prompt["multi_modal_data"]["image"][0])
     other[0, 0] ^= 255
@@ -182,16 +190,22 @@ def test_several_continuations_and_requests_at_once(engine: Seeing) -> None:
 def test_a_preempted_request_sees_the_same(name: str, compile_cache_dir: str) -> None:
     """Pages for a request and a half, and rows for one image: requests lose both."""
     cases = sorted(CASES, key=["one", "two", "none", "first"].index)  # the longest at once
-    batched, max_tokens = 64 if name in WHOLE_PROMPTS else 16, 48 if name in WHOLE else 32
+    batched = 64 if name in WHOLE_PROMPTS else 16
+    rows = max(36, *(len(golden(name)[f"image{number}/rows"]) for number in range(3)))
     pages = 56 if name == "gemma3" else 36  # of which some are of windows
     llm = engine_of(name, compile_cache_dir, kv_cache_memory_bytes=2**20, max_num_batched_tokens=batched)
-    alone = [llm.generate([prompt_of(name, case)], scored(max_tokens=max_tokens), use_tqdm=False)[0] for case in cases]
+    alone = [
+        llm.generate([prompt_of(name, case)], scored(max_tokens=48, ignore_eos=True), use_tqdm=False)[0]
+        for case in cases
+    ]
     page_bytes = llm.info.kv_bytes // (llm.info.kv_tokens // PAGE)
     llm.close()
     tight = engine_of(name, compile_cache_dir, kv_cache_memory_bytes=pages * page_bytes, max_num_batched_tokens=batched)
     media = tight.engine.scheduler.media
-    tight.engine.scheduler.media = type(media)(36, budget=16)
-    outputs = tight.generate([prompt_of(name, case) for case in cases], scored(max_tokens=max_tokens), use_tqdm=False)
+    tight.engine.scheduler.media = type(media)(rows, budget=16)
+    outputs = tight.generate(
+        [prompt_of(name, case) for case in cases], scored(max_tokens=48, ignore_eos=True), use_tqdm=False
+    )
     assert [list(o.outputs[0].token_ids) for o in outputs] == [list(o.outputs[0].token_ids) for o in alone]
     assert sum(output.metrics.num_preemptions for output in outputs if output.metrics is not None) > 0
     tight.engine.scheduler.media.check()

@@ -48,6 +48,7 @@ from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.rope_lengths import LongFrequencies
 from llmjax.models.layers.state import AllTokens, LastState, LatentKV
+from llmjax.models.registry import LACKING
 from tests.checkpoints import GOLDEN
 
 SMALL: dict[str, Any] = {
@@ -1362,3 +1363,11 @@ def test_any_config_is_read_or_refused(family: str, keys: Any, scaling: Any, max
             continue
         assert np.isfinite(rope.inv_freq).all() and np.isfinite(rope.attention_factor)
         assert 0 < rope.rotary_dim <= (attention.rope_dim if latent else attention.head_dim)
+
+
+@pytest.mark.parametrize("architecture", sorted(LACKING))
+def test_models_that_see_in_other_ways_are_refused_by_name(architecture: str) -> None:
+    with pytest.raises(UnsupportedModel) as error:
+        model_config({"architectures": [architecture], "hidden_size": 64})
+    assert str(error.value).startswith(f"config.json: architecture {architecture!r} is not supported: ")
+    assert LACKING[architecture] in str(error.value) and "hf_overrides" not in str(error.value)

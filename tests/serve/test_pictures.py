@@ -14,34 +14,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from llmjax.config import EngineConfig, ServerConfig
-from tests.checkpoints import SEEING
+from llmjax.config import ServerConfig
 from tests.models.vision.test_video import file_of
+from tests.serve.pictures import QUESTION, asked, golden, png, seeing, url_of, user
 
 pytestmark = pytest.mark.jax_api
-
-QUESTION = "What is it?"
-
-
-def golden(name: str) -> np.ndarray:
-    with np.load(SEEING / "qwen2-vl" / "golden.npz") as archive:
-        found: np.ndarray = archive[name]
-        return found
-
-
-def png(pixels: np.ndarray, **options: Any) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, format=options.pop("format", "PNG"), **options)
-    return file.getvalue()
-
-
-def url_of(data: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def user(*urls: str, text: str = QUESTION) -> list[Any]:
-    images = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-    return [{"role": "user", "content": [*images, {"type": "text", "text": text}]}]
 
 
 @pytest.fixture(scope="module")
@@ -57,30 +34,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(start_server: Any, compile_cache_dir: str, folder: Path) -> Iterator[Any]:
-    config = EngineConfig(
-        model=str(SEEING / "qwen2-vl"),
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        kv_cache_memory_bytes=2**20,
-        compilation_cache_dir=compile_cache_dir,
-        compile_threads=1,
-        served_model_name="seeing",
-        limit_mm_per_prompt={"image": 3, "video": 1},
-        page_size=8,
-    )
+    config = seeing(compile_cache_dir, limit_mm_per_prompt={"image": 3, "video": 1})
     options = {"allowed_local_media_path": str(folder / "in"), "trust_request_chat_template": True}
     running, stop = start_server(config, ServerConfig(port=0, **options))
     yield running
     running.wait_idle()
     stop()
-
-
-def asked(server: Any, messages: list[Any], **options: Any) -> Any:
-    with server.http() as http:
-        body = {"model": "seeing", "messages": messages, "max_tokens": 4, "temperature": 0, **options}
-        return http.post("/v1/chat/completions", json=body)
 
 
 def answer(server: Any, messages: list[Any], **options: Any) -> tuple[str, dict[str, Any]]:

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from llmjax.config import EngineConfig, ServerConfig
-from tests.checkpoints import SEEING
+from llmjax.config import ServerConfig
+from tests.serve import pictures
 from tests.serve.conftest import Running, start
-from tests.serve.test_pictures import QUESTION, asked, golden, png, url_of, user
+from tests.serve.pictures import QUESTION, asked, golden, png, url_of, user
 from tests.web.conftest import Visitor
 
 pytestmark = pytest.mark.slow
@@ -17,19 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def seeing(compile_cache_dir: str) -> Iterator[Running]:
-    config = EngineConfig(
-        model=str(SEEING / "qwen2-vl"),
-        dtype="float32",
-        max_model_len=256,
-        max_num_seqs=2,
-        max_num_batched_tokens=64,
-        kv_cache_memory_bytes=2**20,
-        compilation_cache_dir=compile_cache_dir,
-        compile_threads=1,
-        served_model_name="seeing",
-        page_size=8,
-    )
-    running, stop = start(config, ServerConfig(port=0))
+    running, stop = start(pictures.seeing(compile_cache_dir), ServerConfig(port=0))
     yield running
     running.wait_idle()
     stop()

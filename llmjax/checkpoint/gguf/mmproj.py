@@ -7,6 +7,7 @@ reads. Names and keys: gguf's ``MODEL_ARCH.MMPROJ`` and llama.cpp's converter.
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Projector:
         names: names of tensors that are not as in most files.
         vision: keys of ``vision_config`` that differ from what the files say under the usual names.
         halves: queries and keys are stored with a head's halves interleaved.
+        unused: tensors that are made anew.
         plus_one: endings of the names of norms that are stored with one added.
     """
 
@@ -71,6 +73,7 @@ class Projector:
     processor: Callable[[_Keys], dict[str, Any]] = lambda keys: {}
     halves: bool = False
     plus_one: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,56 @@ def _internvl(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _llava(keys: _Keys) -> dict[str, Any]:
+    return {"model_type": "clip_vision_model", "hidden_act": keys.activation}
+
+
+def _llava_crop(keys: _Keys) -> dict[str, Any]:
+    along = keys.integer("image_size")
+    return {"size": {"shortest_edge": along}, "crop_size": {"height": along, "width": along}}
+
+
+def _llava_sizes(keys: _Keys) -> dict[str, Any]:
+    sizes = keys.get(PINPOINTS)
+    pairs = [list(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)] if len(sizes) % 2 == 0 else sizes
+    return {**_LAST_LAYER, "image_grid_pinpoints": pairs}
+
+
+def _minicpmv(keys: _Keys) -> dict[str, Any]:
+    along = math.isqrt(keys.rows("v.position_embd.weight"))
+    return {"hidden_act": "gelu_pytorch_tanh", "image_size": along * keys.integer("patch_size")}
+
+
+def _minicpmv_rows(keys: _Keys) -> dict[str, Any]:
+    return {
+        "query_num": keys.rows("resampler.query"),
+        "image_size": keys.integer("image_size"),
+        "drop_vision_last_layer": False,
+    }
+
+
+def _minicpmv_slices(keys: _Keys) -> dict[str, Any]:
+    version, patch = keys.file.metadata.get(MINICPMV_VERSION), keys.integer("patch_size")
+    if version not in MINICPMV_VERSIONS:
+        known = ", ".join(map(str, MINICPMV_VERSIONS))
+        raise CheckpointError(
+            f"{keys.file.path}: {MINICPMV_VERSION} = {version} is not supported; supported are {known}"
+        )
+    return {
+        "scale_resolution": keys.integer("image_size"),
+        "patch_size": patch,
+        "image_feature_size": keys.rows("resampler.query"),
+        "use_image_id": True,
+        "max_slice_nums": keys.integer("preproc_max_tiles", 9),
+    }
+
+
+PINPOINTS = "image_grid_pinpoints"
+LLAVA_NEXT = "mlp with image_grid_pinpoints"
+"""What files call mlp too."""
+_LAST_LAYER = {"vision_feature_layer": -1}  # files end with the layer whose output is projected
+_LLAVA_NAMES = {"mm.0": "projector.step0", "mm.2": "projector.step1", "image_newline": "learned.0"}
+MINICPMV_VERSION, MINICPMV_VERSIONS = "clip.minicpmv_version", (3, 5, 6)  # MiniCPM-V 2.6, 4 and 4.5
 MERGED_PIXTRAL = "pixtral with patch_merger"
 """What files call pixtral too."""
 _QWEN_TOKEN = ("<|image_pad|>", "image_token_id")
@@ -263,6 +316,38 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
             lambda keys: {"downsample_ratio": 1 / keys.integer("projector.scale_factor", 2)},
             _tiles,
         ),
+        "mlp": Projector(
+            "LlavaForConditionalGeneration",
+            ("<image>", "image_token_index"),
+            _LLAVA_NAMES,
+            _llava,
+            lambda keys: _LAST_LAYER,
+            _llava_crop,
+        ),
+        LLAVA_NEXT: Projector(
+            "LlavaNextForConditionalGeneration",
+            ("<image>", "image_token_index"),
+            _LLAVA_NAMES,
+            _llava,
+            _llava_sizes,
+            _llava_crop,
+        ),
+        "resampler": Projector(
+            "MiniCPMV",
+            ("<unk>", "image_token_id"),
+            {
+                "resampler.query": "resampler.query",
+                "resampler.kv": "resampler.kv_proj",
+                "resampler.proj": "resampler.proj",
+                **{f"resampler.attn.{part}": f"resampler.{part}_proj" for part in "qkv"},
+                "resampler.attn.out": "resampler.o_proj",
+                **{f"resampler.ln_{part}": f"resampler.ln_{part}" for part in ("q", "kv", "post")},
+            },
+            _minicpmv,
+            _minicpmv_rows,
+            _minicpmv_slices,
+            unused=("resampler.pos_embed_k",),
+        ),
     }
 )
 """By the name that files have in PROJECTORS."""
@@ -290,6 +375,8 @@ def opened(path: Path) -> tuple[GGUFFile, Projector]:
         raise CheckpointError(f"{path}: it is not an encoder of images (mmproj)")
     if kind == "pixtral" and "mm.patch_merger.weight" in file.tensors:
         kind = MERGED_PIXTRAL
+    if kind == "mlp" and f"clip.vision.{PINPOINTS}" in file.metadata:
+        kind = LLAVA_NEXT
     if kind not in PROJECTOR_TYPES:
         known = ", ".join(PROJECTOR_TYPES)
         raise CheckpointError(f"{path}: projector type {kind[:40]!r} is not supported; supported are {known}")
@@ -416,8 +503,9 @@ def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTenso
     heads = _Keys(file, 1).integer("attention.head_count")
     names = {**_NAMES, **projector.names}
     taps: dict[str, None] = dict.fromkeys(each[1] for name in file.tensors if (each := TAP.match(name)))
+    exchanged = _exchanged(file)
     for name, tensor in file.tensors.items():
-        if name == SECOND_FRAME:
+        if name == SECOND_FRAME or name in projector.unused:
             continue
         made: StoredTensor = tensor
         if name == FIRST_FRAME and SECOND_FRAME in file.tensors:
@@ -430,6 +518,9 @@ def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTenso
         if projector.halves and re.search(r"\.attn_[qk]\.weight$", name):
             rows = halves_apart(tensor.shape[0], heads)
             made = Made(name, (tensor,), tensor.shape, lambda values, rows=rows: values[rows])
+        if exchanged and (fed := FED.match(name)) is not None:
+            other = {"up": "down", "down": "up"}[fed[2]]
+            names[name] = f"layers.{fed[1]}.mlp.{other}_proj.{fed[3]}"
         if (tap := TAP.match(name)) is not None:
             step = {"norm": "step1", "fc1": "step2", "fc2": "step3"}.get(tap[2])
             if step is not None:
@@ -438,5 +529,13 @@ def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTenso
     return found, names
 
 
+def _exchanged(file: GGUFFile) -> bool:
+    """Whether the matrices of a feed-forward part have each other's names, as older converters wrote them."""
+    size, inner = (_Keys(file, 1).integer(key) for key in ("embedding_length", "feed_forward_length"))
+    down = file.tensors.get("v.blk.0.ffn_down.weight")
+    return size != inner and down is not None and down.shape == (inner, size)
+
+
+FED = re.compile(r"v\.blk\.(\d+)\.ffn_(up|down)\.(\w+)$")
 FIRST_FRAME, SECOND_FRAME = "v.patch_embd.weight", "v.patch_embd.weight.1"
 TAP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(\w+)$")

@@ -167,6 +167,7 @@ class Images:
             images,
             placeholder=processor.placeholder,
             line_breaks=processor.line_breaks,
+            counted=processor.counted,
             frame=processor.frame,
         )
         if not images:

@@ -33,6 +33,7 @@ class Conversion:
         names: the file's names of the encoder's tensors, by prefixes, where they are not as in most files.
         keys: keys beside those of all files.
         token: where feature rows stand, and its id.
+        exchanged: whether the matrices of feed-forward parts have each other's names, as in older files.
         changed: what is done to tensors of the encoder, by the ends of their names.
     """
 
@@ -41,6 +42,7 @@ class Conversion:
     keys: Mapping[str, Any]
     token: tuple[str, int]
     changed: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
+    exchanged: bool = False
 
 
 def interleaved(heads: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -69,6 +71,7 @@ LAYER = {
     "scale2": "ls2.weight",
 }
 QWEN = {"projector.step0": "v.post_ln", "projector.step2": "mm.0", "projector.step3": "mm.2"}
+LLAVA = {"projector.step0": "mm.0", "projector.step1": "mm.2"}
 QWEN_TOKEN = ("<|image_pad|>", 261)
 V = "clip.vision."
 CONVERSIONS = {
@@ -131,6 +134,28 @@ CONVERSIONS = {
         ("[IMG]", 259),
         {"q_proj.weight": interleaved(5), "k_proj.weight": interleaved(5)},
     ),
+    "llava": Conversion("mlp", LLAVA, {}, ("<image>", 259)),
+    "llava-next": Conversion(
+        "mlp",
+        {**LLAVA, "learned.0": "model.image_newline"},
+        {f"{V}image_grid_pinpoints": [18, 36, 36, 18, 36, 36, 54, 18, 18, 54]},
+        ("<image>", 259),
+        exchanged=True,
+    ),
+    "minicpmv": Conversion(
+        "resampler",
+        {
+            "resampler.query": "resampler.query",
+            "resampler.kv_proj": "resampler.kv",
+            "resampler.proj": "resampler.proj",
+            **{f"resampler.{part}_proj": f"resampler.attn.{part}" for part in "qkv"},
+            "resampler.o_proj": "resampler.attn.out",
+            **{f"resampler.ln_{part}": f"resampler.ln_{part}" for part in ("q", "kv", "post")},
+        },
+        {"clip.minicpmv_version": 3, f"{V}preproc_max_tiles": 4, "clip.use_gelu": True},
+        ("<unk>", 259),
+        exchanged=True,
+    ),
     "mistral3": Conversion(
         "pixtral",
         {
@@ -165,18 +190,19 @@ def written(name: str, path: Path) -> Checkpoint:
     writer.add_string("clip.projector_type", conversion.projector)
     writer.add_bool("clip.has_vision_encoder", True)
     processor = preparation_of(checkpoint.whole_config, processor_config(name))
-    assert processor is not None
+    assert processor is not None and checkpoint.vision is not None
+    size = checkpoint.whole_config.get("image_size", vision.get("image_size"))
     sizes = {
         "embedding_length": vision.get("embed_dim", vision["hidden_size"]),
         "feed_forward_length": vision.get("intermediate_size", 120),
-        "block_count": vision.get("depth", vision.get("num_hidden_layers")),
+        "block_count": len(checkpoint.vision.layers),
         "attention.head_count": 5,
         "patch_size": 6,
-        "image_size": vision["image_size"] if isinstance(vision.get("image_size"), int) else 24,
+        "image_size": size if isinstance(size, int) else 24,
     }
     for key, value in sizes.items():
         writer.add_uint32(V + key, value)
-    writer.add_float32(f"{V}attention.layer_norm_epsilon", 1e-6)
+    writer.add_float32(f"{V}attention.layer_norm_epsilon", checkpoint.vision.layers[0].norm.eps)
     writer.add_array(f"{V}image_mean", list(processor.mean))
     writer.add_array(f"{V}image_std", list(processor.std))
     for key, value in conversion.keys.items():
@@ -195,7 +221,10 @@ def written(name: str, path: Path) -> Checkpoint:
             if values.shape[2] == 2:
                 writer.add_tensor("v.patch_embd.weight.1", np.ascontiguousarray(values[:, :, 1]))
             values = values[:, :, 0]
-        writer.add_tensor(file_name(own, conversion.names), np.ascontiguousarray(values))
+        called = file_name(own, conversion.names)
+        if conversion.exchanged and ".ffn_" in called:
+            called = called.replace("ffn_up", "ffn_?").replace("ffn_down", "ffn_up").replace("ffn_?", "ffn_down")
+        writer.add_tensor(called, np.ascontiguousarray(values))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -37,6 +37,7 @@ class Picture:
     num_rows: int
     sources: NDArray[np.int32] | None = None
     shares: NDArray[np.float32] | None = None
+    further: tuple[tuple[int, int, int], ...] = ()
 
 
 def picture(spec: VisionSpec, rows: int, columns: int, frames: int = 1) -> Picture:
@@ -85,7 +86,7 @@ SPECS = {
     "corners": spec_of(table=TablePositions(rows=5, columns=6, between="corners")),
     "deepstack": spec_of(rope=Rope2D(), tapped=(0,), tap=(Merged(2), Normed(Layer(1e-6)), Projected(16))),
     "class": spec_of(class_token=True, tile=24, table=TablePositions(rows=4, columns=6)),
-    "newline": spec_of(newline=True, sources=2, tile=16),
+    "newline": spec_of(learned=1, sources=2, tile=16),
 }
 
 
@@ -94,7 +95,7 @@ def test_pictures_packed_together_are_as_alone(name: str) -> None:
     spec = SPECS[name]
     grids = [(4, spec.tile // 4)] * 2 if spec.tile else [(4, 6), (6, 2), (2, 8)]
     pictures = [picture(spec, *grid) for grid in grids]
-    if spec.newline:
+    if spec.learned:
         pictures[1].sources, pictures[1].shares = np.array([[2, 0], [-1, 0]], np.int32), np.ones((2, 2), np.float32)
         pictures[1].num_rows = 2
     together, tapped = run(spec, pictures)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from llmjax.models import UnsupportedModel
-from llmjax.models.vision.preparation import Cropped, Layout, SmartResize, Split, Stretched
+from llmjax.models.nested import text_config
+from llmjax.models.vision.preparation import Cropped, FilledGrid, Layout, Slices, SmartResize, Split, Stretched
 from llmjax.models.vision.registry import preparation_of, vision_spec_of
 
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layout]] = {
@@ -35,7 +36,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layo
             },
         },
         {"min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2},
-        (32, 1280, 3584, 588),
+        (32, 1280, 3584, 1176),
         SmartResize(unit=28, min_pixels=3136, max_pixels=12845056),
     ),
     "google/gemma-3-27b-it": (
@@ -105,6 +106,53 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layo
         (27, 1152, 2048, 588),
         Stretched(height=224, width=224),
     ),
+    "microsoft/Phi-3.5-vision-instruct": (
+        {
+            "architectures": ["Phi3VForCausalLM"],
+            "model_type": "phi3_v",
+            "hidden_size": 3072,
+            "embd_layer": {
+                "embedding_cls": "image",
+                "hd_transform_order": "sub_glb",
+                "projection_cls": "mlp",
+                "use_hd_transform": True,
+                "with_learnable_separator": True,
+            },
+            "img_processor": {
+                "image_dim_out": 1024,
+                "model_name": "openai/clip-vit-large-patch14-336",
+                "name": "clip_vision_model",
+                "num_img_tokens": 144,
+            },
+        },
+        {"num_crops": 4, "num_img_tokens": 144},
+        (23, 1024, 3072, 588),
+        FilledGrid(tile=336, most=4),
+    ),
+    "openbmb/MiniCPM-V-2_6": (
+        {
+            "architectures": ["MiniCPMV"],
+            "model_type": "minicpmv",
+            "version": 2.6,
+            "hidden_size": 3584,
+            "query_num": 64,
+            "image_size": 448,
+            "drop_vision_last_layer": False,
+            "slice_config": {"max_slice_nums": 9, "patch_size": 14, "model_type": "minicpmv"},
+            "vision_config": {
+                "hidden_size": 1152,
+                "image_size": 980,
+                "intermediate_size": 4304,
+                "model_type": "siglip",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+            },
+        },
+        {"max_slice_nums": 9, "scale_resolution": 448, "use_image_id": True, "norm_mean": [0.5] * 3, "version": 2.6},
+        (27, 1152, 3584, 588),
+        Slices(side=448, most=9, rows=64),
+    ),
     "llava-hf/llava-1.5-7b-hf": (
         {
             "architectures": ["LlavaForConditionalGeneration"],
@@ -161,3 +209,13 @@ def test_what_is_not_supported_is_named(name: str, key: str, value: Any, words: 
 def test_text_models_do_not_see() -> None:
     assert vision_spec_of({"architectures": ["LlamaForCausalLM"]}) is None
     assert vision_spec_of({"architectures": ["Gemma3ForConditionalGeneration"]}) is None
+
+
+def test_versions_whose_formulas_differ_are_refused_by_name() -> None:
+    config = PUBLISHED["openbmb/MiniCPM-V-2_6"][0]
+    for version, architecture in ((2.6, "Qwen2"), (4.0, "Llama"), (4.5, "Qwen3")):
+        text = text_config({**config, "version": version})
+        assert text is not None and text["architectures"] == [f"{architecture}ForCausalLM"]
+    for version in (2.5, 2, None):
+        with pytest.raises(UnsupportedModel, match=r"version = .* is not supported; supported are 2\.6, 4\.0, 4\.5"):
+            text_config({**config, "version": version})

@@ -34,6 +34,7 @@ from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.checkpoints import pack
+from tests.models.vision.golden import published
 
 HERE = Path(__file__).parent
 SIZES = [(37, 53), (64, 20), (50, 111)]
@@ -156,6 +157,17 @@ GEMMA4: dict[str, Any] = {
     },
 }
 QWEN = {"picture": "<|vision_start|><|image_pad|><|vision_end|>", "tokens": QWEN_TOKENS}
+PIXTRAL_VISION = {
+    "model_type": "pixtral",
+    "hidden_size": 60,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "head_dim": 12,
+    "patch_size": 6,
+    "image_size": 60,
+    "rope_theta": 1e4,
+}
 PALIGEMMA_VISION = {
     "model_type": "siglip_vision_model",
     "hidden_size": 60,
@@ -509,18 +521,7 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
             "vision_feature_select_strategy": "full",
             "tie_word_embeddings": True,
             "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 12},
-            "vision_config": {
-                "model_type": "pixtral",
-                "hidden_size": 60,
-                "intermediate_size": 44,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 5,
-                "head_dim": 12,
-                "patch_size": 6,
-                "image_size": 60,
-                "rope_theta": 1e4,
-                "hidden_act": "gelu",
-            },
+            "vision_config": {**PIXTRAL_VISION, "hidden_act": "gelu"},
         },
         "PixtralImageProcessorPil",
         {"size": {"longest_edge": 60}, "patch_size": {"height": 6, "width": 6}},
@@ -539,18 +540,7 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
             "vision_feature_layer": -1,
             "tie_word_embeddings": True,
             "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "head_dim": 12},
-            "vision_config": {
-                "model_type": "pixtral",
-                "hidden_size": 60,
-                "intermediate_size": 44,
-                "num_hidden_layers": 3,
-                "num_attention_heads": 5,
-                "head_dim": 12,
-                "patch_size": 6,
-                "image_size": 60,
-                "rope_theta": 1e4,
-                "hidden_act": "silu",
-            },
+            "vision_config": {**PIXTRAL_VISION, "hidden_act": "silu"},
         },
         "PixtralImageProcessorPil",
         {"size": {"longest_edge": 60}, "patch_size": {"height": 12, "width": 12}},
@@ -698,6 +688,76 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="Llama4Processor",
         settings={"patch_size": 6, "pixel_shuffle_ratio": 0.5},
     ),
+    "minicpmv": lambda: Checkpoint(
+        "MiniCPMV",
+        {
+            **TEXT,
+            "architectures": ["MiniCPMV"],
+            "model_type": "minicpmv",
+            "version": 2.6,
+            "vocab_size": 272,
+            "hidden_size": 128,
+            "head_dim": 12,
+            "intermediate_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e4,
+            "query_num": 5,
+            "image_size": 36,
+            "drop_vision_last_layer": False,
+            "vision_config": {
+                "model_type": "siglip",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 5,
+                "num_channels": 3,
+                "patch_size": 6,
+                "image_size": 54,
+                "hidden_act": "gelu_pytorch_tanh",
+                "layer_norm_eps": 1e-6,
+            },
+        },
+        image_processor="",
+        pixels={
+            "max_slice_nums": 4,
+            "scale_resolution": 36,
+            "patch_size": 6,
+            "use_image_id": True,
+            "image_feature_size": 5,
+        },
+        tokens=["<unk>", "<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>"],
+        picture="(<image>./</image>)",
+        processor="MiniCPMVProcessor",
+    ),
+    "phi3_v": lambda: Checkpoint(
+        "Phi3VForCausalLM",
+        {
+            **TEXT,
+            "architectures": ["Phi3VForCausalLM"],
+            "model_type": "phi3_v",
+            "num_hidden_layers": 2,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e4,
+            "embd_layer": {"embedding_cls": "image", "use_hd_transform": True, "with_learnable_separator": True},
+            "img_processor": {"name": "clip_vision_model", "image_dim_out": 60, "num_img_tokens": 4},
+            "vision_config": {  # which is not in published files, where it is always that of CLIP L
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 24,
+            },
+        },
+        image_processor="",
+        pixels={"num_crops": 4, "image_mean": [0.48, 0.46, 0.41], "image_std": [0.27, 0.26, 0.28]},
+        tokens=["<|image|>"],
+        picture="<|image_1|>",
+        processor="Phi3VProcessor",
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -774,6 +834,9 @@ def pictures() -> list[np.ndarray]:
 
 @torch.no_grad()
 def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
+    if hasattr(published, checkpoint.architecture):
+        write_published(name, checkpoint, folder, seed)
+        return
     cls = getattr(transformers, checkpoint.architecture)
     config = cls.config_class(**json.loads(json.dumps(checkpoint.config)))
     config._attn_implementation = "eager"
@@ -782,14 +845,7 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     # The copy's buffers are rounded too, which the model's must not be.
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    tokenizer = tokenizer_of(checkpoint)
-    tokenizer.save_pretrained(folder)
-    for extra in folder.glob("*.jinja"):
-        keys = json.loads((folder / "tokenizer_config.json").read_text())
-        (folder / "tokenizer_config.json").write_text(
-            json.dumps({**keys, "chat_template": extra.read_text()}, indent=2)
-        )
-        extra.unlink()
+    tokenizer = saved_tokenizer(checkpoint, folder)
     kind = getattr(transformers, checkpoint.image_processor)
     if "_SUPPORTED_SOFT_TOKENS" in kind.__init__.__globals__:
         kind.__init__.__globals__["_SUPPORTED_SOFT_TOKENS"] = (checkpoint.pixels["max_soft_tokens"],)
@@ -820,14 +876,7 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         cases[f"image{number}/rows"] = rows
         if tapped is not None:
             cases[f"image{number}/tapped"] = tapped
-    p = checkpoint.picture
-    prompts = {
-        "none": ("Nothing to see.\n\nHere!", []),
-        "one": (f"user: {p}What is it?\n", [0]),
-        "two": (f"One\n{p}\n and {p} two: which?", [1, 2]),
-        "first": (f"{p}after", [2]),
-    }
-    for case, (text, numbers) in prompts.items():
+    for case, (text, numbers) in prompts(checkpoint.picture).items():
         chosen = [Image.fromarray(images[number]) for number in numbers]
         nested = [chosen] if checkpoint.processor == "LlavaOnevisionProcessor" else chosen
         given = {"return_tensors": "pt", "add_special_tokens": False}
@@ -894,6 +943,68 @@ def _pixels(inputs: Any) -> np.ndarray:
     patch = round((values.shape[-1] // 3) ** 0.5)
     grid = values[0, : rows * columns].reshape(rows, columns, patch, patch, 3)
     return 2 * grid.transpose(4, 0, 2, 1, 3).reshape(1, 3, rows * patch, columns * patch) - 1
+
+
+def saved_tokenizer(checkpoint: Checkpoint, folder: Path) -> transformers.PreTrainedTokenizerFast:
+    """Writes the tokenizer, with the chat template in its config."""
+    tokenizer = tokenizer_of(checkpoint)
+    tokenizer.save_pretrained(folder)
+    for extra in folder.glob("*.jinja"):
+        keys = json.loads((folder / "tokenizer_config.json").read_text())
+        (folder / "tokenizer_config.json").write_text(
+            json.dumps({**keys, "chat_template": extra.read_text()}, indent=2)
+        )
+        extra.unlink()
+    return tokenizer
+
+
+def prompts(picture: str) -> dict[str, tuple[str, list[int]]]:
+    """The cases: a text, and the numbers of its pictures."""
+    return {
+        "none": ("Nothing to see.\n\nHere!", []),
+        "one": (f"user: {picture}What is it?\n", [0]),
+        "two": (f"One\n{picture}\n and {picture} two: which?", [1, 2]),
+        "first": (f"{picture}after", [2]),
+    }
+
+
+def write_published(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
+    """`write` for a model of ``published``."""
+    torch.manual_seed(seed)
+    model = getattr(published, checkpoint.architecture)(checkpoint.config).eval().float()
+    randomize(model, seed)
+    model.save(folder)
+    processor = getattr(published, checkpoint.processor)(saved_tokenizer(checkpoint, folder), checkpoint.pixels)
+    processor.save(folder)
+    images = pictures()
+    cases: dict[str, np.ndarray] = {}
+    for number, image in enumerate(images):
+        inputs = processor(checkpoint.picture, [Image.fromarray(image)])
+        cases[f"image{number}"] = image
+        cases[f"image{number}/pixels"] = processor.pixels(inputs)
+        cases[f"image{number}/rows"] = model.rows_of(inputs).numpy()
+    for case, (text, numbers) in prompts(checkpoint.picture).items():
+        inputs = processor(text, [Image.fromarray(images[number]) for number in numbers])
+        cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
+        cases[f"{case}/images"] = np.array(numbers, np.int32)
+        cases[f"{case}/tokens"] = inputs["input_ids"][0].numpy().astype(np.int32)
+        cases[f"{case}/logits"] = model(inputs).numpy()
+    sizes = _sizes()
+    cases["sizes"] = np.array(sizes, np.int32)
+    counts, values = [], []
+    for height, width in sizes:
+        try:
+            inputs = processor(checkpoint.picture, [Image.new("RGB", (width, height))])
+        except ValueError as error:  # what it refuses
+            print(name, "refuses", (height, width), error)
+            counts.append(-1)
+            values.append(0)
+            continue
+        counts.append(inputs["input_ids"].shape[1])
+        values.append(processor.pixels(inputs).size)
+    cases["counts"], cases["values"] = np.array(counts, np.int32), np.array(values, np.int32)
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
+    print(name, sum(each.numel() for each in model.parameters()), float(np.abs(cases["one/logits"]).max()))
 
 
 class _Nothing:
