@@ -10,6 +10,7 @@ from tests.docs.commands import Shown
 # A pattern of commands or programs, and the reason. The first that is found counts.
 REASONS: Sequence[tuple[str, str]] = (
     (r"^make (serve|test)\b", "installs into the checkout; .ci/run makes these targets"),
+    (r"^(uvx|pipx) ", "makes an environment of its own; tests/test_packaging.py installs"),
     (r"^pip install|^npm ", "changes the environment of the tests; tests/test_packaging.py and .ci/nightly install"),
     (r"^pip download|^tar |^cp |britannica", "fetches a book, and scores it for half an hour"),
     (r"^(docker|helm|kubectl|sky|serve run|vllm-router)\b", "a program that is not here; tests/deploy reads its files"),
@@ -24,6 +25,7 @@ REASONS: Sequence[tuple[str, str]] = (
         r"Qwen3-Reranker|/rerank .*\"instruction\"",
         "needs that model's tokens; tests/serve/test_pooling.py has a tiny one",
     ),
+    (r"--scheme int4|method=\"gptq\"", "groups of 128 do not fill the small model's rows; see tests/quantization"),
     (r"^python -m benchmarks|^time \(", "measures for minutes or hours; only its --help is asked here"),
     (r"^cd \.\. && pytest", "tests run tests"),
     (r"^import numpy.*acme2|Acme2|feed_forward=", "a part of a file that a reader writes"),

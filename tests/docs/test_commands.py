@@ -81,7 +81,7 @@ def check(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     program, *rest = words
     if program == "llmjax":
         check_llmjax(rest, monkeypatch)
-    elif program in ("mpiexec", "srun"):
+    elif program in ("mpiexec", "srun", "uvx", "pipx"):
         check(words[words.index("llmjax") :], monkeypatch)
     elif program == "docker" and rest[0] == "run":
         image = next(number for number, word in enumerate(rest) if re.fullmatch(r"llmjax:\w+", word))

@@ -61,7 +61,7 @@ def test_every_variable_that_is_read_is_explained() -> None:
 def test_values_of_settings_are_told() -> None:
     of_engine = settings_of(settings.EngineConfig)
     assert settings.accepted(of_engine["page_size"]) == "an integer, at least 1"
-    assert settings.accepted(of_engine["cuda_graphs"]) == "`auto`, `on`, `off`"
+    assert settings.accepted(of_engine["scheduling_policy"]) == "`fcfs`, `priority`"
     assert settings.accepted(of_engine["kv_cache_memory_bytes"]) == "a number of bytes such as 4GiB, at least 1"
     assert settings.default(of_engine["packed_weights_bytes"]) == "16 GiB"
     assert settings.default(of_engine["enable_prefix_caching"]) == "on"
