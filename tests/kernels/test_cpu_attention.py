@@ -276,6 +276,34 @@ def test_tokens_that_are_verified_get_what_decodes_get(name: str, isa: str) -> N
         np.testing.assert_array_equal(np.asarray(out), np.asarray(decodes))
 
 
+CUT = {
+    "plain": Case(((90, 90),), padding=0),
+    "bfloat16, behind a prefix": Case(((70, 1000),), cache="bfloat16", padding=0),
+    "int8, many heads": Case(((70, 300),), heads=32, kv_heads=2, cache="int8", padding=0),
+    "latent": Case(((40, 250),), heads=16, kv_heads=1, head_dim=96, value_dim=64, padding=0),
+}
+
+
+@each_isa
+@pytest.mark.parametrize("name", CUT)
+def test_how_a_prompt_is_cut_changes_nothing(name: str, isa: str) -> None:
+    """Up to as many keys as few queries read in one piece, and in pieces of two tokens or more."""
+    whole = make_data(CUT[name])
+    ((count, length),) = CUT[name].lengths
+    with forced_isa(isa):
+        out, pages = run(whole, pages_of(whole))
+        for cuts in ((2, count - 2), (count // 2, count - count // 2), (3, 4, 5, count - 12)):
+            start = np.cumsum([0, *cuts])
+            batch = replace(
+                whole.batch,
+                query_start=jnp.asarray(start, jnp.int32),
+                kv_len=jnp.asarray(length - count + start[1:], jnp.int32),
+                page_table=jnp.repeat(whole.batch.page_table, len(cuts), axis=0),
+            )
+            in_pieces, _ = run(replace(whole, batch=batch), pages)
+            np.testing.assert_array_equal(np.asarray(out), np.asarray(in_pieces))
+
+
 @each_isa
 @pytest.mark.parametrize("name", COMMON_PROMPTS)
 def test_rows_that_share_pages_get_what_each_gets_alone(name: str, isa: str) -> None:

@@ -189,7 +189,9 @@ void PagedAttention::find_runs() {
       run.key_end = end_of_keys(call, position + queries - 1, length);
       run.seen_begin = first_key(call, position + queries - 1);
       run.seen_end = end_of_keys(call, position, length);
-      run.part = count > undivided ? run.key_end : queries * readers_ <= kFewRows ? kPart : part;
+      run.single = count == 1 || batch_.verify;
+      // Undivided, many queries need no memory for partial states; with few, one task for each head would leave threads idle.
+      run.part = count > undivided ? run.key_end : run.single && readers_ <= kFewRows ? kPart : part;
       run.pages = batch_.pages(r);
       run.first_split = -1;
       runs_.push_back(run);
@@ -199,7 +201,7 @@ void PagedAttention::find_runs() {
 
 // Whether one task may compute a part of both runs: all queries see all of its keys, on the same pages.
 bool PagedAttention::same_keys(const Run& a, const Run& b, int part) const {
-  if (a.queries != b.queries || a.part != b.part) return false;
+  if (a.queries != b.queries || a.single != b.single || a.part != b.part) return false;
   const int begin = part * a.part, end = begin + a.part, size = call_.page_size;
   for (const Run* run : {&a, &b}) {
     if (begin < run->seen_begin || end > run->seen_end) return false;
@@ -292,7 +294,7 @@ void PagedAttention::make_tasks(size_t threads) {
         const int tasks = std::min(all, std::max(pieces, (all + room - 1) / room)), size = (all + tasks - 1) / tasks;
         for (int first = 0; first < all; first += size) {
           const int count = std::min(size, all - first);
-          tasks_.push_back({members_.data() + members_.size(), count, run.queries, head,
+          tasks_.push_back({members_.data() + members_.size(), count, run.queries, run.single, head,
                             std::max(run.key_begin, part * run.part), std::min(run.key_end, (part + 1) * run.part),
                             part == run.first_part(), run.pages, nullptr});
           most = std::max(most, count * run.queries);

@@ -74,6 +74,7 @@ class PagedAttention {
     int first_token, queries, first_position;
     int key_begin, key_end;    // that some query sees
     int seen_begin, seen_end;  // that all do
+    bool single;               // a decode, or as one: see AttentionTask
     int part;
     const int32_t* pages;
     int first_split;  // of the first head, -1: it is not divided

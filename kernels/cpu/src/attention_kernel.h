@@ -111,7 +111,7 @@ class AttentionKernel {
         head_dim_(call.head_dim),
         value_dim_(call.value_dim),
         w_(divide(memory, rows_, head_dim_, value_dim_)),
-        way_(choose(call, own_rows_)),
+        way_(choose(call, own_rows_, task.single)),
         widened_(way_ == Way::kScattered && sizeof(T) < sizeof(float) && rows_ > kFewRows) {}
 
   void run() {
@@ -132,15 +132,15 @@ class AttentionKernel {
 
  private:
   // rows: of one member.
-  static Way choose(const Attention& call, int rows) {
+  static Way choose(const Attention& call, int rows, bool single) {
 #if defined(__AMX_BF16__)
     const int sizes = call.head_dim | call.value_dim;
-    if (kFitsBf16 && rows > kFewRows && sizes % kTileK == 0) return Way::kTiles;
+    if (kFitsBf16 && (rows > kFewRows || !single) && sizes % kTileK == 0) return Way::kTiles;
     if (kFitsBf16 && fits_parts(call, rows)) return Way::kParts;
 #else
     (void)call;
 #endif
-    return rows > kFewRows ? Way::kDense : Way::kScattered;
+    return rows > kFewRows || !single ? Way::kDense : Way::kScattered;
   }
   static constexpr bool kFitsBf16 = fits_bf16(static_cast<const T*>(nullptr));
 
@@ -179,7 +179,7 @@ class AttentionKernel {
   }
 
   void begin() {
-    const int padded = rows_ > kFewRows || way_ == Way::kParts ? round_up(rows_, kRowTile) : rows_;
+    const int padded = way_ == Way::kScattered ? rows_ : round_up(rows_, kRowTile);
     const Vec scale = splat(call_.scale * call_.keys.scale);
     for (int m = 0; m < padded; ++m) {
       float* q = w_.q + static_cast<size_t>(m) * head_dim_;

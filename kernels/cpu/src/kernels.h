@@ -62,6 +62,7 @@ struct AttentionTask {
   const Queries* members;
   int num_members;
   int queries;  // tokens of each member
+  bool single;  // each is its request's only one; others are computed in one way, however few they are
   int kv_head;
   int key_begin, key_end;
   bool first_keys;            // takes the sinks in
