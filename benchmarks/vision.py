@@ -71,6 +71,7 @@ class Tiles:
     patches: np.ndarray[Any, Any]
     grid: tuple[int, int, int]
     num_rows: int
+    further: tuple[()] = ()
     sources: None = None
     shares: None = None
 

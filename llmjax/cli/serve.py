@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 from llmjax.cli.parser import Parser, add_config_flags, configs_of
-from llmjax.cli.pick import pick_model
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
 from llmjax.launcher import launched_settings
@@ -25,6 +24,8 @@ def main(argv: list[str]) -> int:
     parser = serve_parser()
     given = parser.parse(argv)
     if given.positional_model is None and given.config is None and not vars(given).keys() & {"model", "gguf_file"}:
+        from llmjax.cli.pick import pick_model  # which reads files of models, for which it needs NumPy
+
         argv = [*argv, *pick_model(getattr(given, "download_dir", None))]
     configs = settings(parser, argv)
     from llmjax.serve.run import run  # the one import of serve from llmjax: the console script starts the server

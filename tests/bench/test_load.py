@@ -333,4 +333,6 @@ def test_a_result_that_could_not_be_written_is_refused_first(capsys: pytest.Capt
 
 def test_a_server_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "serve", "--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0"]) == 1
-    assert capsys.readouterr().err.startswith("llmjax: error: the server is not ready after 0 s: http://127.0.0.1:9/")
+    assert capsys.readouterr().err.startswith(
+        "llmjax: error: the server is not ready after 0 s: http://127.0.0.1:9 cannot be reached: "
+    )

@@ -107,6 +107,6 @@ def test_what_goes_wrong_is_one_line(url: str, capsys: pytest.CaptureFixture[str
     assert main(["complete", "--url", url, "--quick", "fail"]) == 1
     assert capsys.readouterr().err.endswith("too long for the context\n")
     assert main(["complete", "--url", "http://127.0.0.1:1", "--quick", "x"]) == 1
-    assert capsys.readouterr().err.startswith("llmjax: error: http://127.0.0.1:1/v1/models: ")
+    assert capsys.readouterr().err.startswith("llmjax: error: http://127.0.0.1:1 cannot be reached: ")
     assert main(["complete", "--n", "2"]) == 1
     assert capsys.readouterr().err.startswith("llmjax: error: unknown flag --n")

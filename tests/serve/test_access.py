@@ -41,6 +41,7 @@ class Idle:
             default_sampling_params={},
             pooler=None,
             vision=None,
+            drafts=0,
         )
 
     is_sleeping = is_paused = False

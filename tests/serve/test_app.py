@@ -33,6 +33,7 @@ class FailingEngine:
         default_sampling_params={},
         pooler=None,
         vision=None,
+        drafts=0,
     )
     tokenizer = None
     num_requests = 0

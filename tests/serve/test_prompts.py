@@ -39,6 +39,7 @@ class Tokenizing:
             model_name="m",
             default_sampling_params={},
             pooler=None,
+            drafts=0,
             vision=None,
         )
 

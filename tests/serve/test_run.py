@@ -350,7 +350,7 @@ def test_busy_port_is_one_line_before_the_model_is_touched(tmp_path: Path) -> No
     error, hint = result.stderr.splitlines()[-2:]
     assert error == f"llmjax: error: port {port} on 127.0.0.1 is in use"
     assert hint == "  hint: end what listens there, or choose another with --port (0: any that is free)"
-    assert result.stderr.strip().count("\n") == 0 and result.stdout == ""
+    assert result.stderr.strip().count("\n") == 1 and result.stdout == ""
 
 
 def test_bind_errors_name_their_cause(tmp_path: Path) -> None:

@@ -524,6 +524,7 @@ def test_identities_name_all_that_decides_what_pages_hold(tmp_path: Path) -> Non
         model = {"model": str(folder), "dtype": "float32", "page_size": 4, "kv_cache_memory_bytes": 2**18}
         config = EngineConfig(**(model | settings))
         platform = select_platform(config)
+        config = config.with_sizes(platform.step_sizes)
         loaded = load_model(config, platform)
         layout = KVLayout.of(platform.kv_dtype(config.kv_cache_dtype), page_size=config.page_size)
         plan = plan_kv(config, loaded.graph.config, platform, layout=layout)
