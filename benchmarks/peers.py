@@ -22,11 +22,11 @@ from benchmarks.comparison import OURS, Contender, Rounds, compare
 from benchmarks.engines.interface import ADAPTERS, EngineOptions
 from benchmarks.machine import this_machine
 from benchmarks.peer_report import Setup, publish, records_of
-from benchmarks.plot import check_plot
 from benchmarks.points import DEFAULT, Point, parse_points
 from benchmarks.records import record
 from llmjax.bench.options import options_of
 from llmjax.bench.own_server import changed_settings
+from llmjax.bench.pyplot import check_plot
 from llmjax.bench.report import check_writable
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.resolve import resolve_model

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from llmjax.bench.pyplot import check_pyplot, pyplot
+from llmjax.bench.pyplot import pyplot
 from llmjax.errors import ConfigError
 
 PANEL = (4.4, 3.4)  # inches
@@ -30,19 +29,6 @@ class Line:
     y_label: str
     x: Sequence[float]
     y: Sequence[float]
-
-
-def check_plot(path: str | None) -> None:
-    """Refuses a picture that could not be drawn, before the run that it is for.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the folder does not exist.
-    """
-    if path is None:
-        return
-    check_pyplot("--plot")
-    if not Path(path).absolute().parent.is_dir():
-        raise ConfigError(f"--plot: no folder {Path(path).absolute().parent}")
 
 
 def draw(panels: Sequence[Bars | Line], *, title: str, path: str) -> None:

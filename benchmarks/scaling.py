@@ -30,11 +30,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from benchmarks.machine import this_machine
-from benchmarks.plot import Line, check_plot, draw
+from benchmarks.plot import Line, draw
 from benchmarks.random_model import SHAPES, write_random_model
 from llmjax import LLM, SamplingParams
 from llmjax.bench.dataset import RandomShape, random_samples
 from llmjax.bench.options import options_of
+from llmjax.bench.pyplot import check_plot
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
 from llmjax.config import EngineConfig, setting

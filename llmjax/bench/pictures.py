@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.bench.pyplot import check_pyplot, pyplot, save
+from llmjax.bench.pyplot import pyplot, save
 from llmjax.errors import ConfigError
 
 ENDINGS = (".png", ".svg")
@@ -57,19 +57,6 @@ class Intervals:
 
 
 Panel = Steps | Points | Intervals
-
-
-def check_plot(stem: str | None) -> None:
-    """Refuses pictures that could not be drawn, before the run that they are for.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or the folder does not exist.
-    """
-    if stem is None:
-        return
-    check_pyplot("--plot")
-    if not Path(stem).absolute().parent.is_dir():
-        raise ConfigError(f"--plot: no folder {Path(stem).absolute().parent}")
 
 
 def draw(panels: Sequence[Panel], *, title: str, stem: str) -> list[Path]:

@@ -40,3 +40,16 @@ def save(figure: Any, path: Path, *, close: bool = True) -> None:
         raise ConfigError(f"{path}: {error.strerror}") from None
     if close:
         pyplot().close(figure)
+
+
+def check_plot(path: str | None) -> None:
+    """Refuses a picture that could not be drawn, before the run that it is for.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or the folder does not exist.
+    """
+    if path is None:
+        return
+    check_pyplot("--plot")
+    if not Path(path).absolute().parent.is_dir():
+        raise ConfigError(f"--plot: no folder {Path(path).absolute().parent}")

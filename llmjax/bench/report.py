@@ -11,7 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llmjax.bench.metrics import Distribution, Result
-from llmjax.bench.pictures import check_plot, comparison, draw, panels_of, read_result
+from llmjax.bench.pictures import comparison, draw, panels_of, read_result
+from llmjax.bench.pyplot import check_plot
 from llmjax.errors import ConfigError
 
 LABELS = {

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from llmjax.bench.pictures import Intervals, Panel, Points, check_plot, draw, read_result
+from llmjax.bench.pictures import Intervals, Panel, Points, draw, read_result
+from llmjax.bench.pyplot import check_plot
 from llmjax.cli.parser import Parser
 from llmjax.errors import ConfigError
 

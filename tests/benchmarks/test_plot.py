@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.plot import Bars, Line, check_plot, draw
+from benchmarks.plot import Bars, Line, draw
+from llmjax.bench.pyplot import check_plot
 from llmjax.errors import ConfigError
 
 
