@@ -370,6 +370,11 @@ class EngineConfig:
         'most images and videos of a prompt, for models that see, as JSON: \'{"image": 4, "video": 1}\'; 0: none '
         "(default: 64 and 4)",
     )
+    mm_processor_kwargs: dict[str, Any] | None = setting(  # noqa: RUF009
+        None,
+        "other values of keys of preprocessor_config.json, for models that see, as JSON: '{\"max_pixels\": 1003520}'; "
+        "requests may bring their own (default: the model's files)",
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024,

@@ -355,11 +355,13 @@ class LLM(LoadedLLM):
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        mm_processor_kwargs: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them; messages in OpenAI's form.
 
         Args:
+            mm_processor_kwargs: other values of keys of preprocessor_config.json, for the pictures.
             chat_template_content_format: as in vLLM; which form of content a template takes is read from it.
             others: see ``generate``.
         """
@@ -387,7 +389,8 @@ class LLM(LoadedLLM):
             )
             ids = self._frontend.requests.encode(text, add_special_tokens=False)
             prompt: dict[str, Any] = {"prompt": text, "prompt_token_ids": ids}
-            prompts.append({**prompt, "multi_modal_data": data} if data else prompt)
+            prompt |= {"multi_modal_data": data, "mm_processor_kwargs": mm_processor_kwargs}
+            prompts.append({key: value for key, value in prompt.items() if value})
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
 
     def warm_up(self) -> None:
@@ -574,7 +577,7 @@ OTHER_ARGUMENTS = {
     "prompt_adapter_request": "adapters are not supported yet",
     "guided_options_request": "not supported",
     "tokenization_kwargs": "give token ids instead",
-    "mm_processor_kwargs": "images are prepared as the model's own processor says",
+    "mm_processor_kwargs": 'it belongs to a prompt: {"prompt": …, "multi_modal_data": …, "mm_processor_kwargs": …}',
     "prompt_token_ids": 'give prompts of the form {"prompt_token_ids": …}',
 }
 

@@ -20,6 +20,7 @@ from llmjax.serve.answers import OutputFormats
 from llmjax.serve.batches.service import Batches
 from llmjax.serve.context import Server, fingerprint, model_root
 from llmjax.serve.conversations import Conversations
+from llmjax.serve.downloads import DownloadRules
 from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, ClientDisconnected, handle_error
 from llmjax.serve.files import FileStore
@@ -51,6 +52,7 @@ from llmjax.serve.routes.render import RENDER_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
 from llmjax.serve.routes.web import WEB_ROUTES
+from llmjax.serve.sources import Sources
 from llmjax.serve.traces import Traces
 
 if TYPE_CHECKING:
@@ -124,6 +126,7 @@ def create_app(
         most_bytes=config.max_files_bytes,
         lifetime=config.file_lifetime,
     )
+    sources = _sources(config, files)
     limits = BodyLimits.of(engine, config)
     app.state.server = inner.state.server = Server(
         engine=engine,
@@ -143,7 +146,8 @@ def create_app(
             lifetime=config.conversation_lifetime,
         ),
         files=files,
-        pictures=_pictures(engine, config),
+        sources=sources,
+        pictures=_pictures(engine, sources),
         literal_texts=_literal_texts(engine, config),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
@@ -154,24 +158,30 @@ def create_app(
     return app
 
 
-def _pictures(engine: Engine, config: ServerConfig) -> Pictures | None:
+def _sources(config: ServerConfig, files: FileStore) -> Sources:
+    hosts, folder = frozenset(config.allowed_media_domains), config.allowed_local_media_path
+    return Sources(
+        files=files,
+        folder=None if folder is None else Path(folder).expanduser(),
+        downloads=DownloadRules(hosts=hosts) if hosts else None,
+    )
+
+
+def _pictures(engine: Engine, sources: Sources) -> Pictures | None:
     """What reads the pictures of requests; None: the model sees none."""
     images = getattr(engine, "images", None)
     if images is None:
         return None
     from llmjax.media.pool import PicturePool  # most models need nothing of it
-    from llmjax.serve.downloads import DownloadRules
     from llmjax.serve.pictures import PictureRules, Pictures
 
-    hosts, folder = frozenset(config.allowed_media_domains), config.allowed_local_media_path
     rules = PictureRules(
-        folder=None if folder is None else Path(folder).expanduser(),
-        downloads=DownloadRules(hosts=hosts) if hosts else None,
         most=engine.config.most_images,
         most_videos=engine.config.most_videos,
+        most_tokens=engine.info.max_model_len,
     )
     pool = PicturePool(images.processor, size=max(1, usable_cores() // 2))
-    return Pictures(images, pool.prepare, pool.prepare_video, rules)
+    return Pictures(images, pool.prepare, pool.prepare_video, sources=sources, rules=rules)
 
 
 def _literal_texts(engine: Engine, config: ServerConfig) -> LiteralTexts | None:

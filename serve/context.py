@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from llmjax.serve.pictures import Pictures
     from llmjax.serve.protocol.common import GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
+    from llmjax.serve.sources import Sources
     from llmjax.tokenizer import Tokenizer
 
 # Where a request's state holds the digest of its API key, the salt of that, and whether it is an operator's.
@@ -51,6 +52,7 @@ class Server:
     responses: ResponseStore
     conversations: Conversations
     files: FileStore
+    sources: Sources
     pictures: Pictures | None = None  # None: the model sees none
     literal_texts: LiteralTexts | None = None  # None: special tokens in texts are special
     created: int = field(default_factory=lambda: int(time.time()))

@@ -14,18 +14,19 @@ from llmjax.errors import InvalidRequest
 from llmjax.parsing.choice import reads, tools_variable
 from llmjax.serve.context import Server
 from llmjax.serve.described_tools import with_calls_as_text, with_tools
+from llmjax.serve.documents import with_files_read
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.literal_texts import LiteralTexts
-from llmjax.serve.protocol.chat import ChatTemplateFields, num_parts, template_messages
+from llmjax.serve.protocol.chat import ChatMessage, ChatTemplateFields, num_parts, template_messages
 from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
-from llmjax.serve.protocol.pictures import Picture
+from llmjax.serve.protocol.pictures import TEXT_ONLY, Attachment
 from llmjax.serve.protocol.tools import checked_tools
 from llmjax.tokenizer.infill import InfillTokens, encode_suffix
 
 if TYPE_CHECKING:
     from llmjax.engine.core.media import PromptMedia
+    from llmjax.engine.front.images import Images
     from llmjax.media.image import PreparedImage, PreparedVideo
-    from llmjax.serve.pictures import Pictures
 
 T = TypeVar("T")
 
@@ -123,6 +124,7 @@ async def chat_prompt(
     body: ChatTemplateFields,
     *,
     tools: Sequence[Mapping[str, Any]],
+    owner: str,
     variables: Mapping[str, Any] | None = None,
     truncation: Truncation | None = None,
 ) -> EncodedPrompt:
@@ -130,6 +132,7 @@ async def chat_prompt(
 
     Args:
         tools: checked; those of the request, if the model is to know them.
+        owner: whose request it is, as ``owner_of`` has it.
         variables: variables of the template that apply where the request sets no others.
 
     Raises:
@@ -147,10 +150,11 @@ async def chat_prompt(
     kwargs = {**server.config.default_chat_template_kwargs, **(variables or {}), **own}
     literal = server.literal_texts
     size = CHARS_PER_PART * (num_parts(body.messages) + len(tools))
-    found: list[Picture] = []
-    seen = None if server.pictures is None else server.pictures.images
-    placeholders = None if seen is None else {"image": seen.placeholder, "video": seen.video_placeholder}
-    messages = await off_loop(lambda: _messages(body, source, tools, literal, found, placeholders), size=size)
+    read = await with_files_read(body.messages, server.sources, owner=owner)
+    found: list[Attachment] = []
+    images = await _images(server, body.mm_processor_kwargs)
+    placeholders = None if images is None else {"image": images.placeholder, "video": images.video_placeholder}
+    messages = await off_loop(lambda: _messages(read, source, tools, literal, found, placeholders), size=size)
     if found and truncation is not None:
         raise ApiError(
             "truncate_prompt_tokens does not go with images", param="truncate_prompt_tokens", code="invalid_value"
@@ -168,7 +172,9 @@ async def chat_prompt(
         chat_template=body.chat_template,
         **kwargs,
     )
-    prepared = ([], []) if server.pictures is None else await server.pictures.prepared(found)
+    prepared: Any = ([], [])
+    if server.pictures is not None and images is not None:
+        prepared = await server.pictures.prepared(found, images=images, owner=owner)
     text = await conversation.prompt_async()
     special = body.add_special_tokens
     prompt = await off_loop(
@@ -177,7 +183,17 @@ async def chat_prompt(
         ),
         size=len(text),
     )
-    return prompt if server.pictures is None else _with_images(prompt, prepared, server.pictures)
+    return prompt if images is None else _with_images(prompt, prepared, images)
+
+
+async def _images(server: Server, keywords: Mapping[str, Any] | None) -> Images | None:
+    """What places a request's pictures; None: the model sees none. Raises ApiError if a keyword is not known."""
+    if server.pictures is not None:
+        images = server.pictures.images
+        return await asyncio.to_thread(images.with_keywords, keywords) if keywords else images
+    if keywords:
+        raise ApiError(f"`mm_processor_kwargs`: {TEXT_ONLY}", param="mm_processor_kwargs", code="unsupported_parameter")
+    return None
 
 
 def with_placeholders(messages: Sequence[dict[str, Any]], placeholders: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -198,31 +214,32 @@ def with_placeholders(messages: Sequence[dict[str, Any]], placeholders: Mapping[
 
 
 def _with_images(
-    prompt: EncodedPrompt, found: tuple[Sequence[PreparedImage], Sequence[PreparedVideo]], pictures: Pictures
+    prompt: EncodedPrompt, found: tuple[Sequence[PreparedImage], Sequence[PreparedVideo]], images: Images
 ) -> EncodedPrompt:
     """The prompt with the tokens of its images and videos; raises ``ApiError`` if its placeholders are not theirs."""
     try:
-        ids, media = pictures.images.placed(prompt.token_ids, *found)
+        ids, media = images.placed(prompt.token_ids, *found)
     except InvalidRequest as error:
         raise ApiError(str(error), param="messages", code="invalid_value") from error
     return replace(prompt, token_ids=ids, media=media)
 
 
 def _messages(
-    body: ChatTemplateFields,
+    read: Sequence[ChatMessage],
     template: str,
     tools: Sequence[Mapping[str, Any]],
     literal: LiteralTexts | None,
-    pictures: list[Picture],
+    pictures: list[Attachment],
     placeholders: Mapping[str, str] | None,
 ) -> list[dict[str, Any]]:
     """Messages with what the template does not know written out, and what is ``literal`` marked.
 
     Args:
+        read: messages whose files are read.
         pictures: takes the pictures, in order.
         placeholders: the texts that stand for pictures and videos; None: the model sees none.
     """
-    messages = template_messages(body.messages, None if placeholders is None else pictures)
+    messages = template_messages(read, None if placeholders is None else pictures)
     if literal is not None:
         messages = literal.messages(messages)
     if placeholders is not None:

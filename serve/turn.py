@@ -154,6 +154,7 @@ async def prepare(
         server,
         body,
         tools=tools,
+        owner=record.owner,
         variables={
             **thinking_variables(server, body, source),
             **document_variables(body, source),

@@ -169,6 +169,7 @@ def images_of(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | Non
         limit=config.most_images,
         video_limit=config.most_videos,
         mmproj=config.mmproj,
+        keywords=config.mm_processor_kwargs,
     )
 
 

@@ -15,7 +15,7 @@ from llmjax.frames import LENGTH, send_frame
 from llmjax.limited_process import LimitedProcess
 from llmjax.media.image import PreparedImage, PreparedVideo
 from llmjax.media.processor import ImageProcessor
-from llmjax.media.reply import Asked, PictureLimits, Reply, decoded
+from llmjax.media.reply import HEAD, Asked, PictureLimits, Reply, decoded
 from llmjax.system import python_path
 
 START_SECONDS = 120.0  # a bound for a machine that is very busy
@@ -44,36 +44,38 @@ class PicturePool:
         self._lock = threading.Lock()
         self._idle: list[_Process] = []
 
-    def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
+    def prepare(self, data: bytes, *, several: bool = False, processor: ImageProcessor | None = None) -> PreparedImage:
         """Decodes and prepares the picture in a file. Blocks.
 
         Args:
             several: whether the prompt has other pictures too.
+            processor: prepares it in place of the pool's own.
 
         Raises:
             InvalidRequest: it is not a picture, is too large, or takes more than the limits; the reason in one line.
             QueueFull: every process was busy for as long as one picture may take.
             PictureProcessError: no process can be started.
         """
-        reply = self._exchanged(data, Asked.SEVERAL if several else Asked.ALONE)
+        reply = self._exchanged(data, Asked.SEVERAL if several else Asked.ALONE, processor)
         if reply.image is None:
             raise InvalidRequest(reply.error or "it cannot be decoded")
         return reply.image
 
-    def prepare_video(self, data: bytes) -> PreparedVideo:
-        """Decodes and prepares the video in a file. Blocks; raises what `prepare` does."""
-        reply = self._exchanged(data, Asked.VIDEO)
+    def prepare_video(self, data: bytes, *, processor: ImageProcessor | None = None) -> PreparedVideo:
+        """Decodes and prepares the video in a file. Blocks; takes and raises what `prepare` does."""
+        reply = self._exchanged(data, Asked.VIDEO, processor)
         if reply.video is None:
             raise InvalidRequest(reply.error or "it cannot be decoded")
         return reply.video
 
-    def _exchanged(self, data: bytes, asked: Asked) -> Reply:
+    def _exchanged(self, data: bytes, asked: Asked, processor: ImageProcessor | None) -> Reply:
+        other = b"" if processor is None else pickle.dumps(processor)
         if not self._places.acquire(timeout=self._limits.wall_seconds):
             raise QueueFull("other requests' pictures are being prepared", retry_after=1.0)
         try:
             process = self._take()
             try:
-                reply = process.exchange(bytes([asked]) + data)
+                reply = process.exchange(HEAD.pack(asked, len(other)) + other + data)
             except BaseException:
                 process.kill()
                 raise

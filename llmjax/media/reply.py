@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -36,6 +37,10 @@ class Asked(IntEnum):
     ALONE = 0
     SEVERAL = 1
     VIDEO = 2
+
+
+HEAD = struct.Struct("<BI")
+"""What a file comes after: `Asked`, and the bytes of the pickled processor between both; 0: it is the first one."""
 
 
 class Reply(msgspec.Struct):

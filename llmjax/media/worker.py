@@ -1,8 +1,8 @@
 """The process that prepares pictures: ``python -m llmjax.media.worker``, started by ``pool``, ends with its socket.
 
-Standard input is the socket. The first frame is the processor, each further one a byte of `Asked` and the file of a
-picture or a video; the answer is a frame of `Reply`. What takes more than ``PictureLimits`` allow
-costs this process alone.
+Standard input is the socket. The first frame is the processor, each further one `HEAD`, perhaps another processor, and
+the file of a picture or a video; the answer is a frame of `Reply`. What takes more than ``PictureLimits`` allow costs
+this process alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from llmjax.errors import InvalidRequest
 from llmjax.frames import receive_frame, send_frame
 from llmjax.media.processor import ImageProcessor
-from llmjax.media.reply import Asked, PictureLimits, Reply
+from llmjax.media.reply import HEAD, Asked, PictureLimits, Reply
 
 
 def main() -> None:
@@ -39,7 +39,10 @@ def main() -> None:
     while (data := receive_frame(connection)) is not None:
         # Counts this process's computing time, and nothing catches its signal.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_seconds)
-        reply = _answer(processor, bytes(data[1:]), limits, Asked(data[0]))
+        asked, size = HEAD.unpack_from(data)
+        rest = memoryview(data)[HEAD.size :]
+        chosen = pickle.loads(rest[:size]) if size else processor
+        reply = _answer(chosen, bytes(rest[size:]), limits, Asked(asked))
         signal.setitimer(signal.ITIMER_PROF, 0)
         send_frame(connection, encoded(reply))
 

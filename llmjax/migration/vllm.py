@@ -246,7 +246,7 @@ COMPILATION = [
 ]
 
 MULTIMODAL = [
-    *accepted("--media-io-kwargs|--mm-processor-kwargs", MEDIA),
+    *accepted("--media-io-kwargs", MEDIA),
     *accepted(
         "--language-model-only|--skip-mm-profiling|--disable-mm-preprocessor-cache",
         "",

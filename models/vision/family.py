@@ -50,6 +50,7 @@ class VisionFamily:
         aliases: other names of keys of ``vision_config``, see ``Fields``.
         shown_by: the key of config.json that a model which sees has.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
+        keywords: keys of config.json that say how pictures are prepared, so that a request may have its own.
     """
 
     architectures: tuple[str, ...]
@@ -63,6 +64,7 @@ class VisionFamily:
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shown_by: str = "vision_config"
     vision_types: tuple[str, ...] = ()
+    keywords: tuple[str, ...] = ()
 
     def sight(self, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Sight:
         """The parts of a config.json, with what missing keys mean."""

@@ -215,5 +215,6 @@ FAMILIES = (
         PUBLISHED_WHOLE,
         {**PROCESSOR, "image_mean": IMAGENET_MEAN, "image_std": IMAGENET_STD},
         aliases={"attention_bias": ("qkv_bias",), "use_qk_norm": ("qk_normalization",)},
+        keywords=("dynamic_image_size", "use_thumbnail", "min_dynamic_patch", "max_dynamic_patch"),
     ),
 )

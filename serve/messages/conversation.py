@@ -7,7 +7,7 @@ from typing import Any
 
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.messages.call_ids import read_id
-from llmjax.serve.messages.results import Block, blocks_of, is_image, result_content, string_of, text_block
+from llmjax.serve.messages.results import Block, blocks_of, is_file, is_image, result_content, string_of, text_block
 from llmjax.serve.protocol.chat import ChatMessage
 from llmjax.serve.protocol.pictures import TEXT_ONLY
 from llmjax.serve.sealing import unsealed
@@ -95,9 +95,9 @@ def _question(blocks: Sequence[Block], role: str, path: str, ignored: list[str],
             content = result_content(block.get("content") or "", f"{place}.content", ignored, sees=sees)
             turns.append({"role": "tool", "tool_call_id": id, "content": content})
             continue
-        if is_image(block):
-            if not sees:
-                raise ApiError(f"`{place}.type`: {TEXT_ONLY}", param=f"{place}.type", code="unsupported_parameter")
+        if is_image(block) and not sees:
+            raise ApiError(f"`{place}.type`: {TEXT_ONLY}", param=f"{place}.type", code="unsupported_parameter")
+        if is_file(block, sees=sees):
             part = dict(block)
         elif (text := text_block(block, place)) is not None:
             part = {"type": "text", "text": text}

@@ -20,17 +20,28 @@ def result_content(content: Any, path: str, unread: list[str], *, sees: bool) ->
     Raises:
         ApiError: it is neither a string nor blocks.
     """
-    if not sees or not isinstance(content, list) or not any(isinstance(b, dict) and is_image(b) for b in content):
+    if not isinstance(content, list) or not any(isinstance(b, dict) and is_file(b, sees=sees) for b in content):
         return result_text(content, path, unread)
     return [
-        dict(block) if is_image(block) else {"type": "text", "text": _read(block, f"{path}.{i}", unread)}
+        dict(block) if is_file(block, sees=sees) else {"type": "text", "text": _read(block, f"{path}.{i}", unread)}
         for i, block in enumerate(blocks_of(content, path))
     ]
 
 
 def is_image(block: Block) -> bool:
-    """Whether a block is an image."""
-    return block.get("type") == "image"
+    """Whether a block is an image or a video."""
+    return block.get("type") in ("image", "video")
+
+
+def is_file(block: Block, *, sees: bool) -> bool:
+    """Whether a block is a file that is read later: a document that is not text already or, if a model ``sees``, an
+    image or a video."""
+    if block.get("type") == "document":
+        match block.get("source"):
+            case {"type": "base64", "data": str()} | {"type": "url", "url": str()} | {"type": "file", "file_id": str()}:
+                return True
+        return False
+    return sees and is_image(block)
 
 
 def result_text(content: Any, path: str, unread: list[str]) -> str:

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most, object_of
-from llmjax.serve.protocol.pictures import PICTURE_PARTS, Picture, picture_of
+from llmjax.serve.protocol.pictures import PICTURE_PARTS, Attachment, picture_of
 from llmjax.serve.protocol.pictures import TEXT_ONLY as READS_TEXT
 from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
 
@@ -80,9 +80,7 @@ class ChatTemplateFields(ApiModel):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MAX_TOOLS)] | None = None
-    mm_processor_kwargs: Any = None
-
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mm_processor_kwargs": ({},)}
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 Documents = Annotated[list[Annotated[dict[str, str], object_of(str)]], Field(fail_fast=True), at_most(MAX_DOCUMENTS)]
@@ -118,7 +116,6 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **{name: ok for name, ok in GenerationRequest.neutral_values.items() if name != "thinking_token_budget"},
-        **ChatTemplateFields.neutral_values,
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
@@ -133,7 +130,6 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     }
     reasons: ClassVar[Mapping[str, str]] = {
         **GenerationRequest.reasons,
-        "mm_processor_kwargs": PREPARED,
         "media_io_kwargs": PREPARED,
         "modalities": TEXT_ONLY,
         "audio": TEXT_ONLY,
@@ -228,7 +224,9 @@ def num_parts(messages: Sequence[ChatMessage]) -> int:
     return sum(len(m.content) if isinstance(m.content, list) else 1 for m in messages)
 
 
-def template_messages(messages: Sequence[ChatMessage], pictures: list[Picture] | None = None) -> list[dict[str, Any]]:
+def template_messages(
+    messages: Sequence[ChatMessage], pictures: list[Attachment] | None = None
+) -> list[dict[str, Any]]:
     """Messages as chat templates know them: no empty extras, of content parts the text, and where pictures stand.
 
     The result of a call gets the name of the tool, which some templates want and the API does not ask for.
@@ -248,7 +246,7 @@ def template_messages(messages: Sequence[ChatMessage], pictures: list[Picture] |
     return turns
 
 
-def _template_message(message: ChatMessage, path: str, pictures: list[Picture] | None) -> dict[str, Any]:
+def _template_message(message: ChatMessage, path: str, pictures: list[Attachment] | None) -> dict[str, Any]:
     for field, neutral in ChatMessage.neutral_values.items():
         if getattr(message, field) not in (None, *neutral):
             raise ApiError(
@@ -277,7 +275,7 @@ def _template_message(message: ChatMessage, path: str, pictures: list[Picture] |
 
 
 def _content(
-    content: str | list[dict[str, Any]] | None, path: str, role: str, pictures: list[Picture] | None
+    content: str | list[dict[str, Any]] | None, path: str, role: str, pictures: list[Attachment] | None
 ) -> str | list[dict[str, str]] | None:
     """Content as templates know it. A tool's result cannot be asked for again; in it a note stands for parts that
     cannot be read.

@@ -36,17 +36,14 @@ class PooledBody(ApiModel):
     user: str | None = None
 
     # Known, not supported.
-    mm_processor_kwargs: Any = None
     padding: Any = None
     truncation_side: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "mm_processor_kwargs": ({},),
         "padding": ("do_not_pad",),
         "truncation_side": ("right",),
     }
     reasons: ClassVar[Mapping[str, str]] = {
-        "mm_processor_kwargs": "is not supported: models read text only",
         "padding": "is not supported: texts are computed as long as they are",
         "truncation_side": 'must be "right": what is cut is the end',
     }
@@ -61,6 +58,16 @@ class TextsBody(PooledBody):
     """Texts that no template is for; special tokens are those that the tokenizer puts around them."""
 
     add_special_tokens: bool | None = None  # None: true
+    mm_processor_kwargs: Any = None
+
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **PooledBody.neutral_values,
+        "mm_processor_kwargs": ({},),
+    }
+    reasons: ClassVar[Mapping[str, str]] = {
+        **PooledBody.reasons,
+        "mm_processor_kwargs": "is about pictures, which stand in `messages`",
+    }
 
 
 class InputBody(TextsBody):
@@ -197,11 +204,11 @@ class ScoreRequest(PairsBody):
     max_tokens_per_doc: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **PooledBody.neutral_values,
+        **TextsBody.neutral_values,
         "max_tokens_per_query": (0,),
         "max_tokens_per_doc": (0,),
     }
-    reasons: ClassVar[Mapping[str, str]] = {**PooledBody.reasons, **LENGTHS}
+    reasons: ClassVar[Mapping[str, str]] = {**TextsBody.reasons, **LENGTHS}
 
     @property
     def sides(self) -> tuple[str, str]:
@@ -241,12 +248,12 @@ class RerankRequest(PairsBody):
     rank_fields: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **PooledBody.neutral_values,
+        **TextsBody.neutral_values,
         "max_tokens_per_query": (0,),
         "max_tokens_per_doc": (0,),
         "rank_fields": (["text"],),
     }
-    reasons: ClassVar[Mapping[str, str]] = {**PooledBody.reasons, **LENGTHS}
+    reasons: ClassVar[Mapping[str, str]] = {**TextsBody.reasons, **LENGTHS}
 
     @property
     def pairs(self) -> list[TextPair]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llmjax.serve.protocol.chat import MAX_MESSAGES, PREPARED
+from llmjax.serve.protocol.chat import MAX_MESSAGES
 from llmjax.serve.protocol.common import ApiModel, GenerationRequest, Strings, at_most
 from llmjax.serve.protocol.tools import MAX_TOOLS
 
@@ -54,6 +54,7 @@ class InputRequest(GenerationRequest):
     truncation: Any = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
 
 
 class ResponsesRequest(InputRequest):
@@ -65,7 +66,6 @@ class ResponsesRequest(InputRequest):
     background: bool | None = None
     client_metadata: Any = None  # what Codex says of itself, for OpenAI
 
-    mm_processor_kwargs: Any = None
     enable_response_messages: Any = None
     previous_input_messages: Any = None
     previous_response: Any = None
@@ -91,7 +91,6 @@ class ResponsesRequest(InputRequest):
         "truncate_prompt_tokens": (),
         "truncation_side": (),
         "truncation": ("disabled",),
-        "mm_processor_kwargs": ({},),
         "enable_response_messages": (False,),
         "previous_input_messages": ([],),
         "previous_response": (),
@@ -119,7 +118,6 @@ class ResponsesRequest(InputRequest):
         "truncate_prompt_tokens": "is not supported here; send fewer items",
         "truncation_side": "is not supported here; send fewer items",
         "truncation": 'must be "disabled": items are not dropped; send fewer of them',
-        "mm_processor_kwargs": PREPARED,
         "enable_response_messages": "is not supported; /v1/chat/completions has return_prompt_text",
         "previous_input_messages": "is not supported: send the items of earlier turns in `input`",
         "previous_response": "is not supported: send its items in `input`, or use previous_response_id",

@@ -14,6 +14,10 @@ from llmjax.serve.protocol.chat import ChatMessage, unread_part
 from llmjax.serve.sealing import unsealed
 
 NO_IMAGE = "an image stands in messages of the user, for models that see, such as Qwen/Qwen2.5-VL-3B-Instruct"
+# Parts that the chat reads as they are, with what of them is kept.
+SEEN = frozenset({"input_image", "input_video", "video_url"})
+READ = frozenset({"input_file"})
+KEPT_FIELDS = ("type", "image_url", "video_url", "detail", "uuid", "file_id", "file_data", "file_url", "filename")
 TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text", "reasoning_text"})
 SYSTEM = frozenset({"system", "developer"})
 ROLES = frozenset({"user", "assistant", *SYSTEM})
@@ -147,7 +151,8 @@ class _Conversation:
                 param=f"{path}.role",
                 code="invalid_value",
             )
-        self.say(role, _content(item.get("content"), f"{path}.content", images=self._sees and role == "user"))
+        whole = READ | (SEEN if self._sees else frozenset()) if role == "user" else frozenset()
+        self.say(role, _content(item.get("content"), f"{path}.content", whole=whole))
 
     def _reasoning(self, item: Item, path: str) -> None:
         texts = [
@@ -186,7 +191,8 @@ class _Conversation:
     def _result(self, item: Item, path: str) -> None:
         item = {**item, "call_id": _call_of(item)}
         _check_text(item, "call_id", path)
-        content = _output(item.get("output"), f"{path}.output", self._ignored, images=self._sees)
+        whole = READ | SEEN if self._sees else READ
+        content = _output(item.get("output"), f"{path}.output", self._ignored, whole=whole)
         self._turns.append({"role": "tool", "tool_call_id": item["call_id"], "content": content})
 
     def _answer(self, *, new: bool = False) -> dict[str, Any]:
@@ -210,27 +216,29 @@ def _check_text(item: Item, field: str, path: str) -> None:
         raise ApiError(f"`{path}.{field}` must be a string", param=f"{path}.{field}", code="invalid_type")
 
 
-def _content(content: Any, path: str, *, images: bool = False) -> str | list[dict[str, Any]]:
-    """Text, or parts of it as the chat has them, and images where there may be some."""
+def _content(content: Any, path: str, *, whole: frozenset[str] = frozenset()) -> str | list[dict[str, Any]]:
+    """Text, or parts of it as the chat has them, and parts of the types in ``whole`` as they are."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise ApiError(f"`{path}` must be a string or a list of parts", param=path, code="invalid_type")
-    return [part if images and _is_image(part) else _part(part, f"{path}.{i}") for i, part in enumerate(content)]
+    return [part if _is_of(part, whole) else _part(part, f"{path}.{i}") for i, part in enumerate(content)]
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "input_image"
+def _is_of(part: Any, kinds: frozenset[str]) -> bool:
+    return isinstance(part, dict) and isinstance(kind := part.get("type"), str) and kind in kinds
 
 
-def _output(output: Any, path: str, unread: list[str], *, images: bool = False) -> str | list[dict[str, Any]]:
+def _output(
+    output: Any, path: str, unread: list[str], *, whole: frozenset[str] = frozenset()
+) -> str | list[dict[str, Any]]:
     """What a tool has found: text, with a note where it is something else, or JSON."""
     if not isinstance(output, list):
         return _content(output, path)
     parts: list[dict[str, Any]] = []
     for i, part in enumerate(output):
         kind = part.get("type") if isinstance(part, dict) else None
-        if images and _is_image(part):
+        if _is_of(part, whole):
             parts.append(part)
         elif isinstance(part, dict) and kind is None:
             parts.append({"type": "text", "text": orjson.dumps(part).decode()})
@@ -244,8 +252,8 @@ def _output(output: Any, path: str, unread: list[str], *, images: bool = False) 
 
 def _part(part: Any, path: str) -> dict[str, str]:
     kind = part.get("type") if isinstance(part, dict) else None
-    if _is_image(part):
-        raise ApiError(f"`{path}.type`: 'input_image': {NO_IMAGE}", param=f"{path}.type", code="unsupported_parameter")
+    if _is_of(part, SEEN):
+        raise ApiError(f"`{path}.type`: {kind!r}: {NO_IMAGE}", param=f"{path}.type", code="unsupported_parameter")
     field = "refusal" if kind == "refusal" else "text"
     if not isinstance(kind, str) or (kind not in TEXT_PARTS and kind != "refusal"):
         raise ApiError(
@@ -290,7 +298,7 @@ def _listed(item: Item) -> Item:
             return {**common, **_kept(item, "call_id", RUN_BY_CLIENTS[kind][1])}
         case str() if kind in RESULTS:
             output = item["output"]
-            parts = _parts(_output(output, "", [], images=True))
+            parts = _parts(_output(output, "", [], whole=READ | SEEN))
             listed_parts = [_listed_part(part, "input_text") for part in parts]
             return {**common, "call_id": _call_of(item), "output": output if isinstance(output, str) else listed_parts}
         case _:
@@ -318,7 +326,7 @@ def _listed_part(part: Item, kind: str) -> Item:
     if part.get("type") == "refusal":
         refusal = part["refusal"]
         return {"type": "refusal", "refusal": refusal} if kind == "output_text" else {"type": kind, "text": refusal}
-    if _is_image(part):
-        return _kept(part, "type", "image_url", "detail")
+    if _is_of(part, READ | SEEN):
+        return _kept(part, *KEPT_FIELDS)
     listed: Item = {"type": kind, "text": part["text"]}
     return {**listed, "annotations": []} if kind == "output_text" else listed

@@ -32,7 +32,9 @@ async def create_batch(request: Request) -> Response:
     owner = owner_of(request)
     file = server.files.get(owner, body.input_file_id, field="input_file_id")
     if file.purpose != "batch":
-        raise ApiError("`input_file_id` names a file of results", param="input_file_id", code="invalid_value")
+        raise ApiError(
+            "`input_file_id` must name a file whose purpose is batch", param="input_file_id", code="invalid_value"
+        )
     state = request.scope["state"]
     batch = _batches(request).create(
         state={name: state[name] for name in (KEY, KEY_SALT) if name in state},

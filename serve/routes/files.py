@@ -1,4 +1,4 @@
-"""/v1/files: what batches read and write."""
+"""/v1/files: what batches read and write, and what messages name."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from llmjax.serve.records import storing
 FORM_BYTES = 64 * 1024  # of an upload, beside its file
 LEAST_LIFETIME, MOST_LIFETIME = 3600, 30 * 24 * 3600  # OpenAI's
 MOST_LISTED = 10_000
+PURPOSES = ("batch", "user_data", "vision")  # of which messages may name any
 NOT_STORED = "the file cannot be stored"
 
 
 async def upload_file(request: Request) -> Response:
-    """Leave a file for a batch."""
+    """Leave a file for a batch, or for messages that name it."""
     server = server_of(request)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError("Content-Type must be multipart/form-data", status=415)
@@ -41,15 +42,15 @@ async def upload_file(request: Request) -> Response:
         upload, purpose = form.get("file"), form.get("purpose")
         if not isinstance(upload, UploadFile):
             raise ApiError("`file` is required", param="file", code="missing_required_parameter")
-        if purpose != "batch":
-            raise ApiError("`purpose` must be batch: files are read by batches alone", param="purpose")
+        if not isinstance(purpose, str) or purpose not in PURPOSES:
+            raise ApiError(f"`purpose` must be one of {', '.join(PURPOSES)}", param="purpose")
         lifetime = _lifetime(form.get("expires_after[anchor]"), form.get("expires_after[seconds]"))
         path = server.files.new_path()
         with storing(NOT_STORED):
             try:
                 await asyncio.to_thread(_copy, upload, str(path))
                 filename = upload.filename or "file"
-                file = server.files.keep(path, owner=owner, filename=filename, purpose="batch", lifetime=lifetime)
+                file = server.files.keep(path, owner=owner, filename=filename, purpose=purpose, lifetime=lifetime)
             finally:
                 path.unlink(missing_ok=True)
     finally:

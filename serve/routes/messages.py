@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 
 from llmjax.parsing.choice import reads
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.errors import ApiError, anthropic_error, cut
 from llmjax.serve.generation import guarded
 from llmjax.serve.messages.conversation import is_prefill, messages_of, without_empty_answer
@@ -83,7 +83,7 @@ async def count_tokens(request: Request) -> Response:
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
         variables = thinking_variables(server, chat, template_source(server, chat, with_tools=bool(tools)))
-        prompt = await chat_prompt(server, chat, tools=tools, variables=variables)
+        prompt = await chat_prompt(server, chat, tools=tools, owner=owner_of(request), variables=variables)
     return Response(orjson.dumps({"input_tokens": len(prompt.token_ids)}), media_type="application/json")
 
 

@@ -26,7 +26,7 @@ from llmjax.errors import InvalidRequest
 from llmjax.outputs import PoolingRequestOutput
 from llmjax.pooling_params import PoolingParams
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, engine_id, ignored_fields, record_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, engine_id, ignored_fields, owner_of, record_of, server_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import guarded
 from llmjax.serve.other_names import other_names
@@ -217,7 +217,7 @@ async def _inputs(
         del ignored[named:]  # each says the same of the fields that all have
         with other_names({"messages": name}):
             ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
-            prompt = await chat_prompt(server, chat, tools=tools, truncation=cut)
+            prompt = await chat_prompt(server, chat, tools=tools, owner=owner_of(request), truncation=cut)
         texts.append(prompt.token_ids)
     return texts, "messages"
 

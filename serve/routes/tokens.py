@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import ignored_fields, server_of
+from llmjax.serve.context import ignored_fields, owner_of, server_of
 from llmjax.serve.custom_tools import from_chat
 from llmjax.serve.prompts import chat_prompt, completion_prompts, off_loop, read_tools
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
@@ -22,7 +22,8 @@ async def tokenize(request: Request) -> Response:
         chat = parse(data, TokenizeChatRequest, ignored=ignored_fields(request))
         server.check_model(chat.model)
         chat.tools, _ = from_chat(chat.tools or [])
-        prompt, with_names = await chat_prompt(server, chat, tools=await read_tools(chat)), chat.return_token_strs
+        prompt = await chat_prompt(server, chat, tools=await read_tools(chat), owner=owner_of(request))
+        with_names = chat.return_token_strs
     else:
         text = parse(data, TokenizeTextRequest, ignored=ignored_fields(request))
         server.check_model(text.model)

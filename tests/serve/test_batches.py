@@ -209,7 +209,7 @@ def test_files_belong_to_a_key_and_have_bounds(running: Any, client: openai.Open
     [
         (lambda http: http.post("/v1/files", json={}), 415, "multipart"),
         (lambda http: http.post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}), 400, "`file`"),
-        (lambda http: http.post("/v1/files", data={"purpose": "vision"}, files={"file": b"x"}), 400, "`purpose`"),
+        (lambda http: http.post("/v1/files", data={"purpose": "x"}, files={"file": b"x"}), 400, "`purpose`"),
         (
             lambda http: http.post(
                 "/v1/files",

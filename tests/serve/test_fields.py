@@ -114,7 +114,7 @@ def test_every_field_of_the_others_is_known() -> None:
 REASONS = [(CHAT, ChatRequest, name) for name in ChatRequest.reasons]
 REASONS += [(TEXT, CompletionRequest, name) for name in CompletionRequest.reasons if name not in ChatRequest.reasons]
 
-NEW = ("mm_processor_kwargs", "enable_response_messages", "previous_input_messages", "previous_response")
+NEW = ("enable_response_messages", "previous_input_messages", "previous_response")
 REASONS += [("/v1/responses", ResponsesRequest, name) for name in NEW]
 
 

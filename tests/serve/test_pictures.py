@@ -69,6 +69,18 @@ def test_videos_are_seen(server: Any, folder: Path) -> None:
     # Three seconds at two frames a second, two frames in each of 3 x 4 rows, and the tokens around them.
     assert usage["prompt_tokens"] > 3 * 12 + 2
     assert again[1]["prompt_tokens_details"]["cached_tokens"] > 3 * 12
+    with server.http() as http:  # the same in the other APIs
+        part = {"type": "input_video", "video_url": url_of(file)}
+        inputs = [{"role": "user", "content": [part, {"type": "input_text", "text": QUESTION}]}]
+        response = http.post(
+            "/v1/responses", json={"input": inputs, "chat_template": template, "max_output_tokens": 16}
+        )
+        assert response.json()["usage"]["input_tokens"] == usage["prompt_tokens"], response.text
+        source = {"type": "base64", "media_type": "video/x-matroska", "data": url_of(file).partition(",")[2]}
+        blocks = [{"type": "video", "source": source}, ask]
+        body = {"messages": [{"role": "user", "content": blocks}], "chat_template": template}
+        counted = http.post("/v1/messages/count_tokens", json=body)
+        assert counted.json() == {"input_tokens": usage["prompt_tokens"]}, counted.text
     for urls, reason in [
         ([url_of(b"nothing" * 99)], "cannot be decoded"),
         ([url_of(file)] * 2, "it may have 1"),
@@ -150,7 +162,7 @@ def test_formats(server: Any, kind: str) -> None:
 
 def test_files_below_the_folder(server: Any, folder: Path) -> None:
     url = url_of(png(golden("image0")))
-    assert answer(server, user(f"file://{folder}/in/a.png")) == answer(server, user(url))
+    assert answer(server, user(f"file://{folder}/in/a.png"))[0] == answer(server, user(url))[0]
     for path in ("outside.png", "in/link.png", "in/../outside.png", "in/none.png", "in", "in/a%00.png"):
         response = asked(server, user(f"file://{folder}/{path}"))
         assert response.status_code == 400
@@ -206,14 +218,77 @@ def test_requests_that_are_refused(server: Any) -> None:
         (user(url, text="<|image_pad|>"), "2 image placeholders, but there are 1 images"),
         (user(text="<|image_pad|>"), "1 image placeholders, but there are 0 images"),
         ([{"role": "system", "content": user(url)[0]["content"]}, *user()], "a message of role system"),
-        ([{"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}], "file_id"),
+        ([{"role": "user", "content": [{"type": "input_image", "file_id": "file_1"}]}], "there is no file"),
+        ([{"role": "user", "content": [{"type": "image_url", "uuid": ""}]}], "1 to 256 characters"),
+        ([{"role": "user", "content": [{"type": "image_url", "uuid": "never sent"}]}], "'never sent' is kept"),
         ([{"role": "user", "content": [{"type": "audio_url", "audio_url": {"url": url}}]}], "audio_url"),
     ]:
         response = asked(server, messages)
-        assert response.status_code == 400
+        assert response.status_code == (404 if "file_1" in str(messages) else 400)
         assert reason in response.json()["error"]["message"]
     response = asked(server, user(url), truncate_prompt_tokens=8)
     assert response.status_code == 400 and "does not go with images" in response.json()["error"]["message"]
+
+
+def test_a_uuid_alone_is_a_picture_that_was_sent_before(server: Any) -> None:
+    part = {"type": "image_url", "image_url": {"url": url_of(png(golden("image2")))}, "uuid": "mine"}
+    ask = {"type": "text", "text": QUESTION}
+    first = answer(server, [{"role": "user", "content": [part, ask]}])
+    for again in ({"type": "image_url", "uuid": "mine"}, {"type": "image_url", "image_url": None, "uuid": "mine"}):
+        assert answer(server, [{"role": "user", "content": [again, ask]}])[0] == first[0]
+
+
+def test_pictures_and_texts_in_files(server: Any) -> None:
+    """Uploaded, and in the request, by every API; the same picture is the same tokens."""
+    data = png(golden("image0"))
+    seen = answer(server, user(url_of(data)))
+    with server.client() as client:
+        file = client.files.create(file=("a.png", data), purpose="vision")  # type: ignore[arg-type]
+    ask = {"type": "text", "text": QUESTION}
+    for part in (
+        {"type": "input_image", "file_id": file.id},
+        {"type": "file", "file": {"file_id": file.id}},
+        {"type": "file", "file": {"file_data": url_of(data), "filename": "a.png"}},
+        {"type": "document", "source": {"type": "file", "file_id": file.id}},
+    ):
+        assert answer(server, [{"role": "user", "content": [part, ask]}])[0] == seen[0]
+    text = base64.b64encode(b"notes").decode()
+    counts = []
+    with server.http() as http:
+        for part in (
+            {"type": "input_file", "file_data": text, "filename": "n"},
+            {"type": "input_text", "text": "n\nnotes"},
+        ):
+            body = {"input": [{"role": "user", "content": [part]}], "max_output_tokens": 16}
+            response = http.post("/v1/responses", json=body)
+            assert response.status_code == 200, response.text
+            counts.append(response.json()["usage"]["input_tokens"])
+            listed = http.get(f"/v1/responses/{response.json()['id']}/input_items").json()["data"][0]["content"]
+            assert listed == [part]
+        pdf = base64.b64encode(b"%PDF-1.4").decode()
+        blocks = [{"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": pdf}}]
+        refused = http.post("/v1/messages", json={"max_tokens": 4, "messages": [{"role": "user", "content": blocks}]})
+    assert counts[0] == counts[1]
+    assert refused.status_code == 400 and "PDF files are not read" in refused.text
+
+
+def test_keywords_of_the_processor(server: Any) -> None:
+    """A request's own; they make other rows of the same picture, and what is not known is named."""
+    url = url_of(png(golden("image2")))
+    plain, small = (
+        answer(server, user(url), mm_processor_kwargs=keywords)[1]["prompt_tokens"]
+        for keywords in ({}, {"max_pixels": 1600})
+    )
+    assert small == plain - (144 - 32) // 4
+    for keywords, reason in [
+        ({"max_pixles": 1}, "'max_pixles' is not known to this model's processor"),
+        ({"max_pixels": "x"}, "must be an integer"),
+        ({"max_pixels": 10**9, "min_pixels": 10**8}, "messages.0.content.0"),
+        ("x", "mm_processor_kwargs"),
+    ]:
+        response = asked(server, user(url), mm_processor_kwargs=keywords)
+        assert response.status_code == 400 and reason in response.text, response.text
+    assert answer(server, user(url))[1]["prompt_tokens"] == plain
 
 
 def test_large_pictures_of_every_mode(server: Any) -> None:

@@ -529,7 +529,7 @@ TOGETHER = {
     [
         ({"padding": "max_length"}, "as long as they are"),
         ({"truncation_side": "left"}, "the end"),
-        ({"mm_processor_kwargs": {"x": 1}}, "text only"),
+        ({"mm_processor_kwargs": {"x": 1}}, "about pictures"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from llmjax.media.image import PreparedImage, PreparedVideo
 from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images, with_videos
 
 if TYPE_CHECKING:
+    from llmjax.media.loading import ProcessorSource
     from llmjax.media.processor import ImageProcessor
 
 TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
@@ -35,6 +37,10 @@ class Images:
         tokenize: text to ids, for the texts in videos.
         placeholder, video_placeholder: the text that stands for an image in a prompt, and for a video.
         limit, video_limit: most images and most videos of a prompt.
+        source: makes processors that have other keywords; None: there are none.
+
+    Attributes:
+        keywords: a digest of those that a request has brought; empty: it has brought none.
     """
 
     def __init__(
@@ -47,10 +53,13 @@ class Images:
         video_placeholder: str = "",
         limit: int | None = None,
         video_limit: int | None = None,
+        source: ProcessorSource | None = None,
     ) -> None:
         self.processor = processor
         self.placeholder, self.video_placeholder = placeholder, video_placeholder
         self.limit, self.video_limit = limit, video_limit
+        self.keywords = b""
+        self._source = source
         self._tokenize = tokenize
         self._info = info
 
@@ -65,20 +74,30 @@ class Images:
         limit: int | None = None,
         video_limit: int | None = None,
         mmproj: str | None = None,
+        keywords: Mapping[str, Any] | None = None,
     ) -> Images | None:
         """The `Images` of a model; None: its files do not say how pictures are prepared.
 
         Args:
             path: its folder, or its .gguf file.
             mmproj: the file of the latter's encoder; None: the one beside it.
+            keywords: vLLM's ``mm_processor_kwargs``, for requests that bring none of the same name.
+
+        Raises:
+            InvalidRequest: a keyword is unknown or wrong.
         """
-        from llmjax.media.loading import image_processor_of, processor_beside  # which reads checkpoints, with JAX
+        from llmjax.media.loading import source_beside, source_in  # which reads checkpoints, with JAX
 
         if path.is_dir():
             config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            processor = image_processor_of(path, config, tokenize)
+            source = source_in(path, config, tokenize)
         else:
-            processor = processor_beside(path, tokenize, mmproj=None if mmproj is None else Path(mmproj))
+            beside = source_beside(path, tokenize, mmproj=None if mmproj is None else Path(mmproj))
+            if beside is None:
+                return None
+            source = beside
+        source = source.with_keywords(keywords) if keywords else source
+        processor = source.processor()
         if processor is None:
             return None
         return cls(
@@ -89,7 +108,26 @@ class Images:
             video_placeholder=detokenize(list(processor.video_placeholder)),
             limit=limit,
             video_limit=video_limit,
+            source=source,
         )
+
+    def with_keywords(self, keywords: Mapping[str, Any] | None) -> Images:
+        """The same with other settings of the processor, vLLM's ``mm_processor_kwargs``.
+
+        Raises:
+            InvalidRequest: a keyword is unknown or wrong.
+        """
+        if not keywords:
+            return self
+        if not isinstance(keywords, Mapping):
+            raise InvalidRequest("mm_processor_kwargs must be an object", field="mm_processor_kwargs")
+        processor = None if self._source is None else self._source.with_keywords(keywords).processor()
+        if processor is None:
+            raise InvalidRequest("mm_processor_kwargs: this model's processor has none", field="mm_processor_kwargs")
+        found = copy(self)
+        found.processor = processor
+        found.keywords = hashlib.sha256(json.dumps(keywords, sort_keys=True).encode()).digest()
+        return found
 
     def prepared(self, pictures: Any) -> list[PreparedImage]:
         """Prepared images of one picture or several: of files, their bytes, or images of Pillow.
@@ -140,6 +178,22 @@ class Images:
         """Raises InvalidRequest if a prompt may have fewer videos."""
         _check_count(count, "videos", self.video_limit)
 
+    def check_size(self, number: int, image: PreparedImage) -> None:
+        """Raises InvalidRequest if there is no room for an image: in the pool, or in a step if it must be in one."""
+        tokens, info = len(image.tokens), self._info
+        if image.num_rows > info.max_rows:
+            raise InvalidRequest(
+                f"image {number + 1} has {image.num_rows} feature rows; there is room for {info.max_rows}: make it "
+                "smaller",
+                field="multi_modal_data",
+            )
+        if tokens > info.max_tokens:
+            raise InvalidRequest(
+                f"image {number + 1} has {tokens} tokens, which must be in one step; a step has room for "
+                f"{info.max_tokens} of them (--max-num-batched-tokens)",
+                field="multi_modal_data",
+            )
+
     def placed(
         self, ids: list[int], images: Sequence[PreparedImage], videos: Sequence[PreparedVideo] = ()
     ) -> tuple[list[int], PromptMedia | None]:
@@ -161,7 +215,7 @@ class Images:
                 texts=self._texts,
             )
         for number, image in enumerate(images):
-            _check_size(number, image, info)
+            self.check_size(number, image)
         prompt = with_images(
             ids,
             images,
@@ -200,21 +254,6 @@ def _check_count(count: int, what: str, limit: int | None) -> None:
     if limit is not None and count > limit:
         raise InvalidRequest(
             f"there are {count} {what}; a prompt may have {limit} (--limit-mm-per-prompt)", field="multi_modal_data"
-        )
-
-
-def _check_size(number: int, image: PreparedImage, info: VisionInfo) -> None:
-    tokens = len(image.tokens)
-    if image.num_rows > info.max_rows:
-        raise InvalidRequest(
-            f"image {number + 1} has {image.num_rows} feature rows; there is room for {info.max_rows}: make it smaller",
-            field="multi_modal_data",
-        )
-    if tokens > info.max_tokens:
-        raise InvalidRequest(
-            f"image {number + 1} has {tokens} tokens, which must be in one step; a step has room for {info.max_tokens} "
-            "of them (--max-num-batched-tokens)",
-            field="multi_modal_data",
         )
 
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 # A string, token ids, a dict with "prompt" or "prompt_token_ids", perhaps images and "cache_salt", or a `Prompt`.
 PromptInput = Union[str, Sequence[int], Mapping[str, Any], "Prompt"]
 
-PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "cache_salt"})
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "cache_salt"})
 # vLLM's, for which there is nothing here yet.
-UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"})
+UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_uuids", "prompt_embeds"})
 
 
 @dataclass(frozen=True)
@@ -222,18 +222,20 @@ class Requests:
             return replace(prompt, cache_salt=cache_salt)
         pictures: Any = []
         videos: Any = []
-        if isinstance(prompt, Mapping) and prompt.get("multi_modal_data"):
-            if self.images is None:
-                raise InvalidRequest(f"multi_modal_data: {TEXT_ONLY}", field="multi_modal_data")
-            pictures, videos = media_of(prompt["multi_modal_data"])
+        images = self.images
+        if isinstance(prompt, Mapping):
+            given = {name: prompt[name] for name in ("multi_modal_data", "mm_processor_kwargs") if prompt.get(name)}
+            if given and images is None:
+                raise InvalidRequest(f"{min(given)}: {TEXT_ONLY}", field=min(given))
+            pictures, videos = media_of(given.get("multi_modal_data", {}))
+            if images is not None:
+                images = images.with_keywords(given.get("mm_processor_kwargs"))
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = salt_of(prompt["cache_salt"], cache_salt)
-        if self.images is None:
+        if images is None:
             return Prompt(text, token_ids, cache_salt)
-        token_ids, media = self.images.placed(
-            token_ids, self.images.prepared(pictures), self.images.prepared_videos(videos)
-        )
+        token_ids, media = images.placed(token_ids, images.prepared(pictures), images.prepared_videos(videos))
         return Prompt(text, token_ids, cache_salt, media)
 
     def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
@@ -305,8 +307,8 @@ def check_keys(prompt: Mapping[str, Any]) -> None:
                 continue
             raise InvalidRequest(f"{key} is not supported yet", field=key)
         raise InvalidRequest(
-            f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have 'multi_modal_data' and a 'cache_salt', and "
-            f"has no {key!r}",
+            f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have 'multi_modal_data', "
+            f"'mm_processor_kwargs' and a 'cache_salt', and has no {key!r}",
             field="prompt",
         )
 
