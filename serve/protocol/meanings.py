@@ -51,6 +51,7 @@ MEANINGS: Mapping[str, str] = {
     "add_special_tokens": "put the tokenizer's special tokens around a text; a chat template has its own",
     "chat_template": "a Jinja template in place of the model's (with `--trust-request-chat-template`)",
     "chat_template_kwargs": "variables of the template, such as `enable_thinking`",
+    "mm_processor_kwargs": "for models that see: other values of keys of preprocessor_config.json, for this request",
     "documents": "texts for templates that read them",
     "RerankRequest.documents": "the texts to order",
     "ScoreRequest.documents": "the second texts of the pairs",
