@@ -22,7 +22,7 @@ async def with_files_read(messages: Sequence[ChatMessage], sources: Sources, *, 
     for again, a note stands for one that cannot be read.
 
     Args:
-        owner: whose request it is.
+        owner: the request's API key, as ``owner_of`` has it.
 
     Raises:
         ApiError: a file cannot be had, or is neither; it names the part.

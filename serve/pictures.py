@@ -66,7 +66,7 @@ class Pictures:
 
         Args:
             images: what ``images`` has made of the request's keywords.
-            owner: whose request it is.
+            owner: the request's API key, as ``owner_of`` has it.
 
         Raises:
             ApiError: there are too many, or one cannot be had, is not a picture, or is too large; it names the one.

@@ -132,7 +132,7 @@ async def chat_prompt(
 
     Args:
         tools: checked; those of the request, if the model is to know them.
-        owner: whose request it is, as ``owner_of`` has it.
+        owner: the request's API key, as ``owner_of`` has it.
         variables: variables of the template that apply where the request sets no others.
 
     Raises:

@@ -83,7 +83,7 @@ class Sources:
         """The content of a file. One that comes with a uuid can be had by that alone later, by the same owner.
 
         Args:
-            owner: who asks, as ``owner_of`` has it.
+            owner: the API key that asks, as ``owner_of`` has it.
 
         Raises:
             ApiError: it cannot be had, is empty or too large; it names the part.

@@ -47,9 +47,9 @@ a key for the sweep, without which it would not forget its cached prefixes betwe
 draw the results with vLLM's flags and need matplotlib alone; beside a curve of means they shade what lies between the
 least and the greatest, and files are named by what is drawn unless `--fig-name` says otherwise. `sweep serve_workload`
 measures one request at a time, all at once, and loads between the two. There is no `mm-processor`: pictures are
-prepared in processes of a server. `llmjax complete` and `collect-env` are vLLM's, and `llmjax chat` has its `--quick`, `--model-name` and
-`--system-prompt`; without `--url` it talks to an engine of its own. A line after each answer says how long it is and
-how fast it came: with `--quick` only with `--stats`, else not with `--no-stats`.
+prepared in processes of a server. `llmjax complete` and `collect-env` are vLLM's, and `llmjax chat` has its `--quick`,
+`--model-name` and `--system-prompt`; without `--url` it talks to an engine of its own. A line after each answer says
+how long it is and how fast it came: with `--quick` only with `--stats`, else not with `--no-stats`.
 """
 
 

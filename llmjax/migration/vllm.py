@@ -181,7 +181,7 @@ CACHE = [
 ]
 
 SCHEDULING = [
-    *ours("--limit-mm-per-prompt --allowed-local-media-path --allowed-media-domains"),
+    *ours("--limit-mm-per-prompt --mm-processor-kwargs --allowed-local-media-path --allowed-media-domains"),
     *ours("--max-num-batched-tokens --max-num-seqs --max-num-queued-reqs --scheduling-policy --num-scheduler-steps"),
     *alias("--max-num-scheduled-tokens", "max_num_batched_tokens"),
     *alias("--max-num-active-seqs", "max_num_seqs"),
