@@ -45,7 +45,11 @@ def main(argv: Sequence[str]) -> int:
     Raises:
         LLMJaxError: a setting is wrong, or a server cannot be started.
     """
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.boundary", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.boundary",
+        usage="%(prog)s MODEL [--streams N] [--rounds N] [flags of llmjax bench serve]",
+        allow_abbrev=False,
+    )
     parser.add_argument("--streams", type=int, default=64, help="requests under way at once (default: 64)")
     parser.add_argument("--rounds", type=int, default=2, help="measurements of each (default: 2)")
     options_here, rest = parser.parse_known_args(argv)

@@ -4,7 +4,7 @@ model's memory before it is loaded."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from types import MappingProxyType
@@ -20,8 +20,9 @@ from llmjax.kernels.attention.types import INT32_BYTES, KVLayout
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens, Span
 from llmjax.platforms import Platform
+from llmjax.quantization.plan import QuantizationPlan
 from llmjax.sampling.state import sampler_state_bytes
-from llmjax.weights.packing import RowStack
+from llmjax.weights.packing import RowSource, RowStack
 
 logger = logging.getLogger(__name__)
 
@@ -212,13 +213,15 @@ def check_memory(
     logits = 4 * config.max_num_seqs * model.vocab_size
     slots = sampler + logits
     hidden = 4 * HIDDEN_COPIES * config.max_num_batched_tokens * model.hidden_size
-    for name, value, needed in (
-        ("max_num_seqs", config.max_num_seqs, slots),
-        ("max_num_batched_tokens", config.max_num_batched_tokens, hidden),
-        ("kv_cache_memory_bytes", given, plan.num_bytes + slots + hidden),
+    for name, value, needed, hint in (
+        ("max_num_seqs", config.max_num_seqs, slots, ""),
+        ("max_num_batched_tokens", config.max_num_batched_tokens, hidden, ""),
+        ("kv_cache_memory_bytes", given, plan.num_bytes + slots + hidden, "lower it, or quantize the weights"),
     ):
         if value is not None and needed > free:
-            raise ConfigError(f"{name} {value} is too large: it takes {_size(needed)}, and {_size(free)} are free")
+            raise ConfigError(
+                f"{name} {value} is too large: it takes {_size(needed)}, and {_size(free)} are free", hint=hint
+            )
 
 
 def _size(num_bytes: float) -> str:
@@ -316,6 +319,11 @@ class KVFootprint:
         """Bytes of a token that is within every window."""
         return self.token_bytes + sum(self.window_bytes.values())
 
+    def bytes_of(self, tokens: int) -> float:
+        """Bytes of a sequence of this length, with its state twice."""
+        windows = sum(size * min(tokens, window) for window, size in self.window_bytes.items())
+        return self.token_bytes * tokens + windows + 2 * self.state_bytes
+
     def tokens_in(self, num_bytes: float) -> int | None:
         """The longest sequence that fits in ``num_bytes``; None: all do, because no layer keeps all tokens.
 
@@ -347,23 +355,61 @@ def kv_footprint(model: ModelConfig, dtype: jnp.dtype, *, page_size: int) -> KVF
     )
 
 
-def weight_bytes(tensors: Mapping[str, StoredTensor], platform: Platform) -> int:
-    """Bytes of a model's weights on the device: quantized matrices as they are kept there unless the configuration says
-    otherwise, others in the device's type.
+def weight_bytes(
+    tensors: Mapping[str, StoredTensor], platform: Platform, *, plan: QuantizationPlan | None = None
+) -> int:
+    """Bytes of a model's weights on the device: quantized matrices as they are kept there, others in the device's type.
 
     Args:
         tensors: a checkpoint's tensors, by name; those that the model does not use count too.
+        plan: how matrices are quantized; None: as the checkpoint has them.
 
     Raises:
         CheckpointError: a tensor's stored type is not supported.
     """
     total = 0
     for tensor in tensors.values():
-        source = tensor.row_source() if len(tensor.shape) > 1 and platform.has_own_kernels else None
-        if source is None:
-            total += prod(tensor.shape) * platform.dtype.itemsize
-        else:
-            tile = platform.weight_tile
-            matrices = source.count if isinstance(source, RowStack) else 1
-            total += matrices * -(-source.size_out // tile) * tile * source.format.num_words * 4
+        source = None
+        if len(tensor.shape) > 1 and platform.has_own_kernels:
+            source = tensor.row_source() if plan is None else plan.keep(tensor).source
+        total += kept_bytes(source, tensor.shape, platform.dtype, tile=platform.weight_tile)
     return total
+
+
+def kept_bytes(source: RowSource | RowStack | None, shape: Sequence[int], dtype: jnp.dtype, *, tile: int) -> int:
+    """Bytes of one weight in memory.
+
+    Args:
+        source: its quantized rows; None: it is kept as plain numbers.
+        shape, dtype: of the plain numbers.
+        tile: see `Platform.weight_tile`.
+    """
+    if source is None:
+        return prod(shape) * jnp.dtype(dtype).itemsize
+    matrices = source.count if isinstance(source, RowStack) else 1
+    return matrices * -(-source.size_out // tile) * tile * source.format.num_words * 4
+
+
+SMALLER = ("q8_0", "q6_k", "q5_k_m", "q4_k_m", "q3_k_m", "q2_k")
+"""Ways to quantize at load, from the one that loses least to the smallest."""
+
+
+def check_weights(num_bytes: int, free: int, *, quantized: Callable[[str], int]) -> None:
+    """Compares a model's weights with the free memory, before any of them is read.
+
+    Args:
+        num_bytes: bytes of the weights as they would be kept.
+        free: bytes that are free.
+        quantized: gives bytes of the weights by a scheme of SMALLER.
+
+    Raises:
+        ConfigError: they do not fit; the hint names the first scheme with which they do, if there is one.
+    """
+    if num_bytes <= free:
+        return
+    sizes = ((scheme, quantized(scheme)) for scheme in SMALLER)
+    fitting = next(((scheme, size) for scheme, size in sizes if size <= free), None)
+    hint = "free some memory, or take a smaller model"
+    if fitting is not None:
+        hint = f"--quantization {fitting[0]} takes {_size(fitting[1])}; or {hint}"
+    raise ConfigError(f"the model's weights take {_size(num_bytes)} of memory, and {_size(free)} are free", hint=hint)

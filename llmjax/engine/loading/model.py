@@ -23,10 +23,12 @@ from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.engine.loading.dummy import with_dummy_weights
+from llmjax.engine.loading.memory import check_weights, kept_bytes, plan_kv
 from llmjax.engine.loading.packed_weights import PackedWeights
 from llmjax.engine.loading.placement import Placer
 from llmjax.engine.programs.cache import ProgramCache
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.kernels.attention import KVLayout
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
@@ -180,6 +182,33 @@ def load_model(
         model_config,
         stored=checkpoint.quantization,
     )
+    parameters = list(zip(whole.names, whole.axes, strict=True))
+
+    def kept(plan: QuantizationPlan, name: str) -> Kept:
+        is_plain = len(shapes[name].shape) < 2 or name in graph.plain
+        return Kept(None) if is_plain else plan.keep(checkpoint.tensors[stage.stored(name)])
+
+    def num_bytes(plan: QuantizationPlan) -> int:
+        """Of this process's weights, on each device at least."""
+        tile, sizes = platform.weight_tile, ((kept(plan, name).source, shapes[name]) for name, _ in parameters)
+        total = sum(kept_bytes(source, shape.shape, shape.dtype, tile=tile) for source, shape in sizes)
+        return total // len(platform.devices)
+
+    if platform.is_cpu:  # before anything is read: what does not fit would be swapped, or end the process
+        needed = num_bytes(plan)
+        check_weights(
+            needed,
+            platform.free_memory(),
+            quantized=lambda scheme: num_bytes(QuantizationPlan.of(scheme, {}, model_config)),
+        )
+        if model_config.causal and not config.is_staged:
+            layout = KVLayout.of(
+                platform.kv_dtype(config.kv_cache_dtype),
+                page_size=config.page_size,
+                calibrated=calibration is not None,
+            )
+            sized = config.with_sizes(platform.step_sizes)
+            plan_kv(sized, graph.config, platform, layout=layout, reserved=needed)
     kept_in = None if config.load_format == "dummy" else cache_dir
     packed = PackedWeights.of(kept_in, config, checkpoint, platform, files=files)
     placer = Placer(
@@ -190,13 +219,11 @@ def load_model(
     )
     params: dict[str, jax.Array | QTensor | SplitStack] = {}
     misfits: dict[str, list[str]] = {}
-    parameters = list(zip(whole.names, whole.axes, strict=True))
     for name, axes in _shown(parameters) if progress else parameters:
-        tensor, shape = checkpoint.tensors[stage.stored(name)], shapes[name]
-        kept = plan.keep(tensor) if len(shape.shape) > 1 and name not in graph.plain else Kept(None)
-        if kept.misfit:
-            misfits.setdefault(kept.misfit, []).append(name)
-        params[name] = placer.place(name, tensor, kept, shape, cut=division.cut(name, axes, shape.shape))
+        tensor, shape, one = checkpoint.tensors[stage.stored(name)], shapes[name], kept(plan, name)
+        if one.misfit:
+            misfits.setdefault(one.misfit, []).append(name)
+        params[name] = placer.place(name, tensor, one, shape, cut=division.cut(name, axes, shape.shape))
     encoder = _load_encoder(checkpoint, platform, programs, placer) if _sees(config, checkpoint, platform) else None
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
