@@ -32,6 +32,7 @@ from tests.web.scripts import CONTEXT, SCRIPTS, SPECIAL, TEMPLATE
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 # Nothing of a browser's own may ask for anything while its requests are watched.
 ARGUMENTS = ["--disable-background-networking", "--disable-component-update", "--no-first-run", "--disable-gpu"]
+PATIENCE = 60_000  # milliseconds that a test waits for what a page shows: a busy machine takes its time
 ELSEWHERE = "llmjax.test"  # a name of this machine to which browsers grant less than to localhost
 
 
@@ -56,6 +57,7 @@ def chromium_path() -> str:
 def browser() -> Iterator[Any]:
     """A headless Chromium."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
+    sync_api.expect.set_options(timeout=PATIENCE)
     with sync_api.sync_playwright() as playwright:
         found = chromium_of(playwright)
         sandbox = [] if os.getuid() else ["--no-sandbox"]
@@ -145,8 +147,10 @@ def visitor_of(browser: Any) -> Iterator[Callable[..., Visitor]]:
     made: list[Visitor] = []
 
     def make(url: str, **options: Any) -> Visitor:
-        context = browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-US", **options)
-        context.set_default_timeout(20_000)
+        # Without motion: what axe sees of a color does not depend on when it looks.
+        look = {"viewport": {"width": 1280, "height": 800}, "locale": "en-US", "reduced_motion": "reduce"}
+        context = browser.new_context(**{**look, **options})
+        context.set_default_timeout(PATIENCE)
         visitor = Visitor(context.new_page(), url)
         context.on("page", visitor.watch)
         visitor.watch(visitor.page)

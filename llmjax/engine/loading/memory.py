@@ -381,7 +381,8 @@ def kept_bytes(source: RowSource | RowStack | None, shape: Sequence[int], dtype:
 
     Args:
         source: its quantized rows; None: it is kept as plain numbers.
-        shape, dtype: of the plain numbers.
+        shape: shape of the plain numbers.
+        dtype: type of the plain numbers.
         tile: see `Platform.weight_tile`.
     """
     if source is None:

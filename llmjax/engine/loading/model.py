@@ -189,7 +189,7 @@ def load_model(
         return Kept(None) if is_plain else plan.keep(checkpoint.tensors[stage.stored(name)])
 
     def num_bytes(plan: QuantizationPlan) -> int:
-        """Of this process's weights, on each device at least."""
+        """The bytes of this process's weights that each device has at least."""
         tile, sizes = platform.weight_tile, ((kept(plan, name).source, shapes[name]) for name, _ in parameters)
         total = sum(kept_bytes(source, shape.shape, shape.dtype, tile=tile) for source, shape in sizes)
         return total // len(platform.devices)
