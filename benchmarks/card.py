@@ -205,10 +205,9 @@ def run(part: Part, folder: Path, seconds: float, options: argparse.Namespace) -
     command += ["--seconds", f"{seconds:.0f}", "--device", options.device]
     command += ["--smoke"] if options.smoke else []
     command += ["--vllm", options.vllm] if options.vllm else []
-    platforms = "cuda,cpu" if options.device == "cuda" else "cpu"
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": platforms}, start_new_session=True
-    )
+    settings = {"JAX_PLATFORMS": "cuda,cpu" if options.device == "cuda" else "cpu"}
+    settings |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"} if options.smoke else {}  # programs are compiled sooner
+    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **settings}, start_new_session=True)
     try:
         return ENDED if process.wait(seconds) == 0 else FAILED
     except subprocess.TimeoutExpired:
@@ -234,11 +233,11 @@ def findings(folder: Path) -> Iterator[dict[str, Any]]:
     """All that was found, in order; of what was found twice the last."""
     path = folder / FINDINGS
     lines = path.read_text().splitlines() if path.exists() else []
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, str, str | None], dict[str, Any]] = {}
     for line in lines:
         if line.endswith("}"):  # the last one may be cut off
             entry = json.loads(line)
-            found.pop(key := (entry["part"], entry["name"]), None)
+            found.pop(key := (entry["part"], entry["name"], entry.get("by")), None)
             found[key] = entry
     yield from found.values()
 

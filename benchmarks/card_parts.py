@@ -311,7 +311,7 @@ def vllm(run: Run) -> Iterator[Found]:
         elif line.startswith('{"said"'):
             yield Said("vLLM", json.loads(line)["said"])
     if process.wait():
-        yield Said("vLLM", f"ended with {process.returncode}; what it printed is above")
+        yield Said("vLLM's end", f"ended with {process.returncode}; what it printed is above")
 
 
 def attention(run: Run) -> Iterator[Found]:

@@ -82,8 +82,8 @@ def summary(notes: Path, log: Path) -> Iterator[tuple[str, str]]:
     counts = {outcome: sum(each == outcome for each in how.values()) for outcome in ("passed", "failed", "skipped")}
     yield "tests", ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) + f"; log in {log}"
     for name in sorted(name for name, outcome in how.items() if outcome == "failed"):
-        yield "failed", name
+        yield name, "failed"
     for name in sorted(begun - how.keys()):
-        yield "begun and not ended", name
+        yield name, "begun and not ended"
     left = len(there - begun)
-    yield "not begun", str(left)
+    yield "tests not begun", str(left)

@@ -58,10 +58,14 @@ def test_a_part_is_ended_with_its_budget_and_what_it_found_stays(
 
 
 def test_what_was_found_twice_counts_once_and_half_a_line_not_at_all(tmp_path: Path) -> None:
+    """What two implementations took is two findings, even if they have one name."""
     lines = [{"part": "p", "name": "a", "said": "1"}, {"part": "p", "name": "b", "said": "2"}]
     text = "\n".join(map(json.dumps, [*lines, {**lines[0], "said": "3"}])) + '\n{"part": "p", "na'
     (tmp_path / FINDINGS).write_text(text)
     assert [(entry["name"], entry["said"]) for entry in findings(tmp_path)] == [("b", "2"), ("a", "3")]
+    figures = [{"part": "p", "name": "f", "by": way, "seconds": n} for n, way in enumerate(("x", "y", "x"))]
+    (tmp_path / FINDINGS).write_text("".join(json.dumps(entry) + "\n" for entry in figures))
+    assert [(entry["by"], entry["seconds"]) for entry in findings(tmp_path)] == [("y", 1), ("x", 2)]
 
 
 def test_the_report_sets_figures_beside_the_limits_of_the_card(tmp_path: Path) -> None:
@@ -73,29 +77,31 @@ def test_the_report_sets_figures_beside_the_limits_of_the_card(tmp_path: Path) -
         figure("limits", "copies", 1.0, 1e12, 0),
         figure("limits", "products, bf16", 1.0, 0, 1e14),
         figure("decode-bf16", "bf16: decode, 1 x 512", 0.02, 1.6e10, 1e9),
-        {"part": "tests", "name": "failed", "said": "tests/a.py::b"},
+        {"part": "tests", "name": "tests/a.py::b", "said": "failed"},
     ]
     (tmp_path / FINDINGS).write_text("".join(json.dumps(entry) + "\n" for entry in found))
     state = State(tmp_path / "x", "", {"limits": ENDED, "decode-bf16": CUT})
     lines = list(report(tmp_path, state))
     (row,) = (line for line in lines if "bf16: decode, 1 x 512" in line)
     assert "80%" in row and "| 50 |" in row.replace("  ", " ").replace("  ", " ").replace("  ", " ")
-    assert "* failed: tests/a.py::b" in lines
+    assert "* tests/a.py::b: failed" in lines
     assert any("decode-bf16: cut" in line for line in lines) and any("tuning: not begun" in line for line in lines)
 
 
 def test_tests_that_were_begun_and_did_not_end_are_named(tmp_path: Path) -> None:
     notes = tmp_path / "n.jsonl"
     entries = [
-        *({"there": name} for name in "abcd"),
-        *({"begun": name} for name in "abc"),
+        *({"there": name} for name in "abcde"),
+        *({"begun": name} for name in "abcd"),
         {"ended": "a", "how": "passed", "seconds": 1},
         {"ended": "b", "how": "failed", "seconds": 1},
+        {"ended": "d", "how": "failed", "seconds": 1},
     ]
     notes.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     said = list(card_tests.summary(notes, tmp_path / "log"))
-    assert said[0] == ("tests", f"1 passed, 1 failed, 0 skipped; log in {tmp_path / 'log'}")
-    assert said[1:] == [("failed", "b"), ("begun and not ended", "c"), ("not begun", "1")]
+    assert said[0] == ("tests", f"1 passed, 2 failed, 0 skipped; log in {tmp_path / 'log'}")
+    rest = [("b", "failed"), ("d", "failed"), ("c", "begun and not ended"), ("tests not begun", "1")]
+    assert said[1:] == rest  # each by a name of its own: of findings with one name the last counts
 
 
 def test_wrong_calls_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
