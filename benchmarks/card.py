@@ -75,7 +75,8 @@ PARTS = (
         "kernels-q4_k",
         1.5,
         "which 15 kernels cost most in Q4_K?",
-        "if products stay below 75 % of copies, a ring of 4 or more stages in shared memory with scales beside codes",
+        "if products stay below 75 % of copies, a ring of 4 or more stages in shared memory with scales beside codes; "
+        "if putting x in order for them and adding it up take more than 5 %, one kernel with the norm before it",
     ),
     Part(
         "chunks",
@@ -106,7 +107,7 @@ PARTS = (
         "dequantizing",
         1.5,
         "from how many rows on is a quantized matrix better dequantized whole?",
-        "MAX_FRAGMENT_ROWS; whether to keep the 16-bit form for a step, if a chunk of 8,192 still loses 5 % to it",
+        "MAX_FRAGMENT_ROWS; dequantized_copies by default, where memory allows, if steps of 512 gain 20 % by copies",
     ),
     Part(
         "experts",

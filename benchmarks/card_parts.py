@@ -44,7 +44,7 @@ from llmjax.kernels.cuda.prefill import Tiles, prefill
 from llmjax.kernels.cuda.quantized_linear import plan_of, quantized_linear
 from llmjax.kernels.cuda.split import Split
 from llmjax.kernels.cuda.tuned import path_for
-from llmjax.kernels.quantized_linear import CARD_BLOCK, linear_by_dequantizing
+from llmjax.kernels.quantized_linear import CARD_BLOCK, linear_by_copy, linear_by_dequantizing
 from llmjax.platforms import select_platform
 
 MODEL = "llama-8b"
@@ -364,20 +364,22 @@ def _dense(q: jax.Array, k: jax.Array, times: int) -> Callable[[], Any]:
 
 
 def dequantizing(run: Run) -> Iterator[Found]:
-    """A product straight from codes, and one after the whole matrix was dequantized."""
+    """A product straight from codes, one after the whole matrix was dequantized, and one with a copy in 16 bits."""
     select_platform(EngineConfig(device=run.device))
     size_out, size_in = (64, 256) if run.smoke else (14336, 4096)
     layers, times = (1, 1) if run.smoke else (8, 10)
     rng = np.random.default_rng(0)
     for name, form in FORMATS.items():
         matrices = [quantized(form(size_in), size_out, tile=tune_gpu.CUDA_TILE) for _ in range(layers)]
+        matrices = [replace(one, copy=one.dequantize().astype(one.dtype)) for one in matrices]
         for rows in (16,) if run.smoke else (32, 64, 128, 256, 512):
             x = plain(rng, rows, size_in)
             plan = plan_of(rows, matrices[0])
             straight = partial(quantized_linear, plan=plan, interpret=run.device == "cpu")
             whole = partial(linear_by_dequantizing, block_size=CARD_BLOCK)
-            work = Work(matrices[0].nbytes + 2 * rows * (size_in + size_out), 2 * rows * size_in * size_out)
-            for way, call in (("straight", straight), ("dequantized whole", whole)):
+            work = Work(matrices[0].words.nbytes + 2 * rows * (size_in + size_out), 2 * rows * size_in * size_out)
+            ways = (("straight", straight), ("dequantized whole", whole), ("a copy", linear_by_copy))
+            for way, call in ways:
                 seconds = fastest(with_each(call, x, matrices, times=times), 2 if run.smoke else 5)
                 yield Figure(f"{rows} x {size_in} by {size_out}, {name}", way, seconds / (times * layers), work)
 

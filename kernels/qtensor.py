@@ -35,6 +35,7 @@ class QTensor:
         activations: ``float``; ``int8`` where kernels may round x to int8 with a scale for each group of columns;
             ``fp8`` where those of CUDA may round x to E4M3 for weights that are E4M3; or
             `INT8_DECODES`, which kernels take for ``float``, and `rounding_decodes` for ``int8``; or `INT8_VECTORS`.
+        copy: the dequantized weights in ``dtype``, [out, in], for products with many rows of x; None: not kept.
     """
 
     words: jax.Array
@@ -43,6 +44,7 @@ class QTensor:
     size_out: int = field(metadata={"static": True})
     dtype: jnp.dtype = field(metadata={"static": True})
     activations: str = field(default="float", metadata={"static": True})
+    copy: jax.Array | None = None
 
     @property
     def tile(self) -> int:
@@ -54,7 +56,7 @@ class QTensor:
 
     @property
     def nbytes(self) -> int:
-        return self.words.nbytes + (0 if self.columns is None else self.columns.nbytes)
+        return sum(part.nbytes for part in (self.words, self.columns, self.copy) if part is not None)
 
     def dequantize(self) -> jax.Array:
         """The weights, f32 [..., out, in]."""

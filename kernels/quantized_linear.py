@@ -62,6 +62,18 @@ def linear_by_dequantizing(
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
+def linear_by_copy(
+    x: jax.Array, weight: QTensor, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
+    """What `linear_by_dequantizing` gives, with the copy of the matrix that was kept.
+
+    Args:
+        used: not looked at.
+    """
+    out: jax.Array = LINEAR(x, weight.copy, None)
+    return out if bias is None else out + bias.astype(jnp.float32)
+
+
 def _native(x: jax.Array, weight: QTensor, bias: jax.Array | None, used: jax.Array | None = None) -> jax.Array:
     return cpu.linear(x, weight, bias, used=used)
 
@@ -75,6 +87,7 @@ QUANTIZED_LINEAR = Operation(
     "quantized linear",
     (
         Implementation("C++", _native, platform="cpu", refuses=_native_refuses),
+        Implementation("XLA, a copy in 16 bits", linear_by_copy, platform="cuda", refuses=later(CUDA, "copy_refuses")),
         Implementation("Pallas", later(CUDA, "quantized_linear"), platform="cuda", refuses=later(CUDA, "refuses")),
         Implementation(
             "XLA, 8-bit floats",

@@ -324,6 +324,12 @@ class EngineConfig:
         "that they use: for mixtures of experts that are larger than the memory of their devices",
         low=0,
     )
+    dequantized_copies: bool = setting(
+        False,
+        "keep a copy in 16 bits of each quantized matrix on an NVIDIA GPU, with which steps of more than 128 tokens of "
+        "prompts multiply, and which such a step makes otherwise; it takes as much memory as the model that is not "
+        "quantized",
+    )
     kv_cache_memory_bytes: int | None = setting(
         None,
         "size of the KV cache on each device (default: from gpu_memory_utilization; on a CPU 25 % of the free memory, "

@@ -25,6 +25,7 @@ from jax.experimental.pallas import triton
 
 from llmjax.kernels.cuda import mosaic_prefill
 from llmjax.kernels.cuda.lowering import MOSAIC_ON_AMPERE
+from tests.hangs import SLOW_SECONDS
 
 # Llama-3.1-8B with two layers.
 LLAMA: dict[str, Any] = {
@@ -47,6 +48,9 @@ LLAMA: dict[str, Any] = {
 needs_plugin = pytest.mark.skipif(
     importlib.util.find_spec("jax_cuda13_plugin") is None, reason="needs JAX's CUDA plug-in"
 )
+
+# XLA compiles a whole step in one call, which nothing interrupts: on a busy machine it takes some minutes.
+whole_step = pytest.mark.timeout(SLOW_SECONDS)
 
 
 @dataclass(frozen=True)

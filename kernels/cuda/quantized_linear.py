@@ -200,6 +200,13 @@ def linear_by_float8(
     return out if bias is None else out + bias.astype(jnp.float32)
 
 
+def copy_refuses(x: jax.Array, weight: QTensor, *_: jax.Array | None) -> str | None:
+    """Why a product is not to be one with the matrix's copy in 16 bits; None: it may."""
+    if weight.copy is None:
+        return "no copy in 16 bits is kept"
+    return None if len(x) > MAX_FRAGMENT_ROWS else f"only more than {MAX_FRAGMENT_ROWS} rows gain"
+
+
 def rounded_to_float8(x: jax.Array, form: RowFormat) -> tuple[jax.Array, jax.Array]:
     """x [T, in] as E4M3 [T, in] times f32 [T, groups], the groups being those of a matrix's columns.
 

@@ -24,6 +24,7 @@ from llmjax.engine.drafts.draft_model import check_draft, load_draft
 from llmjax.engine.drafts.speculation import Speculation, check_speculative
 from llmjax.engine.front.generation_config import check_generation_config
 from llmjax.engine.loaded import LoadedEngine
+from llmjax.engine.loading.copies import check_copies
 from llmjax.engine.loading.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.loading.model import LoadedModel, check_stages, load_model
 from llmjax.engine.programs.cache import ProgramCache
@@ -121,6 +122,7 @@ def load(
     platform = select_platform(config, share, meet=group.meet)
     config = config.with_sizes(platform.step_sizes)
     check_graphs(config, platform)
+    check_copies(config, platform)
     if not config.is_staged and platform.is_cpu and group.shares_memory(len(platform.devices)):
         platform = replace(platform, sums_in_memory=True)
     programs = ProgramCache.of(cache_dir, platform.device)

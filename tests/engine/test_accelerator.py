@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from llmjax import LLM, SamplingParams
 from llmjax.config import EngineConfig
 from llmjax.engine.build import DECODE_STEPS
+from llmjax.errors import ConfigError
+from llmjax.kernels.qtensor import QTensor
 from llmjax.machine_share import MachineShare
 from llmjax.platforms import Platform, select_platform
 from tests.checkpoints import GOLDEN
@@ -87,3 +90,28 @@ def test_without_graphs_a_dispatch_is_one_step(on_card: Callable[..., LLM]) -> N
         assert {bucket.steps for bucket in llm.engine.runner.programs.buckets} == {1}
     finally:
         llm.close()
+
+
+def test_copies_of_quantized_matrices_are_the_weights_that_they_stand_for(on_card: Callable[..., LLM]) -> None:
+    """All but those of the embedding and the head, of which a step reads few rows or multiplies few."""
+    found = {}
+    for copies in (False, True):
+        llm = on_card(quantization="q8_0", dequantized_copies=copies, kv_cache_memory_bytes=1 << 18, cuda_graphs="off")
+        try:
+            found[copies] = llm.engine.model
+            outputs = llm.generate([list(range(3, 24))], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+            assert len(outputs[0].outputs[0].token_ids) == 4
+        finally:
+            llm.close()
+    quantized = {name: w for name, w in found[True].params.items() if isinstance(w, QTensor)}
+    copied = {name: weight for name, weight in quantized.items() if weight.copy is not None}
+    assert quantized.keys() - copied.keys() == {name for name in quantized if not name.startswith("model.layers.")}
+    for weight in copied.values():
+        np.testing.assert_array_equal(np.asarray(weight.copy), np.asarray(weight.dequantize().astype(weight.dtype)))
+    more = sum(weight.copy.nbytes for weight in copied.values())
+    assert more > 0 and found[True].num_bytes == found[False].num_bytes + more
+
+
+def test_copies_need_a_card() -> None:
+    with pytest.raises(ConfigError, match=r"dequantized_copies: steps on .* is for NVIDIA GPUs"):
+        LLM(str(LLAMA), device="cpu", quantization="q8_0", dequantized_copies=True, skip_tokenizer_init=True)

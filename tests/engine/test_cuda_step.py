@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from llmjax.kernels.qtensor import CUDA_TILE, QTensor
 from llmjax.kernels.row_format import Codes, RowFormat
 from llmjax.models.layers.state import make_stacks
 from llmjax.sampling.state import make_sampler_state
-from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin
+from tests.described_card import LLAMA, ForCard, compile_for_card, needs_plugin, whole_step
 
-pytestmark = [needs_plugin, pytest.mark.jax_api]
+pytestmark = [needs_plugin, whole_step, pytest.mark.jax_api]
 Shape = jax.ShapeDtypeStruct
 
 TIED = {**LLAMA, "tie_word_embeddings": True}
@@ -53,6 +54,12 @@ def quantized(shape: Shape) -> Shape | QTensor:
     form = FOUR_BITS(shape.shape[-1])
     words = Shape((*shape.shape[:-2], -(-shape.shape[-2] // CUDA_TILE), form.num_words, CUDA_TILE), jnp.uint32)
     return QTensor(words, None, form, shape.shape[-2], jnp.dtype(jnp.bfloat16))
+
+
+def with_copy(shape: Shape) -> Shape | QTensor:
+    """A weight in 4 bits with a copy in 16, if it is a matrix."""
+    weight = quantized(shape)
+    return replace(weight, copy=shape) if isinstance(weight, QTensor) else weight
 
 
 def offloaded(shape: Shape, count: int) -> Shape | SplitStack:
@@ -140,3 +147,36 @@ def test_offloaded_experts_stay_in_the_hosts_memory(tmp_path: Path) -> None:
     # One expert at a time is on the card.
     assert found.memory.temp_size_in_bytes < on_card.memory.temp_size_in_bytes + 3 * 768 * 2048 * 2 * 2
     assert found.started == ["kCommandBuffer"]
+
+
+def test_a_step_with_copies_dequantizes_nothing(tmp_path: Path) -> None:
+    """Its prompts are products of plain matrices: no weights in bf16 lie there meanwhile."""
+    without, found = (
+        compiled_step(tmp_path / name, weight=weight, tokens=512, seqs=4, xla=LAUNCHES)
+        for name, weight in (("without", quantized), ("with", with_copy))
+    )
+    assert without.memory.temp_size_in_bytes > found.memory.temp_size_in_bytes + 2 * 14336 * 4096
+    matrices = 2 * 7  # of two layers; each was three kernels: words of a row side by side, scales, weights
+    assert found.count("kCustomKernel") <= without.count("kCustomKernel") - 3 * matrices
+
+
+@pytest.mark.parametrize("seqs", [1, 32])
+def test_small_kernels_of_a_layer_are_few(seqs: int, tmp_path: Path) -> None:
+    """Rotating and storing keys and values are one kernel, and queries are rotated beside it."""
+    found = compiled_step(tmp_path, seqs=seqs)
+    lines = [line for line in found.thunks if "kCustomKernel" in line]
+    decodes = [i for i, line in enumerate(lines) if " decode grid" in line]
+    assert len(decodes) == 2 and all(" merge grid" in lines[i + 1] for i in decodes)
+    layer = lines[decodes[0] : decodes[1]]  # from attention to attention
+    assert sum("scatter_fusion" in line for line in layer) == 1
+    assert sum("concatenate_fusion" in line for line in layer) == 1
+    assert len(layer) <= 17  # 6 or 7 of products; norms, residuals, activation, rope, storing, attention, merging
+
+
+def test_products_for_a_described_card_are_none_that_a_card_would_choose(tmp_path: Path) -> None:
+    """Why programs are not compiled ahead and carried to a card: there XLA measures how each product is divided, and
+    without one it takes the first division that there is. Once it does better, they can be carried along."""
+    x, weight = Shape((512, 4096), jnp.bfloat16), Shape((14336, 4096), jnp.bfloat16)
+    product = partial(jax.lax.dot_general, dimension_numbers=(((1,), (1,)), ((), ())))
+    found = compile_for_card(product, x, weight, donated=(), options={}, folder=tmp_path)
+    assert '"output_tiles":[{"sizes":["16","8"]}]' in found.text and '"num_warps":"2"' in found.text

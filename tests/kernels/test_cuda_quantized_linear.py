@@ -26,7 +26,7 @@ from llmjax.kernels.cuda.quantized_linear import (
 )
 from llmjax.kernels.cuda.records import E2M1
 from llmjax.kernels.qtensor import CUDA_TILE, QTensor
-from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
+from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR, linear_by_copy, linear_by_dequantizing
 from llmjax.kernels.row_format import FLOAT8, Codes, RowFormat
 
 NF4 = (-1.0, -0.696, -0.525, -0.395, -0.284, -0.185, -0.091, 0.0, 0.08, 0.161, 0.246, 0.338, 0.441, 0.563, 0.723, 1.0)
@@ -230,6 +230,24 @@ def test_groups_odd_sizes_and_stacks_are_no_product_of_8_bit_floats() -> None:
     ):
         weight = dataclasses.replace(random_tensor(form, size_out=size_out), activations="fp8")
         assert why in str(float8_refuses(x, weight))
+
+
+@pytest.mark.parametrize("permuted", [False, True])
+def test_many_rows_are_multiplied_with_a_copy_where_there_is_one(permuted: bool) -> None:
+    weight = random_tensor(FORMATS["gptq"], size_out=64, dtype="bfloat16", permuted=permuted)
+    kept = dataclasses.replace(weight, copy=weight.dequantize().astype(weight.dtype))
+    assert kept.nbytes == weight.nbytes + 2 * 64 * 384
+    x, bias = inputs(MAX_FRAGMENT_ROWS + 1, 384), jnp.arange(64, dtype=jnp.float32)
+    assert QUANTIZED_LINEAR.pick("cuda", x, kept, bias).name == "XLA, a copy in 16 bits"
+    assert QUANTIZED_LINEAR.pick("cuda", x[:-1], kept, bias).name == "Pallas"
+    assert QUANTIZED_LINEAR.pick("cuda", x, weight, bias).name == "XLA, dequantizing once"
+    x = np.asarray(x.astype(jnp.bfloat16), np.float32)
+    found, expected = (
+        np.asarray(way(jnp.asarray(x), one, bias))
+        for way, one in ((linear_by_copy, kept), (linear_by_dequantizing, weight))
+    )
+    assert permuted or (found == expected).all()  # columns in another order are added up in it
+    assert relative_error(found - np.asarray(bias), x, kept) < 5e-3
 
 
 def test_what_is_not_float8_times_a_scale_is_not_multiplied_as_such() -> None:

@@ -22,6 +22,7 @@ from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.front.token_labels import with_token_labels
+from llmjax.engine.loading.copies import with_copies
 from llmjax.engine.loading.dummy import with_dummy_weights
 from llmjax.engine.loading.memory import check_weights, kept_bytes, plan_kv
 from llmjax.engine.loading.packed_weights import PackedWeights
@@ -224,6 +225,8 @@ def load_model(
         if one.misfit:
             misfits.setdefault(one.misfit, []).append(name)
         params[name] = placer.place(name, tensor, one, shape, cut=division.cut(name, axes, shape.shape))
+    if config.dequantized_copies:
+        params = with_copies(params, without=frozenset(graph.without_layers.names))
     encoder = _load_encoder(checkpoint, platform, programs, placer) if _sees(config, checkpoint, platform) else None
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
