@@ -29,6 +29,7 @@ ORDER = (
     ("evaluation",),
     ("llm", "async_llm", "conversion"),
     ("",),  # llmjax/__init__.py
+    ("tune",),
     ("cli", "bench", "serve", "deploy", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}

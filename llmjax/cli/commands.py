@@ -101,6 +101,7 @@ COMMANDS = Group(
             "inspect": Command("llmjax.cli.inspect", "show what a model's files hold, without loading them"),
             "eval": EVALUATIONS,
             "quantize": Command("llmjax.cli.quantize", "write a model with quantized weights, as GGUF or safetensors"),
+            "tune": Command("llmjax.cli.tune", "measure this machine for a model, and write settings for llmjax serve"),
             "doctor": Command("llmjax.cli.doctor", "show what this machine has and what llmjax would use of it"),
             "collect-env": Command("llmjax.cli.collect_env", "show the same, for a report of a bug"),
             "completion": Command("llmjax.cli.completion", "have a shell complete commands and flags"),
@@ -114,6 +115,7 @@ COMMANDS = Group(
   llmjax serve Qwen/Qwen3-0.6B   serve a model of Hugging Face
   llmjax serve                   pick one of the models on this machine
   llmjax chat                    talk to the small model in the terminal
+  llmjax tune                    measure this machine, and write settings for llmjax serve --config
   llmjax doctor                  see what this machine has, and what is missing""",
     refused=MappingProxyType(
         {
