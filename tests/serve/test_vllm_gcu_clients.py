@@ -92,7 +92,8 @@ def test_the_benchmarks_requests(running: Running, path: str, chat: bool, keep: 
     assert [(answer[0], answer[2]) for answer in answers] == [(text, OUTPUT)] * 8  # greedy, with a seed
 
 
-def test_its_profile_of_a_server_without_a_folder_is_refused_in_words(running: Running) -> None:
+def test_its_profile_needs_a_key(running: Running) -> None:
+    """--profile: it goes on where a server refuses."""
     asked = body("tiny-llama", chat=False, keep_special_tokens=True)
     answer = httpx.post(f"{running.url}/start_profile", json=asked, timeout=60)
-    assert answer.status_code >= 400 and "profile" in answer.json()["error"]["message"]
+    assert answer.status_code == 403 and "--admin-key" in answer.json()["error"]["message"]
