@@ -447,6 +447,8 @@ def test_the_engine_is_shown_live(visitor: Visitor, server: Running) -> None:
     rows = page.locator(".engine tbody tr")
     expect(rows).to_have_count(4)
     expect(rows.nth(1).locator("td").first).to_contain_text("ms")
+    queue = page.get_by_role("row", name="Waiting in the queue").locator("td")
+    expect(queue.nth(1)).to_contain_text(re.compile(r"^[\d.]+ m?s$"))  # half of them waited less
 
 
 def test_the_keyboard_is_enough(visitor: Visitor) -> None:
