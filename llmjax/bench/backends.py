@@ -17,6 +17,7 @@ class Backend:
         path: path of the endpoint.
         fields: a request's own fields.
         only_texts: token ids are not taken.
+        sees: pictures are taken.
         streams: answers come as events; else whole, and are not texts.
         text_of: the new text of an event; None: it is about something else.
         usage_of: the number of tokens read and written that an event or answer tells, if it does.
@@ -26,6 +27,7 @@ class Backend:
     path: str
     fields: Callable[[Sample], dict[str, Any]]
     only_texts: bool = False
+    sees: bool = False
     streams: bool = True
     text_of: Callable[[Mapping[str, Any]], str | None] = lambda event: None
     usage_of: Callable[[Mapping[str, Any]], tuple[int, int] | None]
@@ -67,7 +69,17 @@ def _generating(sample: Sample) -> dict[str, Any]:
 
 
 def _message(sample: Sample) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": sample.prompt}]
+    if not sample.pictures:
+        return [{"role": "user", "content": sample.prompt}]
+    pictures = [{"type": "image_url", "image_url": {"url": url}} for url in sample.pictures]
+    return [{"role": "user", "content": [{"type": "text", "text": sample.prompt}, *pictures]}]
+
+
+def _input(sample: Sample) -> Any:
+    if not sample.pictures:
+        return sample.prompt
+    pictures = [{"type": "input_image", "image_url": url} for url in sample.pictures]
+    return [{"role": "user", "content": [{"type": "input_text", "text": sample.prompt}, *pictures]}]
 
 
 def _vectors(sample: Sample) -> dict[str, Any]:
@@ -89,15 +101,17 @@ BACKENDS: Mapping[str, Backend] = {
         path="/v1/chat/completions",
         fields=lambda sample: {"messages": _message(sample), **_generating(sample)},
         only_texts=True,
+        sees=True,
         text_of=_text_of_choice,
         usage_of=_usage,
     ),
     "openai-responses": Backend(
         path="/v1/responses",
         fields=lambda sample: {
-            "input": sample.prompt, "max_output_tokens": sample.output_tokens, "stream": True, "store": False
+            "input": _input(sample), "max_output_tokens": sample.output_tokens, "stream": True, "store": False
         },
         only_texts=True,
+        sees=True,
         text_of=_text_of_item,
         usage_of=_usage_of_response,
         last=frozenset({"response.completed", "response.incomplete", "response.failed"}),

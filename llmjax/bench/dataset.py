@@ -30,12 +30,14 @@ class Sample:
         output_tokens: how many to ask for.
         due: seconds after the first request at which it was sent, if the data set says that.
         more: further texts of a request for vectors, and those that are ranked.
+        pictures: data: URLs of pictures beside the prompt.
     """
 
     prompt: str | list[int]
     output_tokens: int
     due: float | None = None
     more: tuple[str | list[int], ...] = ()
+    pictures: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from llmjax.bench.dataset import (
     sharegpt_samples,
 )
 from llmjax.bench.metrics import DEFAULT_LATENCIES, LATENCIES, OBJECTIVES
+from llmjax.bench.random_mm import RandomPictures, buckets_of, most_pictures
 from llmjax.bench.traces import TraceFields, burstgpt_samples, spec_bench_samples, trace_samples
 from llmjax.config import check_values, setting
 from llmjax.errors import ConfigError
@@ -33,7 +34,7 @@ from llmjax.settings import settings_of
 
 Options = TypeVar("Options")
 
-RANDOM = ("random", "prefix_repetition", "random-rerank")  # data sets that no file holds
+RANDOM = ("random", "random-mm", "prefix_repetition", "random-rerank")  # data sets that no file holds
 FILES = ("custom", "sharegpt", "burstgpt", "spec_bench", "timed_trace")
 
 
@@ -143,6 +144,13 @@ class DatasetOptions:
     )
     random_vocab_size: int = setting(10_000, "random token ids are below this")
     random_batch_size: int = setting(1, "random texts in a request for vectors, documents in one that ranks them")
+    random_mm_base_items_per_request: int = setting(1, "random pictures of a request of random-mm")
+    random_mm_num_mm_items_range_ratio: float = setting(0.0, "their number varies by this share up and down")
+    random_mm_limit_mm_per_prompt: str = setting('{"image": 255, "video": 1}', "the most of them, as JSON")
+    random_mm_bucket_config: str = setting(
+        "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}",
+        "heights, widths and frames of pictures, which have one, and the share of pictures that each has",
+    )
     prefix_repetition_prefix_len: int = setting(256, "tokens that prompts of prefix_repetition share with others")
     prefix_repetition_suffix_len: int = setting(256, "tokens of their own")
     prefix_repetition_num_prefixes: int = setting(10, "how many such prefixes there are")
@@ -169,6 +177,7 @@ class DatasetOptions:
             raise ConfigError(f"--dataset-path goes with --dataset-name {', '.join(FILES[:-1])} or {FILES[-1]}")
         self.shape()
         self.prefixes()
+        self.pictures()
 
     @property
     def is_random(self) -> bool:
@@ -178,7 +187,7 @@ class DatasetOptions:
     @property
     def has_lengths(self) -> bool:
         """Answers of these lengths are what is measured, whatever they say."""
-        return self.dataset_name in ("random", "timed_trace")
+        return self.dataset_name in ("random", "random-mm", "timed_trace")
 
     def shape(self, vocab_size: int | None = None) -> RandomShape:
         """Lengths of random prompts, with ids below the model's vocabulary size where it is known."""
@@ -198,6 +207,15 @@ class DatasetOptions:
             prefix_len=self.prefix_repetition_prefix_len,
             suffix_len=self.prefix_repetition_suffix_len,
             num_prefixes=self.prefix_repetition_num_prefixes,
+        )
+
+    def pictures(self) -> RandomPictures:
+        """The pictures of random-mm."""
+        return RandomPictures(
+            base_items=self.random_mm_base_items_per_request,
+            range_ratio=self.random_mm_num_mm_items_range_ratio,
+            most=most_pictures(self.random_mm_limit_mm_per_prompt),
+            buckets=buckets_of(self.random_mm_bucket_config),
         )
 
     def samples(
@@ -238,6 +256,8 @@ class DatasetOptions:
             (query,) = random_samples(1, half, rng)
             return batches(random_samples(count, half, rng), self.random_batch_size, query=query)
         samples = random_samples(count, self.shape(below), rng)
+        if self.dataset_name == "random-mm":
+            return self.pictures().added_to(samples, rng)
         return samples if self.random_batch_size == 1 else batches(samples, self.random_batch_size)
 
     def _of_file(

@@ -202,6 +202,8 @@ def parse(argv: list[str]) -> BenchmarkPlan:
         _check_effect(values)
     if (dataset.dataset_name == "random-rerank") != (load.backend == "vllm-rerank"):
         raise ConfigError("--dataset-name random-rerank goes with --backend vllm-rerank")
+    if dataset.dataset_name == "random-mm" and not BACKENDS[load.backend].sees:
+        raise ConfigError("--dataset-name random-mm goes with --backend openai-chat or openai-responses")
     if dataset.random_batch_size > 1 and BACKENDS[load.backend].streams:
         raise ConfigError("--random-batch-size needs a --backend for vectors")
     if load.self_timed is not None and dataset.dataset_name != "timed_trace":

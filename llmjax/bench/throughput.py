@@ -56,6 +56,8 @@ def main(argv: list[str]) -> int:
     way = options_of(ThroughputOptions, values)
     if options.random_batch_size > 1 or options.dataset_name == "random-rerank":
         raise ConfigError("--random-batch-size and --dataset-name random-rerank: llmjax bench serve measures vectors")
+    if options.dataset_name == "random-mm":
+        raise ConfigError("--dataset-name random-mm: llmjax bench vision and llmjax bench serve measure pictures")
     check_writable(report.output_json, plot=report.plot, compare=report.compare)
     config = configs_of(values, model=values.positional_model).engine
     from llmjax import LLM

@@ -65,11 +65,17 @@ BENCHMARKS = Group(
             "latency": Command("llmjax.bench.latency", "time batches of equal requests, one batch after the other"),
             "throughput": Command("llmjax.bench.throughput", "time many prompts through the engine in this process"),
             "serve": Command("llmjax.bench.serve", "send requests to a server over HTTP and time the streams"),
+            "vision": Command("llmjax.bench.vision", "time pictures: the encoder, the prompt and the answer"),
             "startup": Command("llmjax.bench.startup", "time starts of an engine, cold and warm"),
             "sweep": SWEEPS,
         }
     ),
-    refused=MappingProxyType(dict.fromkeys(("mm-processor", "mm_processor"), "models read text only")),
+    refused=MappingProxyType(
+        dict.fromkeys(
+            ("mm-processor", "mm_processor"),
+            "llmjax bench vision times that, too",
+        )
+    ),
 )
 EVALUATIONS = Group(
     "evaluation",

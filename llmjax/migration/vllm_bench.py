@@ -40,11 +40,9 @@ SERVE: tuple[ForeignFlag, ...] = (
     *accepted("--timeline-itl-thresholds", "nothing is drawn", neutral="25,50"),
     *accepted("--skip-chat-template", "texts go as they are; --backend openai-chat has the server's", takes=NOTHING),
     *accepted("--custom-ensure-client-side-data", "", neutral="true", takes=NOTHING),
-    *refused("--enable-multimodal-chat", MEDIA, takes=NOTHING),
+    *accepted("--enable-multimodal-chat", "pictures stand in messages", takes=NOTHING),
     *refused("--no-reranker", "use --backend openai-embeddings with --random-batch-size", takes=NOTHING),
     *refused("--speed-bench-dataset-subset|--speed-bench-output-len|--speed-bench-category", SPEED_BENCH),
-    *refused("--random-mm-base-items-per-request|--random-mm-num-mm-items-range-ratio", MEDIA, neutral="0"),
-    *refused("--random-mm-limit-mm-per-prompt|--random-mm-bucket-config", MEDIA),
     *refused("--keep-special-tokens", """use --extra-body '{"skip_special_tokens": false}'""", takes=NOTHING),
     *accepted("--strict-in-out-len", "random prompts are token ids, of the length asked for", takes=NOTHING),
     *refused("--sonnet-input-len|--sonnet-output-len|--sonnet-prefix-len", "write the prompts into a file of "

@@ -206,7 +206,10 @@ def test_every_command_has_help(command: list[str], group: Group | None, capsys:
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        (["bench", "mm-processor"], "there is no llmjax bench mm-processor: models read text only"),
+        (
+            ["bench", "mm-processor"],
+            "there is no llmjax bench mm-processor: llmjax bench vision times that, too",
+        ),
         (["launch", "render"], "there is no llmjax launch: a server is not put together of parts"),
     ],
 )
