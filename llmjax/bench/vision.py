@@ -80,10 +80,10 @@ class Parts:
         prompt_tokens: tokens of a prompt.
         prepare: seconds to decode and prepare the pictures of a request, in one process.
         first_token: seconds until the batch's last request has its first token.
-        encoder: of these, what is saved where the pictures' rows are there already.
-        prompt: the others.
+        encoder: the part of them that is saved where the pictures' rows are there already.
+        prompt: the rest of them.
         token: seconds between the tokens of a request.
-        requests_per_second, images_per_second: of whole batches, without what preparing takes.
+        requests_per_second, images_per_second: what whole batches come to, without the time to prepare.
     """
 
     size: str
@@ -221,7 +221,7 @@ class _Run:
 
 
 def _run(llm: LLM, options: VisionOptions, prepared: list[list[PreparedImage]], rng: np.random.Generator) -> _Run:
-    """Answers a request for each list of pictures, behind random tokens that no earlier one had."""
+    """Answers a request for each list of pictures, after random tokens that no earlier one had."""
     assert llm.images is not None
     below = min(10_000, llm.info.vocab_size)
     placeholder = list(llm.images.processor.placeholder)

@@ -42,7 +42,7 @@ def test_each_part_is_timed(compile_cache_dir: str, tmp_path: Path, capsys: pyte
 
 @pytest.mark.slow
 def test_a_command_line_of_vllm_gcu(compile_cache_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """``python3 -m vllm_utils.benchmark_vision_language``, with what stands behind that."""
+    """``python3 -m vllm_utils.benchmark_vision_language``, with the same flags."""
     picture = tmp_path / "a.png"
     picture.write_bytes(png(golden("image0")))
     line = ["--backend", "vllm", "--model", str(SEEING / "qwen2-vl"), "--input-vision-file", str(picture)]
