@@ -11,6 +11,10 @@ from llmjax.models.registry import architecture_of
 
 MULTIMODAL = frozenset(
     {
+        "AyaVisionForConditionalGeneration",
+        "Cohere2VisionForConditionalGeneration",
+        "DeepseekVLForConditionalGeneration",
+        "DeepseekVLV2ForCausalLM",
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
@@ -19,7 +23,10 @@ MULTIMODAL = frozenset(
         "Idefics3ForConditionalGeneration",
         "InternVLChatModel",
         "InternVLForConditionalGeneration",
+        "JanusForConditionalGeneration",
         "KimiK25ForConditionalGeneration",
+        "KimiVLForConditionalGeneration",
+        "Kimi_K25ForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
@@ -36,7 +43,8 @@ MULTIMODAL = frozenset(
     }
 )
 """Multimodal classes whose text model is served alone."""
-TEXT, TEXT_OF_INTERNVL = "text_config", "llm_config"
+# The keys of config.json under which the text model's are.
+TEXT = ("text_config", "llm_config", "language_config")
 # Models with rope positions on several axes, which are equal for text, so that the plain text models serve them.
 OF_AXES = {
     "glm4v_text": "Glm4ForCausalLM",
@@ -63,7 +71,7 @@ _MISSING: Mapping[str, Mapping[str, Any]] = {
 # Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
 # Prefixes in checkpoints from before and since Transformers 5.
-PREFIX = re.compile(r"^(?:(?:language_model|llm)\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
+PREFIX = re.compile(r"^(?:(?:language_model|language|llm)\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -72,7 +80,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     Raises:
         UnsupportedModel: it is of a version that is not supported.
     """
-    architectures, text = config.get("architectures"), config.get(TEXT, config.get(TEXT_OF_INTERNVL))
+    architectures, text = config.get("architectures"), next((config[key] for key in TEXT if key in config), None)
     outer_type = config.get("model_type")
     if text is None and isinstance(outer_type, str) and outer_type in OF_AXES:
         text = {key: value for key, value in config.items() if key != "vision_config"}
@@ -86,17 +94,26 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     model_type = text.get("model_type")
     if not isinstance(model_type, str):
         return None
-    architecture = OF_AXES.get(model_type) or architecture_of(model_type)
+    architecture = OF_AXES.get(model_type) or _of_deepseek(text) or architecture_of(model_type)
     if architecture is None:
         return None
     if model_type in OF_AXES:
         text = _of_axes(text)
-    text = {key: value for key, value in text.items() if key not in OF_PICTURES.get(named, ())}
+    text = {key: value for key, value in text.items() if key not in (*OF_PICTURES.get(named, ()), "use_mla")}
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
     # Which of the two objects decides changed with Transformers 5; either may tie, and then the tensors decide.
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
     said = {"tie_word_embeddings": True} if tied else {}
     return {**outer, **text, **said, "architectures": [architecture]}
+
+
+def _of_deepseek(text: Mapping[str, Any]) -> str | None:
+    """The architecture of a text model of DeepSeek-VL2, whose files call all of them DeepSeek V2; None: another."""
+    if text.get("model_type") != "deepseek_v2" or "use_mla" not in text:
+        return None
+    if text.get("topk_method") == "noaux_tc":
+        return "DeepseekV3ForCausalLM"
+    return "DeepseekV2ForCausalLM" if text["use_mla"] else "DeepseekForCausalLM"
 
 
 def _of_version(config: Mapping[str, Any], architectures: Mapping[float, str]) -> dict[str, Any]:

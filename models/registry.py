@@ -38,7 +38,7 @@ _ADAPTED = "its text layers have an adapter that is used in prompts with picture
 LACKING: Mapping[str, str] = {
     "BlipForConditionalGeneration": _CROSS,
     "MllamaForConditionalGeneration": _CROSS,
-    "DeepseekVLV2ForCausalLM": "its pictures have two kinds of learned rows, and are cut by how many a prompt has",
+    "DeepseekVLHybridForConditionalGeneration": "a second encoder, of SAM, sees its pictures too",
     "HfMoondream": "it joins two views of a picture patch by patch",
     "Moondream": "it joins two views of a picture patch by patch",
     "MolmoForCausalLM": "rows of its pictures are pooled by attention, and added to tokens instead of replacing them",

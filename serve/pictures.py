@@ -82,7 +82,7 @@ class Pictures:
                 )
         # Those of the model's own settings are prepared by the processor that the pool's processes have.
         other = None if images is self.images else images.processor
-        several = sum(picture.kind == "image" for picture in pictures) > 1
+        several = sum(picture.kind == "image" for picture in pictures) > images.processor.alone
         found: list[PreparedImage] = []
         videos: list[PreparedVideo] = []
         left = self._rules.most_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from llmjax.errors import InvalidRequest
 from llmjax.models.vision.preparation import (
@@ -19,12 +19,15 @@ from llmjax.models.vision.preparation import (
     Cropped,
     FilledGrid,
     NearestGrid,
+    Padded,
+    PaddedViews,
     Pinpoints,
     Preparation,
     RoundedUp,
     Slices,
     SmartResize,
     Split,
+    Squared,
     Stretched,
     least_patches,
     most_patches,
@@ -69,7 +72,7 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
     """A picture in RGB as its encoder's family lays it out.
 
     Args:
-        several: whether the prompt has other pictures too.
+        several: whether the prompt has more pictures than ``preparation.alone``.
 
     Raises:
         InvalidRequest: its sides differ too much.
@@ -82,12 +85,18 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _whole(image, budgeted_size(image.height, image.width, layout), preparation)
         case RoundedUp():
             return _whole(image, rounded_up(image.height, image.width, layout), preparation)
+        case Padded():
+            return _padded(image, layout, preparation)
         case Stretched(height=height, width=width):
             return _whole(image, (height, width), preparation)
         case Cropped():
             return _cropped(image, layout, preparation)
         case Split():
             return _split(image, layout, preparation)
+        case Squared():
+            return _squared(image, layout, preparation)
+        case PaddedViews():
+            return _views(image, layout, preparation, several=several)
         case NearestGrid():
             return _on_grid(image, layout, preparation)
         case Canvas():
@@ -152,6 +161,33 @@ def rounded_up(height: int, width: int, layout: RoundedUp) -> tuple[int, int]:
     return high * unit, wide * unit
 
 
+def unpadded_size(height: int, width: int, layout: Padded) -> tuple[int, int]:
+    """Height and width before padding; formula: transformers' ``navit_resize`` of Kimi K2.5, and Kimi-VL's ``rescale``.
+
+    Raises:
+        InvalidRequest: a side is too long, where pictures are not made smaller for that.
+    """
+    patch, along = layout.patch, layout.longest * layout.patch
+    count = max(1, height // patch) * max(1, width // patch)
+    if layout.shrunk:
+        scale = min(1.0, math.sqrt(layout.most / count), along / height, along / width)
+        return tuple(min(max(1, int(side * scale)), along) for side in (height, width))  # type: ignore[return-value]
+    if (height // patch) * (width // patch) > layout.most:
+        scale = math.sqrt(layout.most / count)
+        height, width = int(height * scale), int(width * scale)
+    if not height or not width or max(-(-side // layout.unit) * layout.unit for side in (height, width)) > along:
+        raise InvalidRequest(f"the image is {width} x {height} pixels when it is laid out; a side may have {along}")
+    return height, width
+
+
+def _padded(image: Image.Image, layout: Padded, preparation: Preparation) -> LaidOut:
+    size, unit = unpadded_size(image.height, image.width, layout), layout.unit
+    height, width = (-(-side // unit) * unit for side in size)
+    canvas = Image.new("RGB", (width, height))
+    canvas.paste(resized(image, size, preparation) if size != (image.height, image.width) else image, (0, 0))
+    return _one(canvas, preparation)
+
+
 def split_size(height: int, width: int, layout: Split) -> tuple[int, int]:
     """Height and width after the first resizing; formula: transformers' Idefics3 processor."""
     aspect, longest = width / height, layout.longest
@@ -181,11 +217,17 @@ def tiled_size(height: int, width: int, tile: int) -> tuple[int, int]:
 
 
 def nearest_grid(height: int, width: int, layout: NearestGrid) -> tuple[int, int]:
-    """Rows and columns of the grid; formula: transformers' ``get_optimal_tiled_canvas``."""
+    """Rows and columns of the grid; formula: transformers' ``get_optimal_tiled_canvas``, of which there are two."""
     numbers = range(1, layout.most + 1)
     grids = [
         (columns, rows) for columns in numbers for rows in numbers if layout.least <= columns * rows <= layout.most
     ]
+    if layout.by_scale:
+        by_size = sorted(grids, key=lambda grid: grid[0] * grid[1])
+        scales = [min(columns * layout.tile / width, rows * layout.tile / height) for columns, rows in by_size]
+        larger = [scale for scale in scales if scale >= 1]
+        columns, rows = by_size[scales.index(min(larger) if larger else max(scales))]
+        return rows, columns
     best, nearest = (1, 1), math.inf
     for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         distance = abs(width / height - columns / rows)
@@ -282,12 +324,36 @@ def _filled(image: Image.Image, layout: FilledGrid, preparation: Preparation) ->
     canvas.paste(resized(turned, (high, wide), preparation), (0, (canvas.height - high) // 2))
     canvas = canvas.transpose(Image.Transpose.TRANSPOSE) if tall else canvas
     along = tile // preparation.patch // preparation.side
-    rows, columns = np.arange(canvas.height // tile * along)[:, None], np.arange(canvas.width // tile * along)
-    of_tile = rows // along * (canvas.width // tile) + columns // along + 1
-    grid = of_tile * along**2 + rows % along * along + columns % along  # [rows, columns] of merged patches
+    grid = tiled_grid(canvas.height // tile, canvas.width // tile, along)
     whole = np.arange(along**2).reshape(along, along)
     lines = [np.pad(part, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for part in (grid, whole)]
     tiles: list[Image.Image | Interpolated] = [Interpolated(canvas, (tile, tile)), *cut(canvas, tile)]
+    return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
+
+
+def _squared(image: Image.Image, layout: Squared, preparation: Preparation) -> LaidOut:
+    scale = layout.side / max(image.size)
+    wide, high = (max(round(side * scale), layout.least) for side in image.size)
+    canvas = Image.new("RGB", (layout.side, layout.side), layout.color)
+    canvas.paste(resized(image, (high, wide), preparation), ((layout.side - wide) // 2, (layout.side - high) // 2))
+    return _one(canvas, preparation)
+
+
+def _views(image: Image.Image, layout: PaddedViews, preparation: Preparation, *, several: bool) -> LaidOut:
+    tile, patch, side = layout.tile, preparation.patch, preparation.side
+    size = (tile, tile) if several else best_size(image.height, image.width, layout.sizes)
+    whole, fitted = (
+        ImageOps.pad(image, (wide, high), Image.Resampling(preparation.resample), layout.color)
+        for high, wide in ((tile, tile), size)
+    )
+    along = -(-(tile // patch) // side)  # merged patches along a side, the last of which may be filled up
+    tiles = []
+    for each in (whole, *cut(fitted, tile)):
+        filled = Image.new("RGB", (along * side * patch,) * 2)
+        filled.paste(each.crop((0, 0, tile // patch * patch, tile // patch * patch)), (0, 0))
+        tiles.append(filled)
+    grids = np.arange(along**2).reshape(along, along), tiled_grid(size[0] // tile, size[1] // tile, along)
+    lines = [np.pad(grid, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for grid in grids]
     return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
 
 
@@ -382,10 +448,7 @@ def _fitted(image: Image.Image, layout: Pinpoints, preparation: Preparation, *, 
     canvas = Image.new("RGB", (target[1], target[0]))
     canvas.paste(fitted, ((target[1] - fitted.width) // 2, (target[0] - fitted.height) // 2))
     tiles = [resized(image, (tile, tile), preparation), *cut(canvas, tile)]
-    rows, columns = np.arange(target[0] // tile * along), np.arange(target[1] // tile * along)
-    of_tile = rows[:, None] // along * (target[1] // tile) + columns // along + 1
-    grid = of_tile * along**2 + rows[:, None] % along * along + columns % along  # [rows, columns] of merged patches
-    grid = unpadded(grid, image.height, image.width)
+    grid = unpadded(tiled_grid(target[0] // tile, target[1] // tile, along), image.height, image.width)
     sources, shares = grid[..., None], np.ones((*grid.shape, 1), np.float32)
     if layout.most is not None:
         ratio = math.sqrt(grid.shape[0] * grid.shape[1] / (layout.most * along**2))
@@ -436,6 +499,18 @@ def cut(image: Image.Image, tile: int | tuple[int, int]) -> list[Image.Image]:
     high, wide = (tile, tile) if isinstance(tile, int) else tile
     corners = [(x, y) for y in range(0, image.height, high) for x in range(0, image.width, wide)]
     return [image.crop((x, y, x + wide, y + high)) for x, y in corners]
+
+
+def tiled_grid(rows: int, columns: int, along: int) -> NDArray[Any]:
+    """The merged patches of a grid of tiles, which stand tile by tile after those of the whole picture.
+
+    Args:
+        rows, columns: tiles.
+        along: merged patches along each side of a tile.
+    """
+    down, across = np.arange(rows * along)[:, None], np.arange(columns * along)
+    of_tile = down // along * columns + across // along + 1
+    return np.asarray(of_tile * along**2 + down % along * along + across % along)
 
 
 def _one(tile: Image.Image, preparation: Preparation) -> LaidOut:

@@ -48,7 +48,7 @@ class PicturePool:
         """Decodes and prepares the picture in a file. Blocks.
 
         Args:
-            several: whether the prompt has other pictures too.
+            several: whether the prompt has more pictures than the processor's ``alone``.
             processor: prepares it in place of the pool's own.
 
         Raises:

@@ -46,6 +46,10 @@ class ImageProcessor(Protocol):
     def counted(self) -> tuple[tuple[int, ...], ...]:
         """Ids that stand before the first picture of a prompt, before the second, and so on; empty: there are none."""
 
+    @property
+    def alone(self) -> int:
+        """The most pictures that a prompt may have for each to be prepared as if it were alone."""
+
     def spelled(self, text: str) -> str:
         """A prompt with the placeholder in place of other spellings of it."""
 
@@ -57,7 +61,7 @@ class ImageProcessor(Protocol):
         """Decodes and prepares the picture in a file.
 
         Args:
-            several: whether the prompt has other pictures too, which some families' layouts depend on.
+            several: whether the prompt has more pictures than ``alone``, which some families' layouts depend on.
 
         Raises:
             InvalidRequest: it is not a picture that is supported, or it is too large; the reason in one line.
@@ -95,6 +99,11 @@ class PillowProcessor:
     video_limits: VideoLimits = field(default_factory=VideoLimits)
     video_placeholder: tuple[int, ...] = ()
     counted: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def alone(self) -> int:
+        """See ``ImageProcessor.alone``."""
+        return self.preparation.alone
 
     def spelled(self, text: str) -> str:
         """See ``ImageProcessor.spelled``."""

@@ -21,6 +21,7 @@ from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.resampler import Resampler
 from llmjax.models.vision.spec import (
     Fed,
+    Halved,
     Merged,
     Normed,
     Projected,
@@ -156,6 +157,8 @@ class Steps(nnx.Module):
                 case Projected(out, bias):
                     self._set(number, Linear(size, out, bias=bias, dtype=dtype))
                     size = out
+                case Halved():
+                    size //= 2
                 case Fed(feed_forward):
                     self._set(number, _fed(feed_forward, size, dtype))
             self.sizes.append(size)
@@ -168,6 +171,10 @@ class Steps(nnx.Module):
         for number, step in list(enumerate(self.steps))[start:end]:
             if isinstance(step, Merged):
                 x = _merged(x, step)
+                continue
+            if isinstance(step, Halved):
+                values, gates = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+                x = (values * ACTIVATIONS[step.activation](gates)).astype(x.dtype)
                 continue
             if isinstance(step, Standardized):
                 wide = x.astype(jnp.float32) * step.factor
@@ -245,6 +252,8 @@ class VisionEncoder(nnx.Module):
         if self.class_embed is not None:
             assert spec.tile is not None
             x = x.reshape(-1, spec.tile + 1, spec.size)[:, 1:].reshape(-1, spec.size)
+        if spec.filled_from is not None:
+            x = jnp.where(batch.segments[:, None] < 0, 0, x)
         rows = self._projected(x, segments, positions, batch)
         empty = jnp.zeros((0, *rows.shape), rows.dtype)
         return Encoded(rows, jnp.stack([self._gathered(tap, batch) for tap in tapped]) if tapped else empty)
@@ -297,9 +306,10 @@ def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:
     pairs = head_dim // 2
     places = positions.astype(jnp.float32) + rope.offset
     first, second = (places[:, 1:], places[:, :1]) if rope.column_first else (places[:, :1], places[:, 1:])
-    if rope.order == "halves":
+    if rope.order != "by turns":
         rates = rope.theta ** (-jnp.arange(0, pairs, 2, dtype=jnp.float32) / pairs)
-        return jnp.concatenate([first * rates, second * rates], axis=-1)
+        both = jnp.stack([first * rates, second * rates], axis=-2 if rope.order == "halves" else -1)
+        return both.reshape(len(places), -1)
     rates = rope.theta ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
     return jnp.concatenate([first * rates[0::2], second * rates[1::2]], axis=-1)
 

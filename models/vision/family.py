@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from llmjax.models.fields import Fields
+from llmjax.models.nested import TEXT
 from llmjax.models.vision.preparation import Preparation
 from llmjax.models.vision.spec import VisionSpec
 
@@ -70,7 +71,7 @@ class VisionFamily:
         """The parts of a config.json, with what missing keys mean."""
         whole = Fields(config, self.whole)
         files = processor or {}
-        text = whole.mapping("text_config") or whole.mapping("llm_config") or config
+        text = next((found for key in TEXT if (found := whole.mapping(key))), config)
         return Sight(
             whole,
             Fields(

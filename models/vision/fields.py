@@ -110,6 +110,12 @@ def preparation(
     return Preparation(**found)
 
 
+def mean_color(fields: Fields) -> tuple[int, int, int]:
+    """The color of a picture's mean values, which some families fill pictures up with."""
+    red, green, blue = (int(each * 255) for each in _three(fields, "image_mean"))
+    return red, green, blue
+
+
 def _three(fields: Fields, key: str) -> tuple[float, ...]:
     values = fields.get(key)
     values = [values] * 3 if isinstance(values, int | float) else values

@@ -93,6 +93,9 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
         values[part] = own.reshape(-1, spec.patch_values)
         positions[part] = np.tile(at, (frames, 1))
         segments[part] = segment + np.repeat(np.arange(frames), rows * columns)
+        if spec.filled_from is not None:
+            segments[part][np.tile((at >= spec.filled_from).any(axis=1), frames)] = -1
+            at = np.minimum(at, spec.filled_from - 1)  # for which there are positions
         if spec.table is not None:
             cells, shares = cells_of(at, rows, columns, spec.table)
             places[part] = np.tile(cells, (frames, 1)) + spec.class_token

@@ -48,6 +48,24 @@ class RoundedUp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Padded:
+    """A picture keeps its size within limits, with black below and beside it up to multiples of ``unit`` (Kimi-VL).
+
+    Attributes:
+        patch: pixels along each side of a patch.
+        most: patches of the largest picture, before it is padded.
+        longest: patches along the longest side.
+        shrunk: whether a picture with a longer one is made smaller (Kimi K2.5), not refused.
+    """
+
+    unit: int
+    patch: int
+    most: int
+    longest: int
+    shrunk: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cropped:
     """The shorter side becomes ``shortest``, and a square of ``crop`` pixels is cut from the middle (LLaVA 1.5)."""
 
@@ -84,18 +102,48 @@ class Pinpoints:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PaddedViews:
+    """The whole picture, and the tiles of the best of several sizes that it fits into; both filled up (DeepSeek-VL2).
+
+    Attributes:
+        sizes: heights and widths, multiples of a tile's.
+        color: what is beside the picture.
+    """
+
+    sizes: tuple[tuple[int, int], ...]
+    tile: int
+    color: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squared:
+    """The longer side becomes ``side``, and the picture is filled up to a square (DeepSeek-VL, Janus).
+
+    Attributes:
+        least: pixels of the shorter side.
+        color: what is beside the picture.
+    """
+
+    side: int
+    least: int
+    color: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
 class NearestGrid:
     """The picture is stretched to the grid of tiles of the nearest aspect; the whole one is the last tile (InternVL).
 
     Attributes:
         least, most: how many tiles a grid may have.
         overview: whether the whole picture is a tile too, if it is cut.
+        by_scale: the grid is that which enlarges the picture least, or shrinks it least where all do (Cohere 2).
     """
 
     tile: int
     least: int
     most: int
     overview: bool = True
+    by_scale: bool = False
 
 
 def least_patches(along: int) -> int:
@@ -156,9 +204,12 @@ Layout = (
     | Budgeted
     | Stretched
     | RoundedUp
+    | Padded
     | Cropped
     | Split
     | Pinpoints
+    | PaddedViews
+    | Squared
     | NearestGrid
     | Canvas
 )
@@ -301,7 +352,39 @@ class Sliced:
         return found
 
 
-PictureText = Surrounded | Lined | Numbered | Separated | Sliced
+@dataclass(frozen=True, kw_only=True)
+class Tiled:
+    """Texts before and after each tile, and another before the view of the whole, which is the last (Aya, Cohere 2).
+
+    Attributes:
+        most: how many tiles there may be.
+        tile: what stands before each, with a place for its number.
+        after: what stands after each, and after the whole.
+    """
+
+    most: int
+    start: str
+    tile: str
+    whole: str
+    after: str
+    end: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        tiles = (self.tile.format(number=number) for number in range(1, self.most + 1))
+        return (self.start, *tiles, self.whole, self.after, self.end)
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        rows = arrangement.height * arrangement.width
+        found: list[str | int] = [self.start]
+        for number in range(1, arrangement.num_rows // rows):
+            found += [self.tile.format(number=number), rows, self.after]
+        return [*found, self.whole, rows, self.after, self.end]
+
+
+PictureText = Surrounded | Lined | Numbered | Separated | Sliced | Tiled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -395,6 +478,7 @@ class Preparation:
             before the text is divided into tokens. Empty: nothing.
         counted: what stands before each picture of a prompt, with a place for its number from 0 on; empty: nothing.
         frame: what stands around the text of prompts with pictures; None: nothing.
+        alone: the most pictures that a prompt may have for each to be laid out as if it were alone (``several``).
         video: what is done to videos; None: the model sees none.
     """
 
@@ -413,4 +497,5 @@ class Preparation:
     spelled: str = ""
     counted: str = ""
     frame: Framed | None = None
+    alone: int = 1
     video: VideoPreparation | None = None

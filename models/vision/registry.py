@@ -11,11 +11,15 @@ from llmjax.models.vision.preparation import Preparation
 from llmjax.models.vision.spec import VisionSpec
 
 _DECLARED = {
+    "cohere2_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
+    "deepseek_vl": "DeepseekVLForConditionalGeneration JanusForConditionalGeneration",
+    "deepseek_vl2": "DeepseekVLV2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "glm4v": "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
+    "kimi": "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration",
     "llama4": "Llama4ForConditionalGeneration",
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
     "minicpmv": "MiniCPMV",

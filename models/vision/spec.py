@@ -16,8 +16,8 @@ class Rope2D:
     Attributes:
         theta: the base.
         order: "halves": the first half of the pairs turns by the row and the second by the column, each with all
-            frequencies; "by turns": pairs turn by row and column in turn, each with every second frequency of one
-            axis (Pixtral).
+            frequencies; "alternating": pairs turn by row and column in turn, each with all frequencies (Kimi-VL);
+            "by turns": the same, each with every second frequency of one axis, and those of rows first (Pixtral).
         pairs: "half": entry i is paired with that half a head later; "quarter": the same within each half of a head;
             "adjacent": entries 2i and 2i + 1 are paired.
         column_first: rows and columns change places.
@@ -25,7 +25,7 @@ class Rope2D:
     """
 
     theta: float = 10000.0
-    order: Literal["halves", "by turns"] = "halves"
+    order: Literal["halves", "alternating", "by turns"] = "halves"
     pairs: Literal["half", "quarter", "adjacent"] = "half"
     column_first: bool = False
     offset: int = 0
@@ -148,7 +148,18 @@ class Fed:
     feed_forward: MLP | GatedMLP
 
 
-Step = Normed | Merged | Standardized | Projected | Fed
+@dataclass(frozen=True)
+class Halved:
+    """A step of the projector: the first half of a row's values times the activated second half (SwiGLU).
+
+    Attributes:
+        activation: a key of ACTIVATIONS.
+    """
+
+    activation: str
+
+
+Step = Normed | Merged | Standardized | Projected | Fed | Halved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,6 +206,8 @@ class VisionSpec:
         resampler: makes feature rows in place of a projector; None: there is none.
         longest: most patches of a frame or tile, where they differ and have a limit.
         tile: patches of a tile where all are equal, as where there is a class token; None: pictures have any number.
+        filled_from: rows and columns of a tile's patches from this one on are not of a picture; they make its side a
+            multiple of ``side``, no other patch sees them, and they are zero where squares are merged. None: none are.
     """
 
     patch_values: int
@@ -222,6 +235,7 @@ class VisionSpec:
     resampler: Resampling | None = None
     longest: int | None = None
     tile: int | None = None
+    filled_from: int | None = None
 
     @property
     def unit(self) -> int:

@@ -53,6 +53,13 @@ NAMES = [
     "llama4",
     "minicpmv",
     "phi3_v",
+    "kimi-vl",
+    "kimi-k2_5",
+    "deepseek-vl2",
+    "deepseek-vl",
+    "janus",
+    "aya-vision",
+    "cohere2-vision",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

@@ -17,6 +17,7 @@ class Obedient:
 
     placeholder: tuple[int, ...] = (7,)
     row_token_id: int = 8
+    alone: int = 1
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         match data:

@@ -137,6 +137,10 @@ BEST_KNOWN: Mapping[str, str] = {
 }
 
 SEEING_EXAMPLES: Mapping[str, str] = {
+    "AyaVisionForConditionalGeneration": "CohereLabs/aya-vision-8b",
+    "Cohere2VisionForConditionalGeneration": "CohereLabs/command-a-vision-07-2025",
+    "DeepseekVLForConditionalGeneration": "deepseek-community/deepseek-vl-1.3b-chat",
+    "DeepseekVLV2ForCausalLM": "deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small",
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
     "Gemma4ForConditionalGeneration": "google/gemma-4-E4B-it",
     "Glm4vForConditionalGeneration": "zai-org/GLM-4.1V-9B-Thinking",
@@ -144,6 +148,10 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Idefics3ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct",
     "InternVLChatModel": "OpenGVLab/InternVL3-8B",
     "InternVLForConditionalGeneration": "OpenGVLab/InternVL3-8B-hf",
+    "JanusForConditionalGeneration": "deepseek-community/Janus-Pro-7B",
+    "KimiK25ForConditionalGeneration": "moonshotai/Kimi-K2.5",
+    "KimiVLForConditionalGeneration": "moonshotai/Kimi-VL-A3B-Instruct",
+    "Kimi_K25ForConditionalGeneration": "moonshotai/Kimi-K2.6",
     "Llama4ForConditionalGeneration": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "LlavaForConditionalGeneration": "llava-hf/llava-1.5-7b-hf, mistral-community/pixtral-12b",
     "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf",

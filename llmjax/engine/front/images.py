@@ -140,9 +140,8 @@ class Images:
         found = []
         for number, picture in enumerate(several):
             try:
-                image = (
-                    picture if isinstance(picture, PreparedImage) else self._prepared(picture, several=len(several) > 1)
-                )
+                many = len(several) > self.processor.alone
+                image = picture if isinstance(picture, PreparedImage) else self._prepared(picture, several=many)
             except InvalidRequest as error:
                 raise InvalidRequest(f"image {number + 1}: {error}", field="multi_modal_data") from error
             found.append(image)

@@ -88,7 +88,10 @@ def in_transformers_order(image: PreparedImage, processor: PillowProcessor, gold
     patch, side = preparation.patch, preparation.side
     tiles, rows, columns = image.grid
     if golden.shape[-1] == patch:  # patches one after another, of tiles that differ
-        return image.patches.reshape(golden.shape)
+        lines = image.patches
+        if side > 1:
+            lines = lines.reshape(rows // side, columns // side, side, side, -1).swapaxes(1, 2)
+        return lines.reshape(golden.shape)
     if golden.ndim == 2:  # patches with their frames
         frames = golden.shape[1] // image.patches.shape[1]
         return np.repeat(image.patches.reshape(len(golden), 3, 1, -1), frames, axis=2).reshape(golden.shape)
@@ -116,6 +119,7 @@ def test_pictures_are_prepared_as_by_transformers(name: str) -> None:
 def test_every_size_has_as_many_tokens_as_in_transformers(name: str) -> None:
     each = family(name)
     picture = each.golden["first/prompt"].tobytes().decode().removesuffix("after")
+    frames = each.golden["image0/pixels"].size // each.prepared(0).patches.size
     for (height, width), count, values in zip(
         each.golden["sizes"].tolist(), each.golden["counts"].tolist(), each.golden["values"].tolist(), strict=True
     ):
@@ -126,7 +130,6 @@ def test_every_size_has_as_many_tokens_as_in_transformers(name: str) -> None:
             continue
         image = each.processor.prepare(data)
         assert len(placed(each, picture, [image]).ids) == count, (height, width)
-        frames = 2 if "image0/grid" in each.golden else 1
         assert image.patches.size * frames == values, (height, width)
 
 
@@ -149,7 +152,7 @@ def placed(each: Family, text: str, images: list[PreparedImage]) -> MediaPrompt:
 def test_prompts_have_the_same_tokens_and_positions(name: str, case: str) -> None:
     each = family(name)
     numbers = each.golden[f"{case}/images"].tolist()
-    images = [each.prepared(number, several=len(numbers) > 1) for number in numbers]
+    images = [each.prepared(number, several=len(numbers) > each.processor.alone) for number in numbers]
     prompt, processor = placed(each, each.golden[f"{case}/prompt"].tobytes().decode(), images), each.processor
     assert list(prompt.ids) == each.golden[f"{case}/tokens"].tolist()
     for span, image in zip(prompt.spans, images, strict=True):
@@ -176,6 +179,15 @@ def test_features_are_those_of_transformers(name: str) -> None:
     else:
         assert len(tapped) == 0
     assert float(golden.std()) > 0.05  # they say something
+
+
+def test_more_pictures_than_two_are_seen_whole() -> None:
+    each = family("deepseek-vl2")
+    alone, several = (each.prepared(2, several=several) for several in (False, True))
+    assert each.processor.alone == 2 and alone.num_rows > several.num_rows and alone.digest != several.digest
+    images = [each.prepared(number, several=True) for number in range(3)]
+    text = each.golden["three/prompt"].tobytes().decode()
+    assert list(placed(each, text, images).ids) == each.golden["three/tokens"].tolist()
 
 
 @pytest.mark.parametrize("name", ["qwen2_5-vl", "gemma3", "internvl"])

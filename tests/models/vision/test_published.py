@@ -8,7 +8,17 @@ import pytest
 
 from llmjax.models import UnsupportedModel
 from llmjax.models.nested import text_config
-from llmjax.models.vision.preparation import Cropped, FilledGrid, Layout, Slices, SmartResize, Split, Stretched
+from llmjax.models.vision.preparation import (
+    Cropped,
+    FilledGrid,
+    Layout,
+    Padded,
+    PaddedViews,
+    Slices,
+    SmartResize,
+    Split,
+    Stretched,
+)
 from llmjax.models.vision.registry import preparation_of, vision_spec_of
 
 PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layout]] = {
@@ -153,6 +163,78 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layo
         (27, 1152, 3584, 588),
         Slices(side=448, most=9, rows=64),
     ),
+    "moonshotai/Kimi-VL-A3B-Instruct": (
+        {
+            "architectures": ["KimiVLForConditionalGeneration"],
+            "media_placeholder_token_id": 163605,
+            "text_config": {"hidden_size": 2048, "model_type": "deepseek_v3"},
+            "vision_config": {
+                "hidden_size": 1152,
+                "init_pos_emb_height": 64,
+                "init_pos_emb_width": 64,
+                "intermediate_size": 4304,
+                "merge_kernel_size": [2, 2],
+                "model_type": "moonvit",
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+            },
+        },
+        {"in_token_limit": 4096, "patch_size": 14, "pad_input": True, "merge_kernel_size": [2, 2]},
+        (27, 1152, 2048, 588),
+        Padded(unit=28, patch=14, most=4096, longest=511, shrunk=False),
+    ),
+    "moonshotai/Kimi-K2.5": (
+        {
+            "architectures": ["KimiK25ForConditionalGeneration"],
+            "text_config": {"hidden_size": 7168, "model_type": "kimi_k2"},
+            "vision_config": {
+                "init_pos_emb_height": 64,
+                "init_pos_emb_width": 64,
+                "merge_kernel_size": [2, 2],
+                "mm_hidden_size": 1152,
+                "patch_size": 14,
+                "projector_ln_eps": 1e-05,
+                "vt_hidden_size": 1152,
+                "vt_intermediate_size": 4304,
+                "vt_num_attention_heads": 16,
+                "vt_num_hidden_layers": 27,
+            },
+        },
+        {
+            "media_proc_cfg": {
+                "fixed_output_tokens": None,
+                "image_mean": [0.5, 0.5, 0.5],
+                "image_std": [0.5, 0.5, 0.5],
+                "in_patch_limit": 16384,
+                "merge_kernel_size": 2,
+                "patch_limit_on_one_side": 512,
+                "patch_size": 14,
+            }
+        },
+        (27, 1152, 7168, 588),
+        Padded(unit=28, patch=14, most=16384, longest=512, shrunk=True),
+    ),
+    "deepseek-ai/deepseek-vl2-tiny": (
+        {
+            "architectures": ["DeepseekVLV2ForCausalLM"],
+            "candidate_resolutions": [[384, 384], [768, 384]],
+            "global_view_pos": "head",
+            "language_config": {"hidden_size": 1280, "model_type": "deepseek_v2", "use_mla": False},
+            "projector_config": {"model_type": "mlp_projector", "n_embed": 1280},
+            "tile_tag": "2D",
+            "vision_config": {
+                "layers": 27,
+                "mlp_ratio": 3.7362,
+                "model_name": "siglip_so400m_patch14_384",
+                "patch_size": 14,
+                "width": 1152,
+            },
+        },
+        {"downsample_ratio": 2, "image_mean": [0.5, 0.5, 0.5], "normalize": True, "patch_size": 14},
+        (27, 1152, 1280, 588),
+        PaddedViews(sizes=((384, 384), (384, 768)), tile=384, color=(127, 127, 127)),
+    ),
     "llava-hf/llava-1.5-7b-hf": (
         {
             "architectures": ["LlavaForConditionalGeneration"],
@@ -204,6 +286,17 @@ def test_what_is_not_supported_is_named(name: str, key: str, value: Any, words: 
     with pytest.raises(UnsupportedModel, match=words) as error:
         vision_spec_of(config)
     assert key in str(error.value)
+
+
+def test_text_models_of_deepseek_vl2_are_of_three_kinds() -> None:
+    config = PUBLISHED["deepseek-ai/deepseek-vl2-tiny"][0]
+    for keys, architecture in [
+        ({"use_mla": False}, "DeepseekForCausalLM"),
+        ({"use_mla": True}, "DeepseekV2ForCausalLM"),
+        ({"use_mla": True, "topk_method": "noaux_tc"}, "DeepseekV3ForCausalLM"),
+    ]:
+        text = text_config({**config, "language_config": {**config["language_config"], **keys}})
+        assert text is not None and text["architectures"] == [architecture] and "use_mla" not in text
 
 
 def test_text_models_do_not_see() -> None:

@@ -188,6 +188,46 @@ PALIGEMMA: dict[str, Any] = {
     "ends": "\n",
     "named": {"image_token": "<image>"},
 }
+KIMI_TEXT = {
+    **TEXT,
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 7,
+    "q_lora_rank": None,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "tie_word_embeddings": False,
+}
+KIMI_VISION = {
+    "patch_size": 6,
+    "num_attention_heads": 5,
+    "num_hidden_layers": 3,
+    "hidden_size": 60,
+    "intermediate_size": 44,
+    "merge_kernel_size": [2, 2],
+}
+KIMI: dict[str, Any] = {
+    "tokens": ["<|media_start|>", "<|media_content|>", "<|media_pad|>", "<|media_end|>"],
+    "picture": "<|media_pad|>",
+}
+COHERE2_TEXT = {
+    **TEXT,
+    "model_type": "cohere2",
+    "num_hidden_layers": 2,
+    "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "logit_scale": 0.5,
+}
+COHERE2_TOKENS = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
 CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "qwen2-vl": lambda: Checkpoint(
         "Qwen2VLForConditionalGeneration",
@@ -758,6 +798,156 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         picture="<|image_1|>",
         processor="Phi3VProcessor",
     ),
+    "kimi-vl": lambda: Checkpoint(
+        "KimiVLForConditionalGeneration",
+        {
+            "architectures": ["KimiVLForConditionalGeneration"],
+            "model_type": "kimi_vl",
+            "media_placeholder_token_id": 261,
+            "text_config": {**KIMI_TEXT, "architectures": ["DeepseekV3ForCausalLM"]},
+            "vision_config": {
+                **KIMI_VISION,
+                "model_type": "moonvit",
+                "init_pos_emb_height": 5,
+                "init_pos_emb_width": 7,
+            },
+        },
+        image_processor="",
+        pixels={
+            "patch_size": 6,
+            "pad_input": True,
+            "in_token_limit": 50,
+            "merge_kernel_size": [2, 2],
+            "image_mean": [0.5] * 3,
+            "image_std": [0.5] * 3,
+        },
+        processor="KimiVLProcessor",
+        **KIMI,
+    ),
+    "kimi-k2_5": lambda: Checkpoint(
+        "Kimi_K25ForConditionalGeneration",
+        {
+            "image_token_id": 261,
+            "projection_hidden_size": 60,
+            "tie_word_embeddings": False,
+            "text_config": KIMI_TEXT,
+            "vision_config": {**KIMI_VISION, "pos_emb_height": 5, "pos_emb_width": 5},
+        },
+        "Kimi_K25ImageProcessor",
+        {"patch_size": 6, "merge_size": 2, "max_patches": 50, "size": {"max_height": 14, "max_width": 14}},
+        processor="Kimi_K25Processor",
+        **KIMI,
+    ),
+    "deepseek-vl2": lambda: Checkpoint(
+        "DeepseekVLV2ForCausalLM",
+        {
+            "architectures": ["DeepseekVLV2ForCausalLM"],
+            "model_type": "deepseek_vl_v2",
+            "candidate_resolutions": [list(size) for size in published.DeepseekVLV2Processor.candidates],
+            "global_view_pos": "head",
+            "tile_tag": "2D",
+            "language_config": {
+                **{key: value for key, value in KIMI_TEXT.items() if key != "model_type"},
+                "model_type": "deepseek_v2",
+                "topk_method": "greedy",
+                "use_mla": True,
+            },
+            "projector_config": {"model_type": "mlp_projector", "input_dim": 60, "n_embed": 56},
+            "vision_config": {
+                "model_type": "vision",
+                "image_size": 20,
+                "patch_size": 6,
+                "width": 60,
+                "layers": 2,
+                "heads": 5,
+                "mlp_ratio": 0.74,
+            },
+        },
+        image_processor="",
+        pixels={"patch_size": 6, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "downsample_ratio": 2},
+        tokens=["<image>"],
+        picture="<image>",
+        processor="DeepseekVLV2Processor",
+    ),
+    "deepseek-vl": lambda: Checkpoint(
+        "DeepseekVLForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "text_config": {**TEXT, "model_type": "llama", "num_hidden_layers": 2},
+            "vision_config": {**PALIGEMMA_VISION, "hidden_act": "gelu_pytorch_tanh"},
+        },
+        "DeepseekVLImageProcessorPil",
+        {"size": {"height": 18, "width": 18}, "min_size": 5},
+        tokens=["<image_placeholder>"],
+        picture="<image_placeholder>",
+        processor="DeepseekVLProcessor",
+        settings={"num_image_tokens": 9},
+        named={"image_token": "<image_placeholder>"},
+    ),
+    "janus": lambda: Checkpoint(
+        "JanusForConditionalGeneration",
+        {
+            "image_token_id": 261,
+            "text_config": {**TEXT, "model_type": "llama", "num_hidden_layers": 2},
+            "vision_config": {
+                "hidden_size": 60,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+                "mlp_ratio": 0.74,
+                "projection_dim": 56,
+                "num_image_tokens": 9,
+            },
+            "vq_config": {"base_channels": 32, "channel_multiplier": [1], "num_res_blocks": 1, "num_embeddings": 8},
+        },
+        "JanusImageProcessorPil",
+        {"size": {"height": 18, "width": 18}, "min_size": 5},
+        tokens=["<begin_of_image>", "<end_of_image>", "<image_placeholder>"],
+        picture="<image_placeholder>",
+        processor="JanusProcessor",
+        settings={"num_image_tokens": 9},
+        named={
+            "image_token": "<image_placeholder>",
+            "boi_token": "<begin_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+    ),
+    "aya-vision": lambda: Checkpoint(
+        "AyaVisionForConditionalGeneration",
+        {
+            "image_token_index": 261,
+            "alignment_intermediate_size": 44,
+            "text_config": COHERE2_TEXT,
+            "vision_config": {**PALIGEMMA_VISION, "image_size": 24},
+        },
+        "GotOcr2ImageProcessorPil",
+        {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6},
+        tokens=[*COHERE2_TOKENS, "<image>", "TILE_GLOBAL", *(f"TILE_{number}" for number in range(1, 7))],
+        picture="<image>",
+        processor="AyaVisionProcessor",
+        settings={"patch_size": 6, "img_size": 24, "downsample_factor": 2},
+    ),
+    "cohere2-vision": lambda: Checkpoint(
+        "Cohere2VisionForConditionalGeneration",
+        {
+            "image_token_id": 261,
+            "alignment_intermediate_size": 44,
+            "text_config": COHERE2_TEXT,
+            "vision_config": {**PALIGEMMA_VISION, "image_size": 24},
+        },
+        "Cohere2VisionImageProcessor",
+        {"size": {"height": 24, "width": 24}, "max_patches": 6, "patch_size": 2},
+        tokens=COHERE2_TOKENS,
+        picture="<|IMG_PATCH|>",
+        processor="Cohere2VisionProcessor",
+        named={
+            "boi_token": "<|START_OF_IMG|>",
+            "eoi_token": "<|END_OF_IMG|>",
+            "image_token": "<|IMG_PATCH|>",
+            "img_line_break_token": "<|IMG_LINE_BREAK|>",
+        },
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -841,6 +1031,9 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     config = cls.config_class(**json.loads(json.dumps(checkpoint.config)))
     config._attn_implementation = "eager"
     model = cls(config).eval().float()
+    for part in ("vqmodel", "generation_embeddings", "generation_aligner", "generation_head"):
+        if hasattr(model.model, part):  # by which Janus draws
+            setattr(model.model, part, torch.nn.Identity())
     randomize(model, seed)
     # The copy's buffers are rounded too, which the model's must not be.
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
@@ -851,7 +1044,7 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         kind.__init__.__globals__["_SUPPORTED_SOFT_TOKENS"] = (checkpoint.pixels["max_soft_tokens"],)
     image_processor = kind(**checkpoint.pixels)
     image_processor.save_pretrained(folder)
-    if checkpoint.image_processor == "Llama4ImageProcessor":
+    if not checkpoint.image_processor.endswith("Pil"):
         image_processor.resize = _with_pillow
         # Of which transformers 5.24 reads an attribute that is not there.
         transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
@@ -925,12 +1118,12 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     )
 
 
-def _with_pillow(images: torch.Tensor, size: Any, *, resample: Any, **options: Any) -> torch.Tensor:
+def _with_pillow(image: torch.Tensor, size: Any, *, resample: Any, **options: Any) -> torch.Tensor:
     """What a processor without a form for Pillow would make with it: the last bit of a byte may differ from torch's."""
     resized = [
-        Image.fromarray(image.permute(1, 2, 0).numpy()).resize((size.width, size.height), resample) for image in images
+        Image.fromarray(each.permute(1, 2, 0).numpy()).resize((size.width, size.height), resample) for each in image
     ]
-    return torch.stack([torch.tensor(np.array(image)).permute(2, 0, 1) for image in resized])
+    return torch.stack([torch.tensor(np.array(each)).permute(2, 0, 1) for each in resized])
 
 
 def _pixels(inputs: Any) -> np.ndarray:
@@ -968,6 +1161,11 @@ def prompts(picture: str) -> dict[str, tuple[str, list[int]]]:
     }
 
 
+def three(picture: str) -> dict[str, tuple[str, list[int]]]:
+    """A case for models that lay pictures out otherwise where a prompt has more than two."""
+    return {"three": (f"{picture}{picture}{picture}?", [0, 1, 2])}
+
+
 def write_published(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     """`write` for a model of ``published``."""
     torch.manual_seed(seed)
@@ -983,7 +1181,10 @@ def write_published(name: str, checkpoint: Checkpoint, folder: Path, seed: int) 
         cases[f"image{number}"] = image
         cases[f"image{number}/pixels"] = processor.pixels(inputs)
         cases[f"image{number}/rows"] = model.rows_of(inputs).numpy()
-    for case, (text, numbers) in prompts(checkpoint.picture).items():
+    texts = prompts(checkpoint.picture)
+    if checkpoint.architecture == "DeepseekVLV2ForCausalLM":
+        texts |= three(checkpoint.picture)
+    for case, (text, numbers) in texts.items():
         inputs = processor(text, [Image.fromarray(images[number]) for number in numbers])
         cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
         cases[f"{case}/images"] = np.array(numbers, np.int32)

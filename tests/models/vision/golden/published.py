@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
-from PIL import Image
+from PIL import Image, ImageOps
 from safetensors.torch import save_file  # type: ignore[import-not-found,unused-ignore]
 from torch import nn
 
@@ -274,3 +274,266 @@ class Phi3VProcessor:
         rows, columns = pixels.shape[1] // self.tile, pixels.shape[2] // self.tile
         tiles = pixels.unflatten(1, (rows, self.tile)).unflatten(3, (columns, self.tile)).permute(1, 3, 0, 2, 4)
         return torch.cat([whole, tiles.flatten(0, 1)]), (rows, columns)
+
+
+class MoonLayer(nn.Module):
+    """A layer of MoonViT, whose neighboring entries of a head are turned together as a complex number."""
+
+    def __init__(self, size: int, inner: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm0, self.norm1 = nn.LayerNorm(size), nn.LayerNorm(size)
+        self.wqkv, self.wo = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.mlp = nn.ModuleDict({"fc0": nn.Linear(size, inner), "fc1": nn.Linear(inner, size)})
+
+    def forward(self, x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.wqkv(self.norm0(x)).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
+        q, k = (
+            torch.view_as_real(torch.view_as_complex(each.unflatten(-1, (-1, 2)).contiguous()) * turns).flatten(-2)
+            for each in (q, k)
+        )
+        attended = nn.functional.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+        x = x + self.wo(attended.transpose(0, 1).flatten(1))
+        inner = nn.functional.gelu(self.mlp["fc0"](self.norm1(x)), approximate="tanh")
+        return x + self.mlp["fc1"](inner)
+
+
+class MoonViT(nn.Module):
+    """Kimi-VL's encoder: positions stretched over each picture, and turns of columns and rows one after the other."""
+
+    def __init__(self, vision: dict[str, Any]) -> None:
+        super().__init__()
+        size, patch = vision["hidden_size"], vision["patch_size"]
+        self.head = size // vision["num_attention_heads"]
+        self.patch_embed = nn.Module()
+        self.patch_embed.proj = nn.Conv2d(3, size, patch, patch)
+        self.patch_embed.pos_emb = nn.Module()
+        self.patch_embed.pos_emb.weight = nn.Parameter(
+            torch.zeros(vision["init_pos_emb_height"], vision["init_pos_emb_width"], size)
+        )
+        self.encoder = nn.Module()
+        self.encoder.blocks = nn.ModuleList(
+            MoonLayer(size, vision["intermediate_size"], vision["num_attention_heads"])
+            for _ in range(vision["num_hidden_layers"])
+        )
+        self.encoder.final_layernorm = nn.LayerNorm(size)
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        """Patches [rows, columns, W] of a picture, [3, H, W]."""
+        grid = self.patch_embed.proj(pixels[None])[0].permute(1, 2, 0)
+        table = self.patch_embed.pos_emb.weight.permute(2, 0, 1)[None]
+        if table.shape[2:] != grid.shape[:2]:
+            table = nn.functional.interpolate(table, size=grid.shape[:2], mode="bicubic")
+        rows, columns = grid.shape[:2]
+        rates = 10000.0 ** -(torch.arange(0, self.head, 4).float() / self.head)
+        across, down = (torch.outer(torch.arange(count).float(), rates) for count in (columns, rows))
+        angles = torch.stack([across.expand(rows, -1, -1), down[:, None].expand(-1, columns, -1)], -1).flatten(-2)
+        turns = torch.polar(torch.ones_like(angles), angles).flatten(0, 1)
+        x = (grid + table[0].permute(1, 2, 0)).flatten(0, 1)
+        for block in self.encoder.blocks:
+            x = block(x, turns)
+        return self.encoder.final_layernorm(x).unflatten(0, (rows, columns))
+
+
+class KimiVLForConditionalGeneration(Published):
+    """Kimi-VL: MoonViT, squares of its patches joined after a norm, and DeepSeek V3."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config, vision = config, config["vision_config"]
+        text = transformers.DeepseekV3Config(**config["text_config"], attn_implementation="eager")
+        self.language_model = transformers.DeepseekV3ForCausalLM(text)
+        self.vision_tower = MoonViT(vision)
+        joined = 4 * vision["hidden_size"]
+        self.multi_modal_projector = nn.ModuleDict(
+            {
+                "pre_norm": nn.LayerNorm(vision["hidden_size"]),
+                "linear_1": nn.Linear(joined, joined),
+                "linear_2": nn.Linear(joined, text.hidden_size),
+            }
+        )
+
+    def rows_of(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """See ``Published.rows_of``."""
+        made = self.multi_modal_projector
+        found = []
+        for pixels in inputs["pictures"]:
+            grid = made["pre_norm"](self.vision_tower(pixels))
+            squares = grid.unflatten(1, (-1, 2)).unflatten(0, (-1, 2)).permute(0, 2, 1, 3, 4)
+            found.append(made["linear_2"](nn.functional.gelu(made["linear_1"](squares.flatten(2).flatten(0, 1)))))
+        return torch.cat(found)
+
+    def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits, [n, V]."""
+        embeddings = self.language_model.get_input_embeddings()(inputs["input_ids"])
+        if inputs["pictures"]:
+            embeddings[inputs["input_ids"] == inputs["row_token"]] = self.rows_of(inputs)
+        return self.language_model(inputs_embeds=embeddings).logits[0]
+
+
+class KimiVLProcessor:
+    """Padded pictures and their placeholders, by ``KimiVLImageProcessor``."""
+
+    def __init__(self, tokenizer: Any, settings: dict[str, Any]) -> None:
+        self.tokenizer, self.settings = tokenizer, settings
+
+    def save(self, folder: Path) -> None:
+        """Writes preprocessor_config.json."""
+        (folder / "preprocessor_config.json").write_text(json.dumps(self.settings, indent=2) + "\n")
+
+    def __call__(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
+        pieces = text.split("<|media_pad|>")
+        assert len(pieces) == len(images) + 1
+        pictures = [self.padded(image) for image in images]
+        out, unit = pieces[0], 2 * self.settings["patch_size"]
+        for pixels, after in zip(pictures, pieces[1:], strict=True):
+            out += "<|media_pad|>" * (pixels.shape[1] // unit * (pixels.shape[2] // unit)) + after
+        ids = self.tokenizer(out, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        row_token = self.tokenizer.convert_tokens_to_ids("<|media_pad|>")
+        return {"input_ids": ids, "pictures": pictures, "row_token": row_token}
+
+    def padded(self, image: Image.Image) -> torch.Tensor:
+        """A picture's values, [3, H, W]."""
+        patch, limit = self.settings["patch_size"], self.settings["in_token_limit"]
+        count = (image.width // patch) * (image.height // patch)
+        if count > limit:
+            scale = math.sqrt(limit / count)
+            wide, high = int(image.width * scale), int(image.height * scale)
+            if not wide or not high:
+                raise ValueError("nothing is left of it")
+            image = image.resize((wide, high), Image.Resampling.BICUBIC)
+        unit = 2 * patch
+        values = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float() / 255
+        values = nn.functional.pad(values, (0, -image.width % unit, 0, -image.height % unit))
+        mean, std = (torch.tensor(self.settings[key])[:, None, None] for key in ("image_mean", "image_std"))
+        return (values - mean) / std
+
+    def pixels(self, inputs: dict[str, Any]) -> np.ndarray:
+        """Patches row by row, [P, 3, p, p]."""
+        p = self.settings["patch_size"]
+        parts = [
+            pixels.unflatten(2, (-1, p)).unflatten(1, (-1, p)).permute(1, 3, 0, 2, 4).flatten(0, 1)
+            for pixels in inputs["pictures"]
+        ]
+        return torch.cat(parts).numpy()
+
+
+class SiglipBlock(nn.Module):
+    """A layer of SigLIP with the names of ``timm``."""
+
+    def __init__(self, size: int, inner: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(size, eps=1e-6), nn.LayerNorm(size, eps=1e-6)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(size, 3 * size), "proj": nn.Linear(size, size)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(size, inner), "fc2": nn.Linear(inner, size)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[T, P, W] to [T, P, W]."""
+        q, k, v = self.attn["qkv"](self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        x = x + self.attn["proj"](attended)
+        return x + self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](self.norm2(x)), approximate="tanh"))
+
+
+class DeepseekVLV2ForCausalLM(Published):
+    """DeepSeek-VL2: SigLIP, squares of patches after zeros have made them even, learned rows, and DeepSeek V2."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config, vision = config, config["vision_config"]
+        size, patch, out = vision["width"], vision["patch_size"], config["projector_config"]["n_embed"]
+        text = {key: value for key, value in config["language_config"].items() if key != "use_mla"}
+        self.language = transformers.DeepseekV2ForCausalLM(
+            transformers.DeepseekV2Config(**text, attn_implementation="eager")
+        )
+        self.vision = nn.Module()
+        self.vision.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, size, patch, patch)})
+        self.along = vision["image_size"] // patch
+        self.vision.pos_embed = nn.Parameter(torch.zeros(1, self.along**2, size))
+        inner = int(size * vision["mlp_ratio"])
+        self.vision.blocks = nn.Sequential(
+            *(SiglipBlock(size, inner, vision["heads"]) for _ in range(vision["layers"]))
+        )
+        self.vision.norm = nn.LayerNorm(size, eps=1e-6)
+        self.projector = nn.Module()
+        self.projector.layers = nn.Sequential(nn.Linear(4 * size, out), nn.GELU(), nn.Linear(out, out))
+        self.image_newline, self.view_seperator = nn.Parameter(torch.zeros(out)), nn.Parameter(torch.zeros(out))
+
+    def rows_of(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """See ``Published.rows_of``."""
+        return torch.cat([self.of_picture(tiles, grid) for tiles, grid in inputs["pictures"]])
+
+    def of_picture(self, tiles: torch.Tensor, grid: tuple[int, int]) -> torch.Tensor:
+        """The rows of one picture, whose tiles are the whole and then those of a grid of rows and columns."""
+        x = self.vision.patch_embed["proj"](tiles).flatten(2).transpose(1, 2) + self.vision.pos_embed
+        x = self.vision.norm(self.vision.blocks(x)).transpose(1, 2).unflatten(2, (self.along, self.along))
+        pad = self.along % 2
+        squares = nn.functional.unfold(nn.functional.pad(x, (0, pad, 0, pad)), kernel_size=2, stride=2)
+        rows = self.projector.layers(squares.transpose(1, 2))
+        side = math.isqrt(rows.shape[1])
+        whole, cut = rows[0].unflatten(0, (side, side)), rows[1:].unflatten(1, (side, side)).unflatten(0, grid)
+        cut = cut.permute(0, 2, 1, 3, 4).flatten(2, 3).flatten(0, 1)
+        return torch.cat([self.lined(whole), self.view_seperator[None], self.lined(cut)])
+
+    def lined(self, grid: torch.Tensor) -> torch.Tensor:
+        """The rows of a grid with the learned one after each line."""
+        return torch.cat([grid, self.image_newline.expand(len(grid), 1, -1)], 1).flatten(0, 1)
+
+    def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits, [n, V]."""
+        embeddings = self.language.get_input_embeddings()(inputs["input_ids"])
+        if inputs["pictures"]:
+            embeddings[inputs["input_ids"] == inputs["row_token"]] = self.rows_of(inputs)
+        return self.language(inputs_embeds=embeddings).logits[0]
+
+
+class DeepseekVLV2Processor:
+    """Views and their placeholders, by ``DeepseekVLV2Processor``."""
+
+    tile, patch = 20, 6
+    candidates = ((20, 20), (20, 40), (40, 20), (40, 40), (60, 20), (20, 60))  # widths and heights
+
+    def __init__(self, tokenizer: Any, settings: dict[str, Any]) -> None:
+        self.tokenizer, self.settings = tokenizer, settings
+
+    def save(self, folder: Path) -> None:
+        """Writes processor_config.json."""
+        (folder / "processor_config.json").write_text(json.dumps(self.settings, indent=2) + "\n")
+
+    def __call__(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
+        pieces = text.split("<image>")
+        assert len(pieces) == len(images) + 1
+        side = math.ceil(self.tile // self.patch / 2)
+        out, found = pieces[0], []
+        for image, after in zip(images, pieces[1:], strict=True):
+            tiles, (rows, columns) = self.views(image, cropped=len(images) <= 2)
+            out += "<image>" * (side * (side + 1) + 1 + rows * side * (columns * side + 1)) + after
+            found.append((tiles, (rows, columns)))
+        ids = self.tokenizer(out, return_tensors="pt", add_special_tokens=False)["input_ids"]
+        return {"input_ids": ids, "pictures": found, "row_token": self.tokenizer.convert_tokens_to_ids("<image>")}
+
+    def views(self, image: Image.Image, *, cropped: bool) -> tuple[torch.Tensor, tuple[int, int]]:
+        """The whole and the tiles of a grid, and its rows and columns."""
+        tile, best = self.tile, (self.tile, self.tile)
+        if cropped:
+            kept, wasted = 0, math.inf
+            for wide, high in self.candidates:
+                scale = min(wide / image.width, high / image.height)
+                useful = min(int(image.width * scale) * int(image.height * scale), image.width * image.height)
+                waste = wide * high - useful
+                if useful > kept or (useful == kept and waste < wasted):
+                    best, kept, wasted = (wide, high), useful, waste
+        whole, fitted = (ImageOps.pad(image, size, color=(127, 127, 127)) for size in ((tile, tile), best))
+        columns, rows = (side // tile for side in best)
+        boxes = [(c * tile, r * tile, (c + 1) * tile, (r + 1) * tile) for r in range(rows) for c in range(columns)]
+        views = [whole, *(fitted.crop(box) for box in boxes)]
+        values = torch.stack([torch.from_numpy(np.asarray(view).copy()).permute(2, 0, 1) for view in views])
+        return (values.float() / 255 - 0.5) / 0.5, (rows, columns)
+
+    def pixels(self, inputs: dict[str, Any]) -> np.ndarray:
+        """Tiles as far as there are patches in them, made even with black, [T, 3, H, W]."""
+        used = self.tile // self.patch * self.patch
+        pad = self.tile // self.patch % 2 * self.patch
+        tiles = torch.cat([tiles for tiles, _ in inputs["pictures"]])[:, :, :used, :used]
+        return nn.functional.pad(tiles, (0, pad, 0, pad), value=-1.0).numpy()
