@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision import internvl
 from llmjax.models.vision.family import Sight, VisionFamily
@@ -61,7 +63,8 @@ def aya_encoder(sight: Sight) -> VisionSpec:
     whole = sight.whole
     whole.require("vision_feature_layer", -1)
     whole.require("vision_feature_select_strategy", "full")
-    return _encoder(sight, (Normed(Layer(whole.number("adapter_layer_norm_eps"))),))
+    # Which takes the last layer's output as it is.
+    return replace(_encoder(sight, (Normed(Layer(whole.number("adapter_layer_norm_eps"))),)), norm_after=None)
 
 
 def encoder(sight: Sight) -> VisionSpec:

@@ -80,7 +80,6 @@ TENSORS = {
 }
 K25_TENSORS = {
     **_TENSORS,
-    f"{_TOWER}.encoder.patch_embed.proj": "patch_embed",  # which transformers writes so
     "mm_projector.pre_norm": "projector.step0",
     "mm_projector.proj.0": "projector.step2",
     "mm_projector.proj.2": "projector.step3",

@@ -54,7 +54,6 @@ NAMES = [
     "minicpmv",
     "phi3_v",
     "kimi-vl",
-    "kimi-k2_5",
     "deepseek-vl2",
     "deepseek-vl",
     "janus",

@@ -31,6 +31,7 @@ import numpy as np
 import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
 from PIL import Image
+from safetensors.torch import load_file, save_file  # type: ignore[import-not-found,unused-ignore]
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.checkpoints import pack
@@ -1037,6 +1038,8 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     randomize(model, seed)
     # The copy's buffers are rounded too, which the model's must not be.
     copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    if checkpoint.architecture == "Kimi_K25ForConditionalGeneration":
+        save_as_published(model, folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     tokenizer = saved_tokenizer(checkpoint, folder)
     kind = getattr(transformers, checkpoint.image_processor)
@@ -1116,6 +1119,22 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         sorted(cases)[:4],
         float(np.abs(cases["one/logits"]).max()),
     )
+
+
+def save_as_published(model: torch.nn.Module, folder: Path) -> None:
+    """Gives Kimi K2.5's tensors the names of its files, for which transformers 5.24 writes others."""
+    path = folder / "model.safetensors"
+    found = {
+        name.removeprefix("model.").replace("vision_tower.encoder.patch", "vision_tower.patch"): tensor
+        for name, tensor in load_file(path).items()
+        if "language_model" not in name
+    }
+    for prefix, part in (
+        ("language_model.model.", model.model.language_model),
+        ("language_model.lm_head.", model.lm_head),
+    ):
+        found |= {prefix + name: each.to(torch.bfloat16).contiguous() for name, each in part.state_dict().items()}
+    save_file(found, path, metadata={"format": "pt"})
 
 
 def _with_pillow(image: torch.Tensor, size: Any, *, resample: Any, **options: Any) -> torch.Tensor:
