@@ -226,7 +226,7 @@ COHERE2_TEXT = {
     "num_hidden_layers": 2,
     "sliding_window": 8,
     "layer_types": ["sliding_attention", "full_attention"],
-    "logit_scale": 0.5,
+    "logit_scale": 1.0,  # which transformers leaves out beside pictures
 }
 COHERE2_TOKENS = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
 CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
