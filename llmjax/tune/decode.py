@@ -15,7 +15,7 @@ from llmjax.system import python_path
 from llmjax.tune.facts import Decode
 
 
-class NotMeasured(LLMJaxError):
+class DecodeFailed(LLMJaxError):
     """A process that was to measure has failed."""
 
 
@@ -51,7 +51,7 @@ def measure(order: Order) -> Decode:
     """Measures with ``order.config.threads`` threads.
 
     Raises:
-        NotMeasured: the model does not start, or generates nothing.
+        DecodeFailed: the model does not start, or generates nothing.
     """
     done = subprocess.run(
         [sys.executable, "-m", "llmjax.tune.decode_main"],
@@ -62,6 +62,6 @@ def measure(order: Order) -> Decode:
     )
     if done.returncode:
         reason, hint = last_error(done.stderr.decode(errors="replace"), done.returncode)
-        raise NotMeasured(f"with {order.config.threads} threads nothing was measured: {reason}", hint=hint)
+        raise DecodeFailed(f"with {order.config.threads} threads nothing was measured: {reason}", hint=hint)
     decode: Decode = pickle.loads(done.stdout)
     return decode

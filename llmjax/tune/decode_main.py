@@ -11,7 +11,7 @@ from llmjax.errors import LLMJaxError, written
 from llmjax.tune.decode import Order
 from llmjax.tune.facts import Decode
 
-PROMPT, ANSWER = 16, 48  # tokens
+PROMPT, ANSWER = 16, 48  # tokens, or fewer where the model takes no more
 RUNS = 4
 
 
@@ -20,20 +20,27 @@ def measured(order: Order) -> Decode:
     from llmjax import LLM, SamplingParams
     from llmjax.tune.attention import seconds_of_attention
 
-    # Programs for one short request alone, so that there is little to compile.
-    small = {"max_num_seqs": 1, "max_num_batched_tokens": PROMPT, "max_model_len": None, "kv_cache_memory_bytes": None}
+    length = min(order.tokens, PROMPT + ANSWER)
+    prompt = min(PROMPT, length // 2)
+    # Programs and pages for one short request alone, so that there is little to compile.
+    small = {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": PROMPT,
+        "max_model_len": length,
+        "kv_cache_memory_bytes": None,
+    }
     config = order.config.replace(
         **small, auto_speculation=False, speculative_config=None, skip_tokenizer_init=True, enable_prefix_caching=False
     )
     llm = LLM.from_config(config)
-    params = SamplingParams(temperature=0, max_tokens=ANSWER, ignore_eos=True, detokenize=False)
+    params = SamplingParams(temperature=0, max_tokens=length - prompt, ignore_eos=True, detokenize=False)
     llm.warm_up()
     seconds = []
     for _ in range(RUNS):
-        (output,) = llm.generate([[1] * PROMPT], params, use_tqdm=False)
+        (output,) = llm.generate([[1] * prompt], params, use_tqdm=False)
         told = output.metrics
         assert told is not None and told.finished_time is not None and told.first_token_time is not None
-        seconds.append((told.finished_time - told.first_token_time) / (ANSWER - 1))
+        seconds.append((told.finished_time - told.first_token_time) / (length - prompt - 1))
     platform, model = llm.engine.platform, llm.model_config
     llm.close()
     types = {name: platform.kv_dtype(name) for name in order.kv_types}

@@ -18,7 +18,7 @@ from llmjax.errors import ConfigError
 from llmjax.platforms import select_platform
 from llmjax.tune import decode as decoding
 from llmjax.tune.attention import seconds_of_attention
-from llmjax.tune.decode import NotMeasured, Order, measure, numbers_of_threads
+from llmjax.tune.decode import DecodeFailed, Order, measure, numbers_of_threads
 from llmjax.tune.facts import Decode
 from llmjax.tune.settings_file import text_of
 from llmjax.tune.sizes import sizes_of
@@ -131,7 +131,7 @@ def test_a_process_measures_a_stream(compile_cache_dir: str) -> None:
     found = measure(Order(config=config, kv_types=("auto", "int8"), tokens=30))
     assert found.threads == 1 and 0 < found.step < 1
     assert found.attention.keys() == {"auto", "int8"}
-    with pytest.raises(NotMeasured, match=r"with 1 threads nothing was measured: .*nowhere"):
+    with pytest.raises(DecodeFailed, match=r"with 1 threads nothing was measured: .*nowhere"):
         measure(Order(config=config.replace(model="/nowhere"), kv_types=(), tokens=30))
 
 
