@@ -277,8 +277,8 @@ def _sees(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> b
     """Whether the model's encoder of images is loaded."""
     if checkpoint.vision is None:
         return False
-    if len(platform.devices) > 1 or config.is_staged:
-        logger.warning("the model is served for text alone: its encoder of images runs on one device only so far")
+    if config.is_staged:
+        logger.warning("the model is served for text alone: stages have no encoder of images so far")
         return False
     return True
 

@@ -173,8 +173,8 @@ class StepCompiler:
         shapes: DeviceState = jax.eval_shape(partial(make_device_state, **self._state_settings), *self._state_arguments)
         axes = tuple(stack.axes(self.model.graph.config.states) for stack in shapes.kv)
         kv: Any = jax.tree.map(sharding.spec, axes, is_leaf=lambda x: isinstance(x, Axes))
-        pooled = None if shapes.pooled is None else PartitionSpec()
-        return DeviceState(kv=kv, rows=PartitionSpec(), sampler=PartitionSpec(), pooled=pooled)
+        pooled, media = (None if part is None else PartitionSpec() for part in (shapes.pooled, shapes.media))
+        return DeviceState(kv=kv, rows=PartitionSpec(), sampler=PartitionSpec(), pooled=pooled, media=media)
 
     @cached_property
     def state_shapes(self) -> DeviceState:
@@ -287,6 +287,7 @@ class StepCompiler:
             static={"graph": encoder.graph, "names": tuple(encoder.params)},
             donated=(1,),
             options=self.options,
+            sharding=self.platform.sharding,
             choices=self.choices,
         )
 
