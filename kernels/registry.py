@@ -23,6 +23,12 @@ def traced_for(platform: str) -> AbstractContextManager[Any]:
     return context
 
 
+def traced_platform() -> str | None:
+    """The platform that operations are traced for; None: any."""
+    platform: str | None = _only.value
+    return DEVICE_PLATFORMS.get(platform or "", platform)
+
+
 def _takes_all(*arguments: Any, **options: Any) -> str | None:
     return None
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.registry import traced_platform
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.mlp import InnerModule, MLPModule, gated_mlp_module
@@ -137,8 +139,16 @@ class Layer(nnx.Module):
 
 @jax.jit
 def vision_layer(layer: Layer, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
-    """One layer as a function, so that layers with equal specs are traced and compiled once."""
-    return layer(x, seen, angles)
+    """One layer as a function, so that layers with equal specs are traced and compiled once.
+
+    On a CPU tiles that do not see one another pass it one by one, for what lies between its parts then stays in caches.
+    """
+    if seen.tile is None or len(x) <= seen.tile or traced_platform() != "cpu":
+        return layer(x, seen, angles)
+    tiles = tuple(each.reshape(-1, seen.tile, *each.shape[1:]) for each in (x, seen.segments))
+    turned = None if angles is None else angles.reshape(-1, seen.tile, angles.shape[-1])
+    alone = partial(Seen, tile=seen.tile, reach=seen.reach)
+    return jax.lax.map(lambda each: layer(each[0], alone(each[1]), each[2]), (*tiles, turned)).reshape(x.shape)
 
 
 class Steps(nnx.Module):

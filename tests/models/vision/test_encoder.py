@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from llmjax.kernels.registry import traced_for
 from llmjax.models.layers.mlp import MLP
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.batch import PatchBatch
@@ -103,6 +104,18 @@ def test_pictures_packed_together_are_as_alone(name: str) -> None:
     np.testing.assert_allclose(together, np.concatenate([rows for rows, _ in alone]), atol=1e-5)
     np.testing.assert_allclose(tapped, np.concatenate([each for _, each in alone], axis=1), atol=1e-5)
     assert len(tapped) == len(spec.tapped)
+
+
+@pytest.mark.parametrize("name", ["class", "newline"])
+def test_tiles_one_by_one_are_as_together(name: str) -> None:
+    """On a CPU; other devices take them at once."""
+    spec = SPECS[name]
+    assert spec.tile is not None
+    pictures = [picture(spec, 4, spec.tile // 4) for _ in range(3)]
+    together, _ = run(spec, pictures)
+    with traced_for("cpu"):
+        one_by_one, _ = run(spec, pictures)
+    np.testing.assert_allclose(one_by_one, together, atol=1e-5)
 
 
 def test_matrices_of_16_bits_make_nearly_the_same_rows_in_f32() -> None:
