@@ -73,6 +73,7 @@ class Checkpoint:
         processor_config: content of preprocessor_config.json where an encoder's GGUF file says it, else empty.
         vision: the encoder of pictures; None: the model does not see.
         vision_tensors: tensors of the encoder by its own names, see ``models/vision/functional.py``.
+        vision_files: the same as a folder has them, by their names there; empty for GGUF files.
     """
 
     path: Path
@@ -88,6 +89,7 @@ class Checkpoint:
     processor_config: Mapping[str, Any] = field(default_factory=dict)
     vision: VisionSpec | None = None
     vision_tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
+    vision_files: Mapping[str, StoredTensor] = field(default_factory=dict)
 
     def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
         """The model that the config and the tensors describe.
@@ -245,8 +247,11 @@ def _open_folder(
     generation_config = read_object(generation) if generation.exists() else {}
     plain = plain_tensors(stored_tensors(path), config, path) if weights else {}
     seen: dict[str, StoredTensor] = {}
+    of_encoder: dict[str, StoredTensor] = {}
     if vision is not None:
-        seen, plain = vision_tensors(plain, vision[0], vision[1], path)
+        every = plain
+        seen, plain = vision_tensors(every, vision[0], vision[1], path)
+        of_encoder = {name: tensor for name, tensor in every.items() if name not in plain}
         if not seen:
             logger.warning("%s: the text model alone is read; its encoder of images is missing", path)
             vision = None
@@ -281,6 +286,7 @@ def _open_folder(
         whole_config=written,
         vision=None if vision is None else vision[0],
         vision_tensors=MappingProxyType(seen),
+        vision_files=MappingProxyType(of_encoder),
     )
 
 

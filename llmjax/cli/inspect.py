@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +18,7 @@ from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError, TokenizerError
 
 if TYPE_CHECKING:
+    from llmjax.checkpoint.checkpoint import Checkpoint
     from llmjax.checkpoint.inspection import Inspection
     from llmjax.models.config import ModelConfig
     from llmjax.platforms import Platform
@@ -142,6 +144,7 @@ def _facts(inspection: Inspection, tokenizer: Tokenizer | TokenizerError, config
         model = inspection.model
         facts["sizes"] |= _sizes(model)
         facts |= {"vocab_size": model.vocab_size, "context_length": model.max_position}
+    facts["encoder"] = None if inspection.checkpoint is None else _encoder(inspection.checkpoint)
     facts["tokenizer"] = _tokenizer_facts(tokenizer)
     if inspection.gguf is not None and "kind" in facts["tokenizer"]:
         metadata = inspection.gguf.metadata
@@ -165,6 +168,20 @@ def _sizes(model: ModelConfig) -> Facts:
         if isinstance(experts := layer.feed_forward, Experts):
             facts |= {"experts": experts.count, "experts a token": experts.per_token}
     return facts
+
+
+def _encoder(checkpoint: Checkpoint) -> Facts | None:
+    """The encoder of pictures; None: the model sees none."""
+    spec, tensors = checkpoint.vision, checkpoint.vision_tensors.values()
+    if spec is None:
+        return None
+    return {
+        "layers": len(spec.layers),
+        "hidden_size": spec.size,
+        "tensors": len(tensors),
+        "parameters": sum(prod(tensor.shape) for tensor in tensors),
+        "types": sorted({tensor.type_name for tensor in tensors}),
+    }
 
 
 def _windows(model: ModelConfig) -> list[Facts]:
@@ -261,6 +278,13 @@ def general(facts: Facts) -> Iterable[tuple[str, str]]:
         method = str(rest.pop("quant_method", "no quant_method"))
         yield "quantization", method + (f": {_settings(rest)}" if rest else "")
     yield "sizes", ", ".join(f"{name} {_short(value)}" for name, value in facts["sizes"].items())
+    if (encoder := facts["encoder"]) is not None:
+        stored = ", ".join(encoder["types"])
+        yield (
+            "sees pictures",
+            f"encoder of {encoder['layers']} layers, hidden size {encoder['hidden_size']:,}: "
+            f"{encoder['parameters']:,} more parameters in {encoder['tensors']} tensors ({stored})",
+        )
     if facts["context_length"] is not None:
         yield "context", f"{_short(facts['context_length'])} tokens"
     if facts["rope"]:

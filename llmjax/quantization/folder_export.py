@@ -35,6 +35,7 @@ COMPANIONS = (
     "additional_chat_templates",
     "preprocessor_config.json",
     "processor_config.json",
+    "video_preprocessor_config.json",
     "LICENSE*",
     "NOTICE*",
 )
@@ -177,7 +178,8 @@ def _exchange(left: Path, right: Path) -> bool:
 
 
 def _config(plan: SavePlan) -> dict[str, Any]:
-    config = {key: value for key, value in plan.checkpoint.config.items() if key not in CONFIG_KEYS}
+    whole = plan.checkpoint.whole_config if plan.encoder else plan.checkpoint.config
+    config = {key: value for key, value in whole.items() if key not in CONFIG_KEYS}
     if "dtype" not in config:
         config["torch_dtype"] = model_dtype(config).name
     return config | {"quantization_config": plan.settings()}
@@ -207,3 +209,5 @@ def _write_tensors(plan: SavePlan, results: Iterable[Result], writer: Safetensor
     for name, tensor in tensors.items():
         if name not in written and name not in plan.layers:
             writer.write(plan.stored_name(name), tensor.read(plan.plain_dtype(name)))
+    for name, tensor in plan.encoder.items():
+        writer.write(name, tensor.read(plan.own_dtype(tensor)))

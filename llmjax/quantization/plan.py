@@ -260,7 +260,13 @@ class SavePlan:
         modules = {self.stored_name(name).removesuffix(".weight"): scheme for name, scheme in self.layers.items()}
         ignored = {name: self.stored_name(f"{name}.weight").removesuffix(".weight") for name in self.ignored}
         never = [stored for name, stored in ignored.items() if name == HEAD or NEVER.search(f"{name}.weight")]
-        return self.writer.settings(modules, tuple(ignored.values()), never=never)
+        encoder = [name.removesuffix(".weight") for name, one in self.encoder.items() if _is_linear(name, one)]
+        return self.writer.settings(modules, (*ignored.values(), *encoder), never=[*never, *encoder])
+
+    @property
+    def encoder(self) -> Mapping[str, StoredTensor]:
+        """Tensors of an encoder of pictures, which are left as they are, by their names in the files."""
+        return self.checkpoint.vision_files
 
     def stored_name(self, name: str) -> str:
         """The name of a tensor in the files: its family's name, if the source uses it.
@@ -291,7 +297,11 @@ class SavePlan:
 
     def plain_dtype(self, name: str) -> np.dtype:
         """The type in which a tensor is written if it is not quantized: its own if it is plain, else the model's."""
-        stored = DTYPES.get(self.tensors[name].type_name)
+        return self.own_dtype(self.tensors[name])
+
+    def own_dtype(self, tensor: StoredTensor) -> np.dtype:
+        """The type of a plain tensor, else the model's."""
+        stored = DTYPES.get(tensor.type_name)
         if stored is None:
             return model_dtype(self.checkpoint.config)
         return np.dtype(np.float32) if stored == np.float64 else stored
@@ -304,7 +314,7 @@ class SavePlan:
                 specs += [TensorSpec(part_name, part.shape, part.dtype) for part_name, part in self.parts(name).items()]
             else:
                 specs.append(TensorSpec(self.stored_name(name), tuple(tensor.shape), self.plain_dtype(name)))
-        return specs
+        return specs + [TensorSpec(name, tuple(one.shape), self.own_dtype(one)) for name, one in self.encoder.items()]
 
 
 def _published(checkpoint: Checkpoint) -> Mapping[str, StoredTensor]:
