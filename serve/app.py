@@ -45,6 +45,7 @@ from llmjax.serve.routes.generative_scoring import GENERATIVE_SCORING_ROUTES
 from llmjax.serve.routes.invocations import INVOCATION_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
+from llmjax.serve.routes.ollama import OLLAMA_MODEL_ROUTES, OLLAMA_ROUTES
 from llmjax.serve.routes.ops import hint, ops_routes
 from llmjax.serve.routes.pooling import POOLING_ROUTES
 from llmjax.serve.routes.refused import REFUSED_ROUTES
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 ANSWERING: list[BaseRoute] = [
     *(*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES),
     *(*CHAT_BATCH_ROUTES, *GENERATE_ROUTES, *GENERATIVE_SCORING_ROUTES, *INVOCATION_ROUTES),
+    *OLLAMA_ROUTES,
 ]
 
 
@@ -80,6 +82,7 @@ def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseR
         *FILE_ROUTES,
         *BATCH_ROUTES,
         *MODEL_ROUTES,
+        *OLLAMA_MODEL_ROUTES,
         *TOKEN_ROUTES,
         *RENDER_ROUTES,
         *ADMIN_ROUTES,

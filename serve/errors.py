@@ -29,6 +29,7 @@ log = logging.getLogger("serve")
 MAX_MESSAGE_CHARS = 1000
 MAX_NAME_CHARS = 100
 ANTHROPIC = "/v1/messages"  # where paths of its API begin
+OLLAMA = "/api/"
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -88,7 +89,11 @@ class ApiError(Exception):
 
     def response(self, path: str, request_id: str) -> Response:
         """The answer to a request for ``path``, in the form of the API that it belongs to."""
-        body = anthropic_error(self, request_id) if path.startswith(ANTHROPIC) else self.body()
+        body = self.body()
+        if path.startswith(ANTHROPIC):
+            body = anthropic_error(self, request_id)
+        elif path.startswith(OLLAMA):
+            body = {"error": self.message}
         return Response(orjson.dumps(body), self.status, headers=self.headers, media_type="application/json")
 
 

@@ -23,6 +23,13 @@ from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringRequest
 from llmjax.serve.protocol.meanings import REFUSED, meaning
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
+from llmjax.serve.protocol.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaNameRequest,
+)
 from llmjax.serve.protocol.pooling import (
     ClassifyChatRequest,
     ClassifyRequest,
@@ -58,6 +65,11 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     **dict.fromkeys(("/score", "/v1/score"), (ScoreRequest,)),
     **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), (RerankRequest,)),
     "/v1/batches": (BatchRequest,),
+    "/api/chat": (OllamaChatRequest,),
+    "/api/generate": (OllamaGenerateRequest,),
+    "/api/embed": (OllamaEmbedRequest,),
+    "/api/embeddings": (OllamaEmbeddingsRequest,),
+    **dict.fromkeys(("/api/show", "/api/pull", "/api/delete"), (OllamaNameRequest,)),
     "/invocations": (
         *(ChatRequest, CompletionRequest, EmbeddingRequest, EmbeddingChatRequest, ClassifyRequest, ClassifyChatRequest),
         *(ScoreRequest, RerankRequest),
@@ -156,7 +168,7 @@ def _operation(route: Route, path: str, method: str) -> dict[str, Any]:
     if names := re.findall(r"{(\w+)}", path):
         schema = {"type": "string"}
         operation["parameters"] = [{"name": name, "in": "path", "required": True, "schema": schema} for name in names]
-    if path in BODIES and method == "POST":
+    if path in BODIES and method in ("POST", "DELETE"):
         references = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in BODIES[path]]
         schema = references[0] if len(references) == 1 else {"oneOf": references}  # type: ignore[dict-item]
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

@@ -17,7 +17,6 @@ from llmjax.serve.generation import guarded
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold chunks back
 ]
@@ -70,6 +69,7 @@ class EventStream:
         end: what the API ends its streams with.
         failed: the API's event for an error.
         encode: makes the bytes that are sent.
+        media_type: what the whole is.
     """
 
     def __init__(
@@ -81,6 +81,7 @@ class EventStream:
         end: bytes = DONE,
         failed: Callable[[ApiError], bytes] = _error_event,
         encode: Callable[[Any], bytes] = bytes,
+        media_type: str = "text/event-stream; charset=utf-8",
     ) -> None:
         self._events = events
         self._keep_alive = keep_alive
@@ -88,9 +89,10 @@ class EventStream:
         self._end = end
         self._failed = failed
         self._encode = encode
+        self._headers = [(b"content-type", media_type.encode()), *HEADERS]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = _Writer(send)
+        writer = _Writer(send, self._headers)
         try:
             await guarded(receive, self._pump(writer), timeout=self._timeout)
         except ClientDisconnected:
@@ -126,8 +128,9 @@ class EventStream:
 
 
 class _Writer:
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
+        self._headers = headers
         self.now = asyncio.get_running_loop().time
         self.last_write = self.now()
         self.started = False
@@ -136,7 +139,7 @@ class _Writer:
         self.last_write = self.now()
         if not self.started:
             self.started = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self, end: bytes) -> None:

@@ -180,6 +180,31 @@ MEANINGS: Mapping[str, str] = {
     "input_file_id": "an uploaded file whose lines are requests",
     "endpoint": "the route that all lines are for",
     "completion_window": "how long a batch may take",
+    # Ollama's.
+    "options": "how tokens are sampled, and how many there may be (`num_predict`)",
+    "keep_alive": "taken: the model stays loaded",
+    "OllamaChatRequest.format": "`json`, or a JSON schema that the answer is held to",
+    "OllamaGenerateRequest.format": "`json`, or a JSON schema that the answer is held to",
+    "OllamaChatRequest.stream": "false: the answer comes whole, and not as JSON lines",
+    "OllamaGenerateRequest.stream": "false: the answer comes whole, and not as JSON lines",
+    "OllamaNameRequest.stream": "false: the answer comes whole, and not as JSON lines",
+    "think": "whether to reason, or how much, for templates that know it",
+    "images": "pictures before the text, in base64, for models that see",
+    "raw": "the prompt goes to the model as it is, without a chat's template",
+    "context": "the `context` of an answer that this prompt follows",
+    "OllamaEmbeddingsRequest.prompt": "the text to make a vector of",
+    "OllamaMessage.thinking": "what the assistant thought, for templates that show it",
+    "tool_name": "the tool that this is the result of",
+    "OllamaNameRequest.name": "`model` under its older name",
+    **dict.fromkeys(("verbose", "insecure"), TAKEN),
+    "num_predict": "longest answer in tokens; below 0: as many as fit",
+    "repeat_penalty": "divides the logits of tokens in prompt or answer; 1: off",
+    **dict.fromkeys(
+        ("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),
+        TAKEN,
+    ),
+    **dict.fromkeys(("low_vram", "vocab_only", "f16_kv", "logits_all", "embedding_only", "penalize_newline"), TAKEN),
+    **dict.fromkeys(("mirostat_tau", "mirostat_eta"), TAKEN),
     # Hints, and what requests that only count tokens have beside.
     **dict.fromkeys(
         ("cache_control", "context_management", "prediction", "speed", "token_offsets", "verbosity"), TAKEN

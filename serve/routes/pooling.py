@@ -96,7 +96,7 @@ async def cohere_embed(request: Request) -> Response:
         raise ApiError(message, param="embedding_types", code="invalid_value")
     with other_names({"dimensions": "output_dimension"}):
         params = body.params(task="embed", dimensions=asked.output_dimension, prompt_name=prompt_name)
-        made = await _made(request, server, body, texts, params, field=field)
+        made = await made_vectors(request, server, body, texts, params, field=field)
 
     def written() -> bytes:
         vectors = [output.outputs.data for output in made]
@@ -140,7 +140,7 @@ async def classify(request: Request) -> Response:
     body = await _read(request, ClassifyRequest, ClassifyChatRequest)
     server.check_task("classify")
     inputs, field = await _inputs(request, server, body)
-    made = await _made(request, server, body, inputs, body.params(task="classify"), field=field)
+    made = await made_vectors(request, server, body, inputs, body.params(task="classify"), field=field)
     labels = _pooler(server).labels
 
     def data() -> list[dict[str, Any]]:
@@ -190,7 +190,7 @@ async def _scores(
     """Scores of the pairs, and the outputs that they follow from."""
     pooler = _pooler(server)
     inputs, size = pair_inputs(pairs, pooler), CHARS_PER_TEXT * len(pairs)
-    made = await _made(request, server, body, inputs, body.params(task=score_task(pooler)), field=field)
+    made = await made_vectors(request, server, body, inputs, body.params(task=score_task(pooler)), field=field)
     outputs = await off_loop(lambda: scored(made, pairs, pooler), size=size)
     return [output.outputs.score for output in outputs], made
 
@@ -241,7 +241,7 @@ async def _vectors(
             code="invalid_value",
         )
     record_of(request).ignored.extend(body.without_effect())
-    made = await _made(request, server, body, inputs, params, field=field)
+    made = await made_vectors(request, server, body, inputs, params, field=field)
     if body.encoding_format in ("bytes", "bytes_only"):
         return await _bytes(server, name, body, made)
     # Clients that ask for base64 without a word on the order read it as little-endian on every machine.
@@ -276,7 +276,7 @@ async def _bytes(server: Server, name: str, body: VectorFields, made: Sequence[P
     return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
 
 
-async def _made(
+async def made_vectors(
     request: Request,
     server: Server,
     body: PooledBody,

@@ -1,0 +1,1 @@
+"""Ollama's API on top of the chat and of completions: requests in, lines out."""

@@ -1,0 +1,359 @@
+"""/api: Ollama's API."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from llmjax.errors import InvalidRequest
+from llmjax.outputs import CompletionOutput
+from llmjax.parsing.choice import switches_of_thinking, tools_variable
+from llmjax.parsing.events import Content
+from llmjax.serve.access import check_operator
+from llmjax.serve.body import parse, read_json
+from llmjax.serve.context import RequestRecord, Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
+from llmjax.serve.errors import ApiError
+from llmjax.serve.generation import Job, Tally, guarded, run_job
+from llmjax.serve.ollama.conversation import NAMES, NAMES_OF_PROMPT, chat_of, completion_of, named
+from llmjax.serve.ollama.lines import MEDIA_TYPE, LineWriter, counts_of, error_line, line, now, since
+from llmjax.serve.other_names import other_names
+from llmjax.serve.prompts import off_loop, output_budget, template_source
+from llmjax.serve.protocol.chat import ChatRequest
+from llmjax.serve.protocol.ollama import (
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaGenerating,
+    OllamaNameRequest,
+)
+from llmjax.serve.protocol.pooling import EmbeddingRequest
+from llmjax.serve.routes.completions import completion_job
+from llmjax.serve.routes.pooling import made_vectors
+from llmjax.serve.sse import EventStream
+from llmjax.serve.turn import Turn, prepare
+from llmjax.serve.vector_forms import to_json
+from llmjax.tokenizer.infill import InfillTokens
+
+VERSION = "0.13.0"  # of the API: clients look whether it is new enough
+NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded
+
+
+async def ollama_chat(request: Request) -> Response | ASGIApp:
+    """The next message of a conversation, whole or as JSON lines (Ollama)."""
+    server, record = server_of(request), record_of(request)
+    body = parse(await read_json(request), OllamaChatRequest, ignored=ignored_fields(request))
+    if not body.messages:
+        return _loaded(server, body, chat=True)
+    with other_names(NAMES):
+        turn = await _turn(request, server, chat_of(server, body, record.ignored))
+    return await _answered(request, body, _Answer(turn=turn, writer=_writer(server, chat=True), record=record))
+
+
+async def ollama_generate(request: Request) -> Response | ASGIApp:
+    """The answer to a prompt, or its continuation, whole or as JSON lines (Ollama)."""
+    server, record = server_of(request), record_of(request)
+    body = parse(await read_json(request), OllamaGenerateRequest, ignored=ignored_fields(request))
+    if not body.prompt and not body.suffix:
+        return _loaded(server, body, chat=False)
+    writer = _writer(server, chat=False)
+    with other_names(NAMES_OF_PROMPT):
+        if body.is_plain:
+            completion = completion_of(server, body, record.ignored)
+            most, completion.max_tokens = completion.max_tokens, None
+            job = _with_room(server, await completion_job(server, completion, request), most=most)
+            return await _answered(request, body, _Plain(server, job, Tally(job, record), writer, record))
+        turn = await _turn(request, server, chat_of(server, body, record.ignored))
+        if body.context:
+            turn = _after(server, turn, body, record)
+    return await _answered(request, body, _Answer(turn=turn, writer=writer, record=record))
+
+
+async def _turn(request: Request, server: Server, chat: ChatRequest) -> Turn:
+    salt, client = cache_salt_of(request, None), client_of(request)
+    record = record_of(request)
+    id = f"chat-{record.id}"
+    return await prepare(server, chat, record=record, cache_salt=salt, client=client, id=id, cut=True)
+
+
+def _after(server: Server, turn: Turn, body: OllamaGenerateRequest, record: RequestRecord) -> Turn:
+    """The turn after what an earlier answer has given as its ``context``."""
+    (prompt,), (params,) = turn.job.prompts, turn.job.params
+    tokens = [*(body.context or ()), *prompt.token_ids]
+    size = server.engine.info.vocab_size
+    if not all(0 <= token < size for token in tokens):
+        raise ApiError(f"`context` must have token ids from 0 to {size - 1}", param="context", code="invalid_value")
+    if prompt.media is not None:
+        raise ApiError("`images` cannot be combined with context", param="images", code="unsupported_parameter")
+    longer = replace(prompt, token_ids=tokens)
+    most = output_budget(server, longer, asked=None, default=params.max_tokens, field="context")
+    job = replace(turn.job, prompts=[longer], params=[replace(params, max_tokens=most)])
+    return replace(turn, job=job, tally=Tally(job, record))
+
+
+def _with_room(server: Server, job: Job, *, most: int | None) -> Job:
+    """A completion of ``most`` tokens, or as many as fit the context."""
+    params = [
+        replace(own, max_tokens=output_budget(server, prompt, asked=None, default=most, field="prompt"))
+        for own, prompt in zip(job.params, job.prompts, strict=True)
+    ]
+    return replace(job, params=params)
+
+
+def _writer(server: Server, *, chat: bool) -> LineWriter:
+    return LineWriter(model=server.engine.info.model_name, chat=chat)
+
+
+def _loaded(server: Server, body: OllamaGenerating, *, chat: bool) -> Response:
+    """The answer to a request that only wants the model to be there, as it always is."""
+    named(server, body.model)
+    said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
+    head = {"model": server.engine.info.model_name, "created_at": now()}
+    return _json({**head, **said, "done": True, "done_reason": "load"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """An answer that is read as a chat's are."""
+
+    turn: Turn
+    writer: LineWriter
+    record: RequestRecord
+    tokens: list[int] = field(default_factory=list)
+
+    async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
+        reader = self.turn.form.reader()
+        async with aclosing(self.turn.outputs()) as parts:
+            async for part in parts:
+                said = self.turn.said(part, reader)
+                self.tokens.extend(said.choice.token_ids)
+                found = self.writer.write(said.events)
+                if said.finish_reason is not None:
+                    counts = counts_of(self.turn.tally, self.record)
+                    found += self.writer.finish(reason=said.finish_reason, counts=counts)
+                    if not self.writer.chat:
+                        found[-1]["context"] = [*self.turn.job.prompts[0].token_ids, *self.tokens]
+                for each in found:
+                    yield each
+
+
+@dataclass(frozen=True)
+class _Plain:
+    """An answer that is all text."""
+
+    server: Server
+    job: Job
+    tally: Tally
+    writer: LineWriter
+    record: RequestRecord
+
+    async def objects(self) -> AsyncGenerator[dict[str, Any], None]:
+        async with aclosing(run_job(self.server.engine, self.job, self.tally)) as parts:
+            async for part in parts:
+                (choice,) = part.output.outputs
+                for each in self._read(choice):
+                    yield each
+
+    def _read(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        self.tally.add_tokens(choice)
+        found = self.writer.write([Content(choice.text)] if choice.text else [])
+        if choice.finish_reason is not None:
+            found += self.writer.finish(reason=choice.finish_reason, counts=counts_of(self.tally, self.record))
+        return found
+
+
+async def _answered(request: Request, body: OllamaGenerating, answer: _Answer | _Plain) -> Response | ASGIApp:
+    config = server_of(request).config
+    if body.streams:
+        return EventStream(
+            answer.objects(),
+            keep_alive=0,  # there are no comments between lines
+            timeout=config.request_timeout,
+            end=b"",
+            failed=error_line,
+            encode=line,
+            media_type=MEDIA_TYPE,
+        )
+
+    async def whole() -> dict[str, Any]:
+        return answer.writer.whole([each async for each in answer.objects()])
+
+    return _json(await guarded(request.receive, whole(), timeout=config.request_timeout))
+
+
+async def ollama_embed(request: Request) -> Response:
+    """A vector of each text (Ollama)."""
+    server, record = server_of(request), record_of(request)
+    body = parse(await read_json(request), OllamaEmbedRequest, ignored=ignored_fields(request))
+    record.ignored += body.without_effect()
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    kept = None if body.truncate is False else -1
+    with other_names({"truncate_prompt_tokens": "truncate"}):
+        made = await _vectors_of(request, body.model, texts, field="input", kept=kept, dimensions=body.dimensions)
+    vectors = await off_loop(lambda: [to_json(one.outputs.data) for one in made], size=len(made) * 1024)
+    counts = {"total_duration": since(record.started), "load_duration": 0, "prompt_eval_count": record.prompt_tokens}
+    return _json({"model": server.engine.info.model_name, "embeddings": vectors, **counts})
+
+
+async def ollama_embeddings(request: Request) -> Response:
+    """A vector of a text (Ollama's older route)."""
+    body = parse(await read_json(request), OllamaEmbeddingsRequest, ignored=ignored_fields(request))
+    record_of(request).ignored += body.without_effect()
+    (made,) = await _vectors_of(request, body.model, [body.prompt], field="prompt", kept=-1, dimensions=None)
+    return _json({"embedding": to_json(made.outputs.data)})
+
+
+async def _vectors_of(
+    request: Request, model: str | None, texts: list[str], *, field: str, kept: int | None, dimensions: int | None
+) -> list[Any]:
+    server = server_of(request)
+    name = named(server, model)
+    server.check_task("embed")
+    if not texts:
+        return []
+    body = EmbeddingRequest.model_construct(model=name, input=texts, truncate_prompt_tokens=kept, dimensions=dimensions)
+    return await made_vectors(request, server, body, texts, body.params(task="embed"), field=field)
+
+
+async def ollama_tags(request: Request) -> Response:
+    """The names under which the model is served (Ollama)."""
+    server = server_of(request)
+    return _json({"models": [_card(server, name) for name in _names(server)]})
+
+
+async def ollama_ps(request: Request) -> Response:
+    """The model that is loaded (Ollama)."""
+    server = server_of(request)
+    info = server.engine.info
+    loaded = {"expires_at": NEVER, "context_length": info.max_model_len}
+    loaded["size_vram"] = 0 if info.platform == "cpu" else info.weight_bytes
+    return _json({"models": [_card(server, name) | loaded for name in _names(server)]})
+
+
+async def ollama_show(request: Request) -> Response:
+    """What is known of the model (Ollama)."""
+    server = server_of(request)
+    body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
+    named(server, body.wanted)
+    info, template = server.engine.info, ""
+    if server.engine.tokenizer is not None and info.pooler is None:
+        template = template_source(server, ChatRequest.model_construct(messages=[]), with_tools=False)
+    family = info.architecture
+    known = {
+        "general.architecture": family,
+        f"{family}.context_length": info.max_model_len,
+        f"{family}.block_count": info.num_layers,
+        f"{family}.vocab_size": info.vocab_size,
+    }
+    if info.pooler is not None:
+        known[f"{family}.embedding_length"] = info.pooler.size
+    parameters = "\n".join(f"{name} {value}" for name, value in sorted(info.default_sampling_params.items()))
+    shown = {"license": "", "modelfile": "", "parameters": parameters, "template": template}
+    card = _card(server, info.model_name)
+    return _json(
+        {
+            **shown,
+            "modified_at": card["modified_at"],
+            "details": card["details"],
+            "model_info": known,
+            "capabilities": _capabilities(server, template),
+        }
+    )
+
+
+def _capabilities(server: Server, template: str) -> list[str]:
+    """What the model can do, in Ollama's words."""
+    if server.engine.info.pooler is not None:
+        return ["embedding"]
+    found = ["completion"]
+    if tools_variable(template) is not None:
+        found.append("tools")
+    if switches_of_thinking(template) or server.formats.parsers(template).reasoning_marks is not None:
+        found.append("thinking")
+    if server.pictures is not None:
+        found.append("vision")
+    return [*found, *(["insert"] if _fills_gaps(server) else [])]
+
+
+def _fills_gaps(server: Server) -> bool:
+    try:
+        InfillTokens.of(server.tokenizer)
+    except (InvalidRequest, ApiError):  # no such tokens, or no tokenizer
+        return False
+    return True
+
+
+def _names(server: Server) -> list[str]:
+    return list(server.engine.config.served_names) or [server.engine.info.model_name]
+
+
+def _card(server: Server, name: str) -> dict[str, Any]:
+    info = server.engine.info
+    begun = datetime.fromtimestamp(server.created, UTC).isoformat().replace("+00:00", "Z")
+    details = {
+        "parent_model": "",
+        "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": "",
+        "quantization_level": server.engine.config.quantization or "",
+    }
+    digest = hashlib.sha256(f"{server.model_root} {server.fingerprint}".encode()).hexdigest()
+    sizes = {"size": info.weight_bytes, "digest": digest}
+    return {"name": name, "model": name, "modified_at": begun, **sizes, "details": details}
+
+
+async def ollama_version(_: Request) -> Response:
+    """The version of Ollama's API that is spoken."""
+    return _json({"version": VERSION})
+
+
+async def ollama_pull(request: Request) -> Response | ASGIApp:
+    """Say that the served model is there; others are not fetched (Ollama)."""
+    server = server_of(request)
+    check_operator(request, server.config)
+    body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
+    named(server, body.wanted)
+    if body.stream is False:
+        return _json({"status": "success"})
+    lines = b"".join(line({"status": status}) for status in ("pulling manifest", "success"))
+    return Response(lines, media_type=MEDIA_TYPE)
+
+
+async def ollama_delete(request: Request) -> Response:
+    """Refused: the server keeps the model that it serves (Ollama)."""
+    server = server_of(request)
+    check_operator(request, server.config)
+    body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
+    named(server, body.wanted)
+    raise ApiError("the server has one model, which it serves: it is not deleted", status=501, code="not_implemented")
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(answer), media_type="application/json")
+
+
+OLLAMA_ROUTES = [
+    Route("/api/chat", ollama_chat, methods=["POST"]),
+    Route("/api/generate", ollama_generate, methods=["POST"]),
+    Route("/api/embed", ollama_embed, methods=["POST"]),
+    Route("/api/embeddings", ollama_embeddings, methods=["POST"]),
+]
+OLLAMA_MODEL_ROUTES = [
+    Route("/api/tags", ollama_tags, methods=["GET"]),
+    Route("/api/ps", ollama_ps, methods=["GET"]),
+    Route("/api/show", ollama_show, methods=["POST"]),
+    Route("/api/version", ollama_version, methods=["GET"]),
+    Route("/api/pull", ollama_pull, methods=["POST"]),
+    Route("/api/delete", ollama_delete, methods=["DELETE"]),
+]
