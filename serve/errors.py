@@ -29,7 +29,7 @@ log = logging.getLogger("serve")
 MAX_MESSAGE_CHARS = 1000
 MAX_NAME_CHARS = 100
 ANTHROPIC = "/v1/messages"  # where paths of its API begin
-OLLAMA = "/api/"
+OLLAMA = "/api/"  # likewise
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -93,7 +93,7 @@ class ApiError(Exception):
         if path.startswith(ANTHROPIC):
             body = anthropic_error(self, request_id)
         elif path.startswith(OLLAMA):
-            body = {"error": self.message}
+            body = ollama_error(self)
         return Response(orjson.dumps(body), self.status, headers=self.headers, media_type="application/json")
 
 
@@ -111,6 +111,14 @@ def anthropic_error(failure: ApiError, request_id: str) -> dict[str, Any]:
     if failure.too_long is not None:  # the words by which agents know that they must compact the conversation
         message = "prompt is too long: {} tokens > {} maximum".format(*failure.too_long)
     return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+
+
+def ollama_error(failure: ApiError) -> dict[str, Any]:
+    """A failure as Ollama's error body, which is also the line of a stream that fails: it has one text, which names the
+    field, too."""
+    field = failure.param
+    named = field is None or field in failure.message
+    return {"error": failure.message if named else f"`{field}`: {failure.message}"}
 
 
 def unsupported(field: str, detail: str = "is not supported yet") -> ApiError:

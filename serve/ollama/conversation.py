@@ -65,7 +65,7 @@ def chat_of(server: Server, body: OllamaChatRequest | OllamaGenerateRequest, ign
         messages, tools = messages_of(body.messages or []), body.tools
     else:
         system = [OllamaMessage(role="system", content=body.system)] if body.system else []
-        messages = messages_of([*system, OllamaMessage(role="user", content=body.prompt, images=body.images)])
+        messages = messages_of([*system, OllamaMessage(role="user", content=body.prompt or "", images=body.images)])
     chat = ChatRequest.model_construct(
         model=named(server, body.model), messages=messages, tools=tools, response_format=_response_format(body)
     )
@@ -79,7 +79,7 @@ def completion_of(server: Server, body: OllamaGenerateRequest, ignored: list[str
     body.check_plain()
     made = CompletionRequest.model_construct(
         model=named(server, body.model),
-        prompt=body.prompt,
+        prompt=body.prompt or "",
         suffix=body.suffix or None,
         response_format=_response_format(body),
     )
@@ -116,10 +116,11 @@ def messages_of(messages: Sequence[OllamaMessage]) -> list[ChatMessage]:
 
 def _content(message: OllamaMessage) -> str | list[dict[str, Any]]:
     """Pictures stand before the text, as Ollama has it."""
+    text = message.content or ""
     if not message.images:
-        return message.content
+        return text
     pictures = [{"type": "image", "source": {"type": "base64", "data": data}} for data in message.images]
-    return [*pictures, {"type": "text", "text": message.content}]
+    return [*pictures, {"type": "text", "text": text}]
 
 
 def _call(call: dict[str, Any], path: str, id: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import orjson
 
 from llmjax.parsing.events import Arguments, Call, CallBegun, Content, Event, Reasoning
 from llmjax.serve.context import RequestRecord
-from llmjax.serve.errors import ApiError
+from llmjax.serve.errors import ApiError, ollama_error
 from llmjax.serve.generation import Tally
 
 Data = dict[str, Any]
@@ -26,7 +26,7 @@ def line(data: Data) -> bytes:
 
 def error_line(failure: ApiError) -> bytes:
     """An error as a line of a stream."""
-    return line({"error": failure.message})
+    return line(ollama_error(failure))
 
 
 def now() -> str:
@@ -48,7 +48,7 @@ class LineWriter:
     _calls: list[Call] = field(default_factory=list)
 
     def write(self, events: Iterable[Event]) -> list[Data]:
-        """The objects for what is said next. A call is one object, which comes when the answer has ended."""
+        """The objects of what comes next. A call is one object, which comes when the answer has ended."""
         found = []
         for event in events:
             match event:

@@ -118,7 +118,7 @@ class OllamaMessage(ApiModel):
     """One turn."""
 
     role: Literal["system", "user", "assistant", "tool"]
-    content: str = ""
+    content: str | None = None
     thinking: str | None = None
     images: Images | None = None
     tool_calls: Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MAX_TOOLS)] | None = None
@@ -136,7 +136,7 @@ class OllamaChatRequest(OllamaGenerating):
 class OllamaGenerateRequest(OllamaGenerating):
     """POST /api/generate."""
 
-    prompt: str = ""
+    prompt: str | None = None
     suffix: str | None = None
     system: str | None = None
     template: str | None = None

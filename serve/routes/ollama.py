@@ -19,7 +19,6 @@ from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import switches_of_thinking, tools_variable
 from llmjax.parsing.events import Content
-from llmjax.serve.access import check_operator
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import RequestRecord, Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
 from llmjax.serve.errors import ApiError
@@ -321,7 +320,6 @@ async def ollama_version(_: Request) -> Response:
 async def ollama_pull(request: Request) -> Response | ASGIApp:
     """Say that the served model is there; others are not fetched (Ollama)."""
     server = server_of(request)
-    check_operator(request, server.config)
     body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
     named(server, body.wanted)
     if body.stream is False:
@@ -333,7 +331,6 @@ async def ollama_pull(request: Request) -> Response | ASGIApp:
 async def ollama_delete(request: Request) -> Response:
     """Refused: the server keeps the model that it serves (Ollama)."""
     server = server_of(request)
-    check_operator(request, server.config)
     body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
     named(server, body.wanted)
     raise ApiError("the server has one model, which it serves: it is not deleted", status=501, code="not_implemented")

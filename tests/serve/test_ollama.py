@@ -149,7 +149,7 @@ def test_a_raw_prompt_goes_to_the_model_as_it_is(client: ollama.Client) -> None:
     assert SCRIPTS["plain"].startswith("".join(part.response for part in parts))
     with pytest.raises(ollama.ResponseError, match="`system` cannot be combined with raw"):
         client.generate("scripted", "x", raw=True, system="y")
-    with pytest.raises(ollama.ResponseError, match="no tokens for filling a gap"):
+    with pytest.raises(ollama.ResponseError, match=r"`suffix`: .* no tokens for filling a gap"):
         client.generate("scripted", "x", suffix="y")
 
 

@@ -47,6 +47,10 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions/batch", {"messages": [MESSAGES], "max_tokens": 1}),
     ("/inference/v1/generate", {"token_ids": [40], "sampling_params": {"max_tokens": 1}}),
     ("/generative_scoring", {"query": "x", "items": ["y"], "label_token_ids": [40, 41]}),
+    ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 1}}),
+    ("/api/generate", {"prompt": "x", "options": {"num_predict": 1}}),
+    ("/api/show", {"model": "tiny-llama"}),
+    ("/api/pull", {"model": "tiny-llama"}),
     ("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}),
 ]
 EITHER = {"messages": "prompt", "prompt": "messages"}  # of /tokenize
@@ -75,7 +79,8 @@ def check_fields(http: httpx.Client, path: str, base: dict[str, Any], *, togethe
             if answer.status_code == 200:
                 continue
             error = answer.json()["error"]
-            if answer.status_code == 404 and error.get("param") in base:
+            error = {"message": error} if isinstance(error, str) else error  # Ollama's
+            if answer.status_code == 404 and (error.get("param") in base or path.startswith("/api/")):
                 continue  # what the body is about is not there, and was looked for last
             said = error.get("param") or error["message"]
             clear = len(error["message"]) <= 1000 and "\n" not in error["message"]
@@ -120,6 +125,9 @@ ELSEWHERE = {
     "/rerank",
     "/v1/rerank",
     "/v2/rerank",
+    "/api/embed",
+    "/api/embeddings",
+    "/api/delete",
 }
 ELSEWHERE |= {"/invocations", "/abort_requests"}
 
