@@ -21,6 +21,7 @@ from llmjax.models.vision.preparation import (
     NearestGrid,
     Padded,
     PaddedViews,
+    PanAndScan,
     Pinpoints,
     Preparation,
     RoundedUp,
@@ -95,6 +96,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _split(image, layout, preparation)
         case Squared():
             return _squared(image, layout, preparation)
+        case PanAndScan():
+            return _scanned(image, layout, preparation)
         case PaddedViews():
             return _views(image, layout, preparation, several=several)
         case NearestGrid():
@@ -331,6 +334,23 @@ def _filled(image: Image.Image, layout: FilledGrid, preparation: Preparation) ->
     return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
 
 
+def scanned_grid(height: int, width: int, layout: PanAndScan) -> tuple[int, int]:
+    """Rows and columns of parts, (0, 0) if there are none; formula: transformers' ``pan_and_scan`` of Gemma 3."""
+    long, short = max(height, width), min(height, width)
+    count = min(layout.most, max(2, min(long // layout.least, math.floor(long / short + 0.5))))
+    if long / short < layout.ratio or min(math.ceil(long / count), short) < layout.least:
+        return 0, 0
+    return (1, count) if width >= height else (count, 1)
+
+
+def _scanned(image: Image.Image, layout: PanAndScan, preparation: Preparation) -> LaidOut:
+    rows, columns = scanned_grid(image.height, image.width, layout)
+    parts = [image]
+    if rows:
+        parts += cut(image, (math.ceil(image.height / rows), math.ceil(image.width / columns)))
+    return _many([resized(part, (layout.tile, layout.tile), preparation) for part in parts], rows, columns, preparation)
+
+
 def _squared(image: Image.Image, layout: Squared, preparation: Preparation) -> LaidOut:
     scale = layout.side / max(image.size)
     wide, high = (max(round(side * scale), layout.least) for side in image.size)
@@ -491,14 +511,14 @@ def bilinear(grid: NDArray[Any], rows: int, columns: int) -> tuple[NDArray[Any],
 
 
 def cut(image: Image.Image, tile: int | tuple[int, int]) -> list[Image.Image]:
-    """The tiles of a picture whose sides are multiples of a tile's, line by line.
+    """The tiles of a picture, line by line; the last ones are smaller if its sides are no multiples of a tile's.
 
     Args:
         tile: their height and width, or both.
     """
     high, wide = (tile, tile) if isinstance(tile, int) else tile
     corners = [(x, y) for y in range(0, image.height, high) for x in range(0, image.width, wide)]
-    return [image.crop((x, y, x + wide, y + high)) for x, y in corners]
+    return [image.crop((x, y, min(x + wide, image.width), min(y + high, image.height))) for x, y in corners]
 
 
 def tiled_grid(rows: int, columns: int, along: int) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import BILINEAR, HALF, preparation, siglip_layers, siglip_tensors, square
-from llmjax.models.vision.preparation import Preparation, Stretched, Surrounded
+from llmjax.models.vision.preparation import Layout, PanAndScan, Preparation, Scanned, Stretched
 from llmjax.models.vision.spec import Merged, Normed, Projected, TablePositions, VisionSpec
 
 # What Hugging Face's SiglipVisionConfig means by a missing key.
@@ -27,7 +27,12 @@ PROCESSOR = {
     "rescale_factor": 1 / 255,
     "image_mean": HALF,
     "image_std": HALF,
+    "do_pan_and_scan": False,
+    "pan_and_scan_min_crop_size": 256,
+    "pan_and_scan_max_num_crops": 4,
+    "pan_and_scan_min_ratio_to_activate": 1.2,
 }
+MOST_CROPS = 16
 TENSORS = {
     **siglip_tensors("vision_tower"),
     "multi_modal_projector.mm_soft_emb_norm": "projector.step1",
@@ -75,18 +80,30 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, patch = sight.processor, square(sight.vision, "patch_size")
-    files.require("do_pan_and_scan", False)
     along = square(sight.vision, "image_size")
     if dict(files.mapping("size")) != {"height": along, "width": along}:
         raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    layout: Layout = Stretched(height=along, width=along)
+    if files.flag("do_pan_and_scan"):
+        layout = PanAndScan(
+            tile=along,
+            least=files.integer("pan_and_scan_min_crop_size"),
+            most=files.integer("pan_and_scan_max_num_crops", maximum=MOST_CROPS),
+            ratio=files.number("pan_and_scan_min_ratio_to_activate"),
+        )
     return preparation(
         files,
-        layout=Stretched(height=along, width=along),
+        layout=layout,
         patch=patch,
         side=side_of(sight),
         placeholder="<start_of_image>",
         row_token=sight.whole.integer("image_token_index", minimum=0),
-        text=Surrounded(before="\n\n<start_of_image>", after="<end_of_image>\n\n"),
+        text=Scanned(
+            before="\n\n<start_of_image>",
+            after="<end_of_image>\n\n",
+            whole="Here is the original image ",
+            scanned=" and here are some crops to help you see better ",
+        ),
         joins_lines=True,
     )
 

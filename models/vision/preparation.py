@@ -116,6 +116,23 @@ class PaddedViews:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PanAndScan:
+    """The whole picture and, where it is long, its parts side by side, each stretched to one size (Gemma 3).
+
+    Attributes:
+        tile: pixels along each side of that size.
+        least: pixels along each side of the smallest part.
+        most: how many parts there may be.
+        ratio: the shortest picture that has any, as its longer side by its shorter one.
+    """
+
+    tile: int
+    least: int
+    most: int
+    ratio: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Squared:
     """The longer side becomes ``side``, and the picture is filled up to a square (DeepSeek-VL, Janus).
 
@@ -209,6 +226,7 @@ Layout = (
     | Split
     | Pinpoints
     | PaddedViews
+    | PanAndScan
     | Squared
     | NearestGrid
     | Canvas
@@ -384,7 +402,41 @@ class Tiled:
         return [*found, self.whole, rows, self.after, self.end]
 
 
-PictureText = Surrounded | Lined | Numbered | Separated | Sliced | Tiled
+@dataclass(frozen=True, kw_only=True)
+class Scanned:
+    """Words before the whole picture and before its parts, if it has any (Gemma 3).
+
+    Attributes:
+        before, after: what stands around each.
+        whole, scanned: the words before the whole and before the first part.
+        between: what stands between two parts.
+    """
+
+    before: str
+    after: str
+    whole: str
+    scanned: str
+    between: str = " "
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        starts = (self.whole, self.after + self.scanned, self.after + self.between)
+        return (self.before, *(start + self.before for start in starts), self.after)
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        rows = arrangement.height * arrangement.width
+        if not (count := arrangement.rows * arrangement.columns):
+            return [self.before, rows, self.after]
+        # What stands between two tokens of a picture is divided into tokens as a whole.
+        found: list[str | int] = [self.whole + self.before, rows, self.after + self.scanned + self.before, rows]
+        for _ in range(count - 1):
+            found += [self.after + self.between + self.before, rows]
+        return [*found, self.after]
+
+
+PictureText = Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
 
 
 @dataclass(frozen=True, kw_only=True)

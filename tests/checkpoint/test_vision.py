@@ -43,7 +43,7 @@ def test_both_layouts_give_the_same_tensors(name: str, renamed: Callable[[str], 
     family = vision_family(known.whole_config)
     assert family is not None and known.vision is not None and len(known.vision_tensors) > 20
     stored = stored_tensors(SEEING / name)
-    if name in ("internvl", "kimi-vl") and renamed is before:
+    if name in ("internvl", "kimi-vl", "kimi-k2_5") and renamed is before:
         pytest.skip("its files have had one layout")
     changed = {renamed(key): tensor for key, tensor in stored.items()}
     assert (

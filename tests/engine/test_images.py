@@ -6,6 +6,8 @@ Budget and pages are small, so that images are cut into chunks, found in the pre
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -54,6 +56,7 @@ NAMES = [
     "minicpmv",
     "phi3_v",
     "kimi-vl",
+    "kimi-k2_5",
     "deepseek-vl2",
     "deepseek-vl",
     "janus",
@@ -80,13 +83,18 @@ def golden(name: str) -> dict[str, np.ndarray]:
 
 def engine_of(name: str, compile_cache_dir: str, *, folder: Path | None = None, **options: Any) -> LLM:
     """An engine in which a prompt's log-probabilities are those of all tokens."""
-    options = {"max_num_seqs": 2, "max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**20, **options}
+    options = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 64,
+        "max_model_len": 160,
+        "kv_cache_memory_bytes": 2**20,
+        **options,
+    }
     vocab_size = golden(name)["none/logits"].shape[1]
     return LLM(
         str(folder or SEEING / name),
         dtype="float32",
         page_size=PAGE,
-        max_model_len=160,
         max_logprobs=vocab_size,
         compilation_cache_dir=compile_cache_dir,
         compile_threads=1,
@@ -249,6 +257,30 @@ def test_logits_behind_videos_are_those_of_transformers(name: str, compile_cache
         with pytest.raises(InvalidRequest, match=reason):
             llm.generate([{**prompt, "multi_modal_data": wrong}], use_tqdm=False)
     llm.close()
+
+
+@pytest.mark.slow
+def test_crops_of_a_picture_are_as_pictures_of_their_own(compile_cache_dir: str, tmp_path: Path) -> None:
+    """Pan-and-scan: the same tokens and logits as of a prompt with the words and the parts in it."""
+    name, folder = "gemma3", tmp_path / "panned"
+    shutil.copytree(SEEING / name, folder)
+    path = folder / "preprocessor_config.json"
+    keys = {"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 12, "pan_and_scan_max_num_crops": 4}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **keys}))
+    picture = Image.fromarray(golden(name)["image2"])  # 111 x 50 pixels, which are two parts
+    parts = [picture, picture.crop((0, 0, 56, 50)), picture.crop((56, 0, 111, 50))]
+    one = "<start_of_image>"
+    words = f"Here is the original image {one} and here are some crops to help you see better {one} {one}"
+    found = []
+    for model, text, pictures in ((folder, one, [picture]), (SEEING / name, words, parts)):
+        llm = engine_of(name, compile_cache_dir, folder=model, max_num_batched_tokens=20, max_model_len=256)
+        prompt: Any = {"prompt": f"See {text}? ", "multi_modal_data": {"image": pictures}}
+        (output,) = llm.generate([prompt], scored(max_tokens=4, prompt_logprobs=-1), use_tqdm=False)
+        llm.close()
+        assert output.prompt_logprobs is not None
+        found.append((list(output.prompt_token_ids or ()), rows_of(output.prompt_logprobs[1:], 320)))
+    assert found[0][0] == found[1][0]
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-5)
 
 
 def test_what_a_prompt_with_images_must_be(engine: Seeing) -> None:

@@ -63,6 +63,7 @@ class Projector:
         halves: queries and keys are stored with a head's halves interleaved.
         unused: tensors that are made anew.
         plus_one: endings of the names of norms that are stored with one added.
+        text: keys of the text model's config.json that its own file does not have.
     """
 
     architecture: str
@@ -74,6 +75,7 @@ class Projector:
     halves: bool = False
     plus_one: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    text: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda text: {}
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,24 @@ class _Keys:
             return "silu"
         return "gelu_pytorch_tanh" if self.file.metadata.get("clip.use_gelu") else "quick_gelu"
 
+    @property
+    def eps(self) -> float:
+        """What norms add to the variance."""
+        return _shortest(self.get("attention.layer_norm_epsilon", 1e-6))
+
+    def any_of(self, *names: str) -> bool:
+        """Whether there is one of these tensors."""
+        return any(name in self.file.tensors for name in names)
+
     def rows(self, name: str) -> int:
         """Rows of a tensor."""
+        return self.shape(name)[0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor."""
         if name not in self.file.tensors:
             raise CheckpointError(f"{self.file.path}: tensor {name!r} is missing")
-        return self.file.tensors[name].shape[0]
+        return self.file.tensors[name].shape
 
 
 def _qwen2_vl(keys: _Keys) -> dict[str, Any]:
@@ -241,6 +256,76 @@ def _minicpmv_slices(keys: _Keys) -> dict[str, Any]:
     }
 
 
+def _glm4v(keys: _Keys) -> dict[str, Any]:
+    return {
+        "depth": keys.integer("block_count"),
+        "num_heads": keys.integer("attention.head_count"),
+        "out_hidden_size": keys.hidden_size,
+        "rms_norm_eps": keys.eps,
+        "attention_bias": keys.any_of("v.blk.0.attn_qkv.bias", "v.blk.0.attn_q.bias"),
+        "hidden_act": "silu",
+    }
+
+
+def _gemma4(keys: _Keys) -> dict[str, Any]:
+    return {
+        "num_key_value_heads": keys.integer("attention.head_count"),
+        "head_dim": keys.rows("v.blk.0.attn_q.weight") // keys.integer("attention.head_count"),
+        "position_embedding_size": keys.shape("v.position_embd.weight")[1],
+        "rms_norm_eps": keys.eps,
+        "use_clipped_linears": keys.any_of("v.blk.0.attn_q.input_min"),
+        "standardize": keys.any_of("v.std_bias"),
+    }
+
+
+def _gemma4_pixels(keys: _Keys) -> dict[str, Any]:
+    patch, pixels = keys.integer("patch_size"), keys.get("image_max_pixels")
+    limit = {} if pixels is None else {"max_soft_tokens": pixels // (patch * GEMMA4_SIDE) ** 2}
+    return {"patch_size": patch, "pooling_kernel_size": GEMMA4_SIDE, "do_normalize": False, **limit}
+
+
+def _gemma4_text(text: Mapping[str, Any]) -> dict[str, Any]:
+    """Models with embeddings for each layer are the causal ones, which files do not say."""
+    return {} if text.get("hidden_size_per_layer_input") else {"use_bidirectional_attention": "vision"}
+
+
+def _llama4(keys: _Keys) -> dict[str, Any]:
+    inner, out = (keys.rows(f"mm.model.mlp.{number}.weight") for number in (1, 2))
+    return {
+        "hidden_act": "gelu",
+        "pixel_shuffle_ratio": 1 / keys.integer("projector.scale_factor", 2),
+        "projector_input_dim": inner,
+        "projector_output_dim": out,
+        "vision_output_dim": out,
+    }
+
+
+def _llama4_tiles(keys: _Keys) -> dict[str, Any]:
+    return {**_square(keys), "max_patches": keys.integer("preproc_max_tiles", 16)}
+
+
+def _kimi_vl(keys: _Keys) -> dict[str, Any]:
+    height, side = keys.integer("image_size") // keys.integer("patch_size"), keys.integer("projector.scale_factor", 2)
+    return {
+        "init_pos_emb_height": height,
+        "init_pos_emb_width": keys.rows("v.position_embd.weight") // height,
+        "merge_kernel_size": [side, side],
+    }
+
+
+def _kimi_vl_pixels(keys: _Keys) -> dict[str, Any]:
+    pixels = keys.get("image_max_pixels")
+    limit = {} if pixels is None else {"in_token_limit": pixels // keys.integer("patch_size") ** 2}
+    return {"pad_input": True, **limit}
+
+
+def _janus(keys: _Keys) -> dict[str, Any]:
+    # Half a value more, so that no rounding makes it one less.
+    ratio = (keys.integer("feed_forward_length") + 0.5) / keys.integer("embedding_length")
+    return {"hidden_act": "gelu", "mlp_ratio": ratio, "projection_dim": keys.hidden_size}
+
+
+GEMMA4_SIDE = 3  # patches along each side of a square that becomes one row
 PINPOINTS = "image_grid_pinpoints"
 LLAVA_NEXT = "mlp with image_grid_pinpoints"
 """What files call mlp too."""
@@ -348,6 +433,60 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
             _minicpmv_slices,
             unused=("resampler.pos_embed_k",),
         ),
+        "glm4v": Projector(
+            "Glm4vForConditionalGeneration",
+            ("<|image|>", "image_token_id"),
+            {
+                "v.norm_embd": "norm_patches",
+                "mm.patch_merger": "projector.step1",
+                "mm.model.fc": "projector.step2",
+                "mm.post_norm": "projector.step3",
+                **{f"mm.{part}": f"projector.step4.{part}_proj" for part in ("gate", "up", "down")},
+            },
+            _glm4v,
+            processor=_pixels,
+        ),
+        "gemma4v": Projector(
+            "Gemma4ForConditionalGeneration",
+            ("<|image|>", "image_token_id"),
+            {
+                f"{BLOCK}attn_post_norm": "layers.*.after1",
+                f"{BLOCK}ffn_post_norm": "layers.*.after2",
+                "v.std_bias": "projector.step1.bias",
+                "v.std_scale": "projector.step1.scale",
+                "mm.input_projection": "projector.step3",
+            },
+            lambda keys: {"model_type": "gemma4_vision", **_gemma4(keys)},
+            processor=_gemma4_pixels,
+            text=_gemma4_text,
+        ),
+        "llama4": Projector(
+            "Llama4ForConditionalGeneration",
+            ("<|patch|>", "image_token_index"),
+            {
+                "v.position_embd.weight": "positions.LAST",
+                f"{BLOCK}attn_post_norm": "layers.*.norm2",  # which some converters call ln2
+                "mm.model.mlp.1": "projector.step1",
+                "mm.model.mlp.2": "projector.step2",
+                "mm.model.fc": "projector.step3",
+            },
+            _llama4,
+            processor=_llama4_tiles,
+        ),
+        "kimivl": Projector(
+            "KimiVLForConditionalGeneration",
+            ("<|media_pad|>", "media_placeholder_token_id"),
+            {"mm.input_norm": "projector.step0", "mm.1": "projector.step2", "mm.2": "projector.step3"},
+            _kimi_vl,
+            processor=_kimi_vl_pixels,
+        ),
+        "janus_pro": Projector(
+            "JanusForConditionalGeneration",
+            ("<image_placeholder>", "image_token_id"),
+            {"mm.0": "projector.step0", "mm.1": "projector.step1"},
+            _janus,
+            processor=_square,
+        ),
     }
 )
 """By the name that files have in PROJECTORS."""
@@ -405,13 +544,13 @@ def whole_config(
         "num_attention_heads": keys.integer("attention.head_count"),
         "patch_size": keys.integer("patch_size"),
         "spatial_merge_size": _merge(keys, 2),
-        "layer_norm_eps": _shortest(keys.get("attention.layer_norm_epsilon", 1e-6)),
+        "layer_norm_eps": keys.eps,
         **({} if keys.get("image_size", 0) == 0 else {"image_size": keys.integer("image_size")}),
         **projector.vision(keys),
     }
     whole = {
         "architectures": [projector.architecture],
-        "text_config": dict(text),
+        "text_config": {**text, **projector.text(text)},
         "vision_config": vision,
         id_key: row_token,
         **projector.whole(keys),

@@ -275,7 +275,8 @@ def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo
     if info.whole is None:
         return ()
     if info.whole == "image":
-        return tuple(Whole(int(one.rows[0]), int(one.rows[-1]) + 1) for one in images)
+        runs = (run for one in images for run in np.split(one.rows, np.flatnonzero(np.diff(one.rows) > 1) + 1))
+        return tuple(Whole(int(run[0]), int(run[-1]) + 1) for run in runs)
     count = len(prompt.ids)
     if count > info.max_tokens:
         raise InvalidRequest(

@@ -35,6 +35,7 @@ class Conversion:
         token: where feature rows stand, and its id.
         exchanged: whether the matrices of feed-forward parts have each other's names, as in older files.
         changed: what is done to tensors of the encoder, by the ends of their names.
+        lost: keys of preprocessor_config.json that no key of the file is for, with what they are taken for.
     """
 
     projector: str
@@ -43,6 +44,7 @@ class Conversion:
     token: tuple[str, int]
     changed: Mapping[str, Callable[[np.ndarray], np.ndarray]] = field(default_factory=dict)
     exchanged: bool = False
+    lost: Mapping[str, Any] = field(default_factory=dict)
 
 
 def interleaved(heads: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -56,6 +58,7 @@ USUAL = {
     "class_embed": "v.class_embd",
     "norm_before": "v.pre_ln",
     "norm_after": "v.post_ln",
+    "norm_patches": "v.norm_embd",
 }
 LAYER = {
     "norm1": "ln1",
@@ -67,6 +70,10 @@ LAYER = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "after1": "attn_post_norm",
+    "after2": "ffn_post_norm",
     "scale1": "ls1.weight",
     "scale2": "ls2.weight",
 }
@@ -168,6 +175,60 @@ CONVERSIONS = {
         ("[IMG]", 259),
         {"q_proj.weight": interleaved(5), "k_proj.weight": interleaved(5)},
     ),
+    **{
+        name: Conversion(
+            "glm4v",
+            {
+                "projector.step1": "mm.patch_merger",
+                "projector.step2": "mm.model.fc",
+                "projector.step3": "mm.post_norm",
+                **{f"projector.step4.{part}_proj": f"mm.{part}" for part in ("gate", "up", "down")},
+            },
+            {"clip.use_silu": True, f"{V}image_min_pixels": 1152, f"{V}image_max_pixels": 14001},
+            ("<|image|>", 263),
+            {"projector.step1.weight": lambda x: x.reshape(len(x), -1, 2, 2)},
+        )
+        for name in ("glm4v", "glm4v-moe")
+    },
+    **{
+        name: Conversion(
+            "gemma4v",
+            {
+                "projector.step1.bias": "v.std_bias",
+                "projector.step1.scale": "v.std_scale",
+                "projector.step3": "mm.input_projection",
+            },
+            {f"{V}image_max_pixels": 9 * 18**2},
+            ("<|image|>", 261),
+            {"positions": lambda x: x.reshape(2, -1, x.shape[-1])},
+        )
+        for name in ("gemma4", "gemma4-layered")
+    },
+    "llama4": Conversion(
+        "llama4",
+        {"projector.step1": "mm.model.mlp.1", "projector.step2": "mm.model.mlp.2", "projector.step3": "mm.model.fc"},
+        {"clip.use_gelu": True, f"{V}projector.scale_factor": 2, f"{V}preproc_max_tiles": 6},
+        ("<|patch|>", 262),
+        {"positions": lambda x: np.roll(x, -1, axis=0)},
+    ),
+    "kimi-vl": Conversion(
+        "kimivl",
+        {"projector.step0": "mm.input_norm", "projector.step2": "mm.1", "projector.step3": "mm.2"},
+        {
+            f"{V}image_size": 30,
+            f"{V}projector.scale_factor": 2,
+            "clip.use_gelu": True,
+            f"{V}image_max_pixels": 50 * 6**2,
+        },
+        ("<|media_pad|>", 261),
+    ),
+    "janus": Conversion(
+        "janus_pro",
+        {"projector.step0": "mm.0", "projector.step1": "mm.1"},
+        {"clip.use_gelu": True},
+        ("<image_placeholder>", 261),
+        lost={"min_size": 14},
+    ),
 }
 
 
@@ -194,14 +255,15 @@ def written(name: str, path: Path) -> Checkpoint:
     size = checkpoint.whole_config.get("image_size", vision.get("image_size"))
     sizes = {
         "embedding_length": vision.get("embed_dim", vision["hidden_size"]),
-        "feed_forward_length": vision.get("intermediate_size", 120),
+        "feed_forward_length": vision.get("intermediate_size", checkpoint.vision.layers[0].feed_forward.inner),
         "block_count": len(checkpoint.vision.layers),
         "attention.head_count": 5,
         "patch_size": 6,
         "image_size": size if isinstance(size, int) else 24,
     }
     for key, value in sizes.items():
-        writer.add_uint32(V + key, value)
+        if V + key not in conversion.keys:
+            writer.add_uint32(V + key, value)
     writer.add_float32(f"{V}attention.layer_norm_epsilon", checkpoint.vision.layers[0].norm.eps)
     writer.add_array(f"{V}image_mean", list(processor.mean))
     writer.add_array(f"{V}image_std", list(processor.std))
@@ -253,7 +315,10 @@ def test_files_are_read_as_the_original(name: str, tmp_path: Path) -> None:
     assert not others and found.keys() == original.vision_tensors.keys()
     for key, tensor in found.items():
         np.testing.assert_allclose(tensor.read(F32), original.vision_tensors[key].read(F32), atol=1e-6)
-    made, expected = preparation_of(whole, processor), preparation_of(original.whole_config, processor_config(name))
+    made, expected = (
+        preparation_of(whole, processor),
+        preparation_of(original.whole_config, {**processor_config(name), **CONVERSIONS[name].lost}),
+    )
     assert made is not None and expected is not None
     np.testing.assert_allclose(made.mean + made.std, expected.mean + expected.std, rtol=1e-7)
     assert (made.layout, made.text, made.row_token, made.side) == (
