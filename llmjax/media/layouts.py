@@ -511,7 +511,7 @@ def bilinear(grid: NDArray[Any], rows: int, columns: int) -> tuple[NDArray[Any],
 
 
 def cut(image: Image.Image, tile: int | tuple[int, int]) -> list[Image.Image]:
-    """The tiles of a picture, line by line; the last ones are smaller if its sides are no multiples of a tile's.
+    """The tiles of a picture, line by line; the last ones are smaller where its sides are not multiples of a tile's.
 
     Args:
         tile: their height and width, or both.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmjax.models.fields import Fields
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import BILINEAR, HALF, preparation, siglip_layers, siglip_tensors, square
@@ -84,12 +85,14 @@ def pictures(sight: Sight) -> Preparation:
     if dict(files.mapping("size")) != {"height": along, "width": along}:
         raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
     layout: Layout = Stretched(height=along, width=along)
-    if files.flag("do_pan_and_scan"):
+    # Published files have null for what the processor decides by itself.
+    said = Fields({key: value for key, value in files.values.items() if value is not None}, files.defaults, files.name)
+    if said.flag("do_pan_and_scan"):
         layout = PanAndScan(
             tile=along,
-            least=files.integer("pan_and_scan_min_crop_size"),
-            most=files.integer("pan_and_scan_max_num_crops", maximum=MOST_CROPS),
-            ratio=files.number("pan_and_scan_min_ratio_to_activate"),
+            least=said.integer("pan_and_scan_min_crop_size"),
+            most=said.integer("pan_and_scan_max_num_crops", maximum=MOST_CROPS),
+            ratio=said.number("pan_and_scan_min_ratio_to_activate"),
         )
     return preparation(
         files,

@@ -261,7 +261,7 @@ def test_logits_behind_videos_are_those_of_transformers(name: str, compile_cache
 
 @pytest.mark.slow
 def test_crops_of_a_picture_are_as_pictures_of_their_own(compile_cache_dir: str, tmp_path: Path) -> None:
-    """Pan-and-scan: the same tokens and logits as of a prompt with the words and the parts in it."""
+    """Pan-and-scan: tokens and logits are those that a prompt with the words and the parts in it has."""
     name, folder = "gemma3", tmp_path / "panned"
     shutil.copytree(SEEING / name, folder)
     path = folder / "preprocessor_config.json"
@@ -273,7 +273,7 @@ def test_crops_of_a_picture_are_as_pictures_of_their_own(compile_cache_dir: str,
     words = f"Here is the original image {one} and here are some crops to help you see better {one} {one}"
     found = []
     for model, text, pictures in ((folder, one, [picture]), (SEEING / name, words, parts)):
-        llm = engine_of(name, compile_cache_dir, folder=model, max_num_batched_tokens=20, max_model_len=256)
+        llm = engine_of(name, compile_cache_dir, folder=model, max_num_batched_tokens=200, max_model_len=256)
         prompt: Any = {"prompt": f"See {text}? ", "multi_modal_data": {"image": pictures}}
         (output,) = llm.generate([prompt], scored(max_tokens=4, prompt_logprobs=-1), use_tqdm=False)
         llm.close()

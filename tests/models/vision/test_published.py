@@ -14,6 +14,7 @@ from llmjax.models.vision.preparation import (
     Layout,
     Padded,
     PaddedViews,
+    PanAndScan,
     Slices,
     SmartResize,
     Split,
@@ -286,6 +287,15 @@ def test_what_is_not_supported_is_named(name: str, key: str, value: Any, words: 
     with pytest.raises(UnsupportedModel, match=words) as error:
         vision_spec_of(config)
     assert key in str(error.value)
+
+
+def test_pan_and_scan_has_the_processors_sizes_where_files_say_null() -> None:
+    config, processor, *_ = PUBLISHED["google/gemma-3-27b-it"]
+    null = dict.fromkeys(
+        ("pan_and_scan_max_num_crops", "pan_and_scan_min_crop_size", "pan_and_scan_min_ratio_to_activate")
+    )
+    made = preparation_of(config, {**processor, **null, "do_pan_and_scan": True})
+    assert made is not None and made.layout == PanAndScan(tile=896, least=256, most=4, ratio=1.2)
 
 
 def test_text_models_of_deepseek_vl2_are_of_three_kinds() -> None:
