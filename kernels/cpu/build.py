@@ -60,7 +60,7 @@ GENERIC = "generic"  # what every processor of a kind has: SSE2, or NEON
 # The longest come first, so that no core waits for one at the end.
 BY_ISA = {
     "int8_vectors": (GENERIC, "avx2", "avxvnni", "avx512vnni", "dotprod", "i8mm"),
-    "attention": (GENERIC, "avx2", "avx512", "amx"),
+    "attention": (GENERIC, "avx2", "avx512", "avx512bf16", "amx"),
     "bf16_tiles": ("amx",),
     "int8_tiles": ("amx",),
     "float_vectors": (GENERIC, "avx2", "avx512"),

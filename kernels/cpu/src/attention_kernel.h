@@ -3,21 +3,26 @@
 //
 // The rows (queries times heads of a group) that share the keys of one key/value head are processed together, 16 at a
 // time. Ways to multiply, by how many rows one request has: few take dot products with the pages where they lie; many
-// first bring the block into a form that a matrix product likes. If there are tiles, pages of bf16 and of one byte go
-// through them, with queries and weights in bf16 where rows are many, and in two parts where they are few. Requests that
-// share a task change no way and no order of a sum: keys are read, and brought into another type, once for all of them,
-// and each row's result is to the bit what it is alone.
+// first bring the block into a form that a matrix product likes. Where rows are many and the instruction set multiplies bf16,
+// queries and weights are rounded to it beside pages of bf16 and of one byte. Where rows are few and there are tiles, they
+// pass through these in two parts. Requests that share a task change no way and no order of a sum: keys are read, and
+// brought into another type, once for all of them, and each row's result is to the bit what it is alone.
 //
 // Scales never touch an element: those of keys multiply scores, those of values multiply weights.
 
 #ifndef LLMJAX_ATTENTION_KERNEL_H_
 #define LLMJAX_ATTENTION_KERNEL_H_
 
+#include <optional>
+
 #include "attention_few.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "kv_types.h"
 
+#if defined(__AVX512BF16__)
+#include "bf16_gemm.h"
+#endif
 #if defined(__AMX_BF16__)
 #include "attention_parts.h"
 #endif
@@ -75,8 +80,10 @@ inline Workspace divide(char* memory, int rows, int head_dim, int value_dim) {
   w.offsets = reinterpret_cast<float*>(take(padded, 4));
   w.narrow_q = reinterpret_cast<uint16_t*>(take(padded * head_dim, 2));
   w.weights = reinterpret_cast<uint16_t*>(take(kRowTile * kBlock, 2));
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   w.wide = reinterpret_cast<uint16_t*>(take(static_cast<size_t>(kBlock) * head_dim, 2));
+#endif
+#if defined(__AMX_BF16__)
   w.query_parts = reinterpret_cast<uint32_t*>(take(padded * head_dim, 4));
   w.weight_parts = take(2 * kTile * kBlock, 2);
   w.query_scales = reinterpret_cast<float*>(take(padded, 4));
@@ -91,7 +98,7 @@ inline Workspace divide(char* memory, int rows, int head_dim, int value_dim) {
 enum class Way {
   kScattered,  // few rows, from where the pages lie
   kDense,      // many rows, from a copy of the block in f32
-  kTiles,      // many rows in bf16
+  kBf16,       // many rows in bf16
   kParts,      // few rows in tiles, see attention_parts.h
 };
 
@@ -120,11 +127,7 @@ class AttentionKernel {
     if constexpr (kFitsBf16) {
       if (way_ == Way::kParts) return run_in_parts();
     }
-    if (way_ == Way::kTiles) {
-      Tiles tiles;
-      for (int key = task_.key_begin; key < task_.key_end; key += kBlock) block(key);
-      return finish();
-    }
+    const std::optional<Tiles> tiles = way_ == Way::kBf16 ? std::optional<Tiles>(std::in_place) : std::nullopt;
 #endif
     for (int key = task_.key_begin; key < task_.key_end; key += kBlock) block(key);
     finish();
@@ -133,12 +136,13 @@ class AttentionKernel {
  private:
   // rows: of one member.
   static Way choose(const Attention& call, int rows, bool single) {
-#if defined(__AMX_BF16__)
-    const int sizes = call.head_dim | call.value_dim;
-    if (kFitsBf16 && (rows > kFewRows || !single) && sizes % kTileK == 0) return Way::kTiles;
-    if (kFitsBf16 && fits_parts(call, rows)) return Way::kParts;
-#else
     (void)call;
+#if defined(__AVX512BF16__)
+    const int sizes = call.head_dim | call.value_dim;
+    if (kFitsBf16 && (rows > kFewRows || !single) && sizes % kPair == 0) return Way::kBf16;
+#endif
+#if defined(__AMX_BF16__)
+    if (kFitsBf16 && fits_parts(call, rows)) return Way::kParts;
 #endif
     return rows > kFewRows || !single ? Way::kDense : Way::kScattered;
   }
@@ -193,7 +197,7 @@ class AttentionKernel {
         }
         x = x * scale;
         sum += x;
-        if (way_ == Way::kTiles) {
+        if (way_ == Way::kBf16) {
           store(reinterpret_cast<Bf16*>(w_.narrow_q + static_cast<size_t>(m) * head_dim_ + d), x);
         } else {
           store(q + d, x);
@@ -274,7 +278,7 @@ class AttentionKernel {
     if (call_.token_scales) load_scales(begin, count);
     next_ = block_ == located_ ? located_ + 1 : located_;
     if (reads_pages()) foresee(begin);
-    if (way_ == Way::kDense || way_ == Way::kTiles) stage(round_up(count, kPad));
+    if (way_ == Way::kDense || way_ == Way::kBf16) stage(round_up(count, kPad));
     if (widened_) widen_rows(round_up(count, kPad));
     for_row_tiles(begin, count, [&](int m, int rows, int first, int end) {
       score(m, rows, first, end);
@@ -474,9 +478,9 @@ class AttentionKernel {
   }
 
   void stage(int count) {
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
     if constexpr (kFitsBf16) {
-      if (way_ == Way::kTiles) {
+      if (way_ == Way::kBf16) {
         const Bf16* keys[kBlock];
         for (int c = 0; c < count; c += kPad) bf16_rows(c, w_.wide + static_cast<size_t>(c) * head_dim_, keys + c);
         pair_transposed(keys, count, head_dim_, reinterpret_cast<uint32_t*>(w_.keys), kBlock);
@@ -500,7 +504,7 @@ class AttentionKernel {
     }
   }
 
-#if defined(__AMX_BF16__)
+#if defined(__AVX512BF16__)
   // Where kPad keys from c on lie as bf16: in the pages, or in `wide`.
   void bf16_rows(int c, uint16_t* wide, const Bf16** rows) {
     if constexpr (sizeof(T) == 2) {
@@ -514,10 +518,10 @@ class AttentionKernel {
 #endif
 
   void score(int m, int rows, int first, int end) {
-#if defined(__AMX_BF16__)
-    if (way_ == Way::kTiles) {
+#if defined(__AVX512BF16__)
+    if (way_ == Way::kBf16) {
       multiply_bf16(w_.narrow_q + static_cast<size_t>(m) * head_dim_, head_dim_, reinterpret_cast<uint32_t*>(w_.keys),
-                    kBlock, first, end, 0, head_dim_, w_.scores, kBlock, false);
+                    kBlock, rows, first, end, 0, head_dim_, w_.scores, kBlock, false);
       return;
     }
 #endif
@@ -585,8 +589,8 @@ class AttentionKernel {
     return highest;
   }
 
-#if defined(__AMX_BF16__)
-  Vec weigh_for_tiles(const float* scores, float peak, int first, int end, uint16_t* weights) const {
+#if defined(__AVX512BF16__)
+  Vec weigh_as_bf16(const float* scores, float peak, int first, int end, uint16_t* weights) const {
     const Vec per_exponent = splat(1.44269504f), shift = splat(peak * -1.44269504f);
     Vec low_total{}, high_total{};
     for (int c = first; c < end; c += 2 * kLanes) {
@@ -608,8 +612,10 @@ class AttentionKernel {
   // Scores as weights; their sums, lane by lane.
   Vec weigh(int i, float peak, int first, int end) {
     float* scores = scores_of(i);
+#if defined(__AVX512BF16__)
+    if (way_ == Way::kBf16) return weigh_as_bf16(scores, peak, first, end, w_.weights + i * kBlock);
+#endif
 #if defined(__AMX_BF16__)
-    if (way_ == Way::kTiles) return weigh_for_tiles(scores, peak, first, end, w_.weights + i * kBlock);
     if constexpr (kFitsBf16) {
       if (way_ == Way::kParts) return weigh_in_parts(i, peak, first, end);
     }
@@ -626,9 +632,9 @@ class AttentionKernel {
 
   void add_values(int m, int rows, int first, int end) {
     float* sums = w_.sums + static_cast<size_t>(m) * value_dim_;
-#if defined(__AMX_BF16__)
-    if (way_ == Way::kTiles) {
-      multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), value_dim_, 0, value_dim_, first, end,
+#if defined(__AVX512BF16__)
+    if (way_ == Way::kBf16) {
+      multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), value_dim_, rows, 0, value_dim_, first, end,
                     sums, value_dim_, true);
       return;
     }

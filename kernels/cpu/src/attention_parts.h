@@ -7,7 +7,7 @@
 #ifndef LLMJAX_ATTENTION_PARTS_H_
 #define LLMJAX_ATTENTION_PARTS_H_
 
-#include "amx.h"
+#include "bf16_gemm.h"
 #include "kv_types.h"
 
 namespace {

@@ -9,9 +9,12 @@ namespace {
 
 // Rows of b in one piece of memory.
 struct Dense {
+  using Factor = float;
   const float* data;
   int stride;
   Vec at(int k, int n) const { return load(data + static_cast<size_t>(k) * stride + n); }
+  static Vec factor(const float* a) { return splat(*a); }
+  static Vec add(Vec sum, Vec factor, Vec row) { return sum + factor * row; }
 };
 
 struct Matrix {
@@ -28,7 +31,7 @@ constexpr int kBlockRows = 6;
 constexpr int kBlockVectors = kRegisters == 32 ? 4 : 2;
 
 template <int kRows, int kVectors, class B>
-inline void multiply_block(const float* a, int stride_a, const B& b, int n, int k_begin, int k_end, Matrix c, bool add) {
+inline void multiply_block(const typename B::Factor* a, int stride_a, const B& b, int n, int k_begin, int k_end, Matrix c, bool add) {
   Vec sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
@@ -43,9 +46,9 @@ inline void multiply_block(const float* a, int stride_a, const B& b, int n, int 
     for (int j = 0; j < kVectors; ++j) row[j] = b.at(k, n + j * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < kRows; ++i) {
-      const Vec factor = splat(a[static_cast<size_t>(i) * stride_a + k]);
+      const Vec factor = B::factor(a + static_cast<size_t>(i) * stride_a + k);
 #pragma GCC unroll 4
-      for (int j = 0; j < kVectors; ++j) sums[i][j] += factor * row[j];
+      for (int j = 0; j < kVectors; ++j) sums[i][j] = B::add(sums[i][j], factor, row[j]);
     }
   }
 #pragma GCC unroll 8
@@ -56,7 +59,7 @@ inline void multiply_block(const float* a, int stride_a, const B& b, int n, int 
 }
 
 template <int kRows, class B>
-inline void multiply_rows(const float* a, int stride_a, const B& b, int n_begin, int n_end, int k_begin, int k_end,
+inline void multiply_rows(const typename B::Factor* a, int stride_a, const B& b, int n_begin, int n_end, int k_begin, int k_end,
                           Matrix c, bool add) {
   int n = n_begin;
   for (; n + kBlockVectors * kLanes <= n_end; n += kBlockVectors * kLanes) {
@@ -67,7 +70,7 @@ inline void multiply_rows(const float* a, int stride_a, const B& b, int n_begin,
 
 // Columns n_begin..n_end of c, multiples of kLanes, for `rows` rows.
 template <class B>
-void multiply(const float* a, int stride_a, const B& b, int rows, int n_begin, int n_end, int k_begin, int k_end,
+void multiply(const typename B::Factor* a, int stride_a, const B& b, int rows, int n_begin, int n_end, int k_begin, int k_end,
               Matrix c, bool add) {
   int m = 0;
   auto next = [&](auto count) {
