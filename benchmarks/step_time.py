@@ -123,6 +123,7 @@ def engine_config(config: EngineConfig, options: StepTimeOptions) -> EngineConfi
         max_num_seqs=max(*options.streams, 1),
         max_model_len=length,
         enable_prefix_caching=False,
+        auto_speculation=False,  # a step is of one token a stream
     )
 
 
@@ -134,18 +135,28 @@ def decode_line(engine: Engine, streams: int, options: StepTimeOptions) -> Line:
         _add(engine, streams, options.context, new, seed=run)
         steps = _Steps()
         engine.loggers.append(steps)
-        while steps.decoded(streams) < STARTING:
-            engine.step()
+        _step_until_decoded(engine, steps, streams, STARTING)
         steps.seen.clear()
         gc.collect()
         with recorded() as recording:
-            while steps.decoded(streams) < options.steps:
-                engine.step()
+            _step_until_decoded(engine, steps, streams, options.steps)
         lines.append(_line(f"{streams} streams", steps.seen, recording))
         while not engine.idle:
             engine.step()
         engine.loggers.remove(steps)
     return min(lines, key=lambda line: line.wall)
+
+
+def _step_until_decoded(engine: Engine, steps: _Steps, streams: int, count: int) -> None:
+    """Steps until all streams got a token `count` times.
+
+    Raises:
+        LLMJaxError: they end before that, such as with settings that make several tokens a step.
+    """
+    while steps.decoded(streams) < count:
+        if engine.idle:
+            raise LLMJaxError(f"{streams} streams ended after {steps.decoded(streams)} of {count} steps of one token each")
+        engine.step()
 
 
 def prompt_line(engine: Engine, options: StepTimeOptions) -> Line:
