@@ -10,6 +10,16 @@ from pathlib import Path
 from llmjax.errors import ConfigError
 
 CPUINFO = Path("/proc/cpuinfo")
+GENERATIONS = {  # of servers' processors, by x86's family and model
+    ("6", "106"): "Ice Lake",
+    ("6", "143"): "Sapphire Rapids",
+    ("6", "173"): "Granite Rapids",
+    ("6", "207"): "Emerald Rapids",
+    ("25", "1"): "Zen 3",
+    ("25", "17"): "Zen 4",
+    ("25", "160"): "Zen 4c",
+    ("26", "2"): "Zen 5",
+}
 
 
 def check_system() -> None:
@@ -24,7 +34,7 @@ def python_path() -> str:
 
 
 def processor_name(cpuinfo: Path = CPUINFO) -> str:
-    """The processor's name, with x86's family and model where Linux says them: clouds give many chips one name."""
+    """The processor's name and, where Linux says x86's family and model, its generation: clouds give many one name."""
     found: dict[str, str] = {}
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -33,4 +43,5 @@ def processor_name(cpuinfo: Path = CPUINFO) -> str:
     name = found.get("model name") or platform.processor() or platform.machine()
     if "cpu family" not in found or "model" not in found:
         return name
-    return f"{name} (family {found['cpu family']}, model {found['model']})"
+    family, model = found["cpu family"], found["model"]
+    return f"{name} ({GENERATIONS.get((family, model), f'family {family}, model {model}')})"

@@ -32,9 +32,8 @@ def tolerance(case: Case, isa: str) -> float:
         return 3e-2
     if isa not in ("avx512bf16", "amx") or case.cache in ("float32", "float16"):
         return 2e-5
-    if max(count for count, _ in case.lengths) * case.heads // case.kv_heads > FEW_ROWS:
-        return 3e-2
-    return 2e-4 if isa == "amx" else 2e-5
+    few = max(count for count, _ in case.lengths) * case.heads // case.kv_heads <= FEW_ROWS
+    return 2e-4 if few and isa == "amx" else 3e-2
 
 
 @lru_cache(maxsize=1)

@@ -119,6 +119,7 @@ class AttentionKernel {
         value_dim_(call.value_dim),
         w_(divide(memory, rows_, head_dim_, value_dim_)),
         way_(choose(call, own_rows_, task.single)),
+        rounded_(way_ == Way::kScattered && rounds_few(call)),
         widened_(way_ == Way::kScattered && sizeof(T) < sizeof(float) && rows_ > kFewRows) {}
 
   void run() {
@@ -145,6 +146,15 @@ class AttentionKernel {
     if (kFitsBf16 && fits_parts(call, rows)) return Way::kParts;
 #endif
     return rows > kFewRows || !single ? Way::kDense : Way::kScattered;
+  }
+  // Few rows round as many do, so that a token is nearly the same in a prompt and in a decode. (Tiles have parts for them.)
+  static bool rounds_few(const Attention& call) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+    return kFitsBf16 && (call.head_dim | call.value_dim) % kPair == 0;
+#else
+    (void)call;
+    return false;
+#endif
   }
   static constexpr bool kFitsBf16 = fits_bf16(static_cast<const T*>(nullptr));
 
@@ -200,7 +210,7 @@ class AttentionKernel {
         if (way_ == Way::kBf16) {
           store(reinterpret_cast<Bf16*>(w_.narrow_q + static_cast<size_t>(m) * head_dim_ + d), x);
         } else {
-          store(q + d, x);
+          store(q + d, rounded_ ? widen_bf16(round_bf16(x)) : x);
         }
       }
       if (way_ == Way::kScattered) to_pairs<T>(q, head_dim_);
@@ -590,7 +600,9 @@ class AttentionKernel {
   }
 
 #if defined(__AVX512BF16__)
-  Vec weigh_as_bf16(const float* scores, float peak, int first, int end, uint16_t* weights) const {
+  // put(key, weights of 32 keys from there on) to 13 bits; their sums, lane by lane.
+  template <class Put>
+  Vec weigh_coarsely(const float* scores, float peak, int first, int end, const Put& put) const {
     const Vec per_exponent = splat(1.44269504f), shift = splat(peak * -1.44269504f);
     Vec low_total{}, high_total{};
     for (int c = first; c < end; c += 2 * kLanes) {
@@ -602,8 +614,7 @@ class AttentionKernel {
         low *= load(w_.value_scales + c);
         high *= load(w_.value_scales + c + kLanes);
       }
-      const Vec pairs = round_pairs(low, high);
-      std::memcpy(weights + c, &pairs, sizeof(pairs));
+      put(c, low, high);
     }
     return low_total + high_total;
   }
@@ -613,7 +624,18 @@ class AttentionKernel {
   Vec weigh(int i, float peak, int first, int end) {
     float* scores = scores_of(i);
 #if defined(__AVX512BF16__)
-    if (way_ == Way::kBf16) return weigh_as_bf16(scores, peak, first, end, w_.weights + i * kBlock);
+    if (way_ == Way::kBf16) {
+      uint16_t* const weights = w_.weights + i * kBlock;
+      return weigh_coarsely(scores, peak, first, end, [weights](int c, Vec low, Vec high) {
+        const Vec pairs = round_pairs(low, high);
+        std::memcpy(weights + c, &pairs, sizeof(pairs));
+      });
+    }
+    if (rounded_) {
+      return weigh_coarsely(scores, peak, first, end, [scores](int c, Vec low, Vec high) {
+        store(scores + c, widen_bf16(round_bf16(low))), store(scores + c + kLanes, widen_bf16(round_bf16(high)));
+      });
+    }
 #endif
 #if defined(__AMX_BF16__)
     if constexpr (kFitsBf16) {
@@ -692,6 +714,7 @@ class AttentionKernel {
   const int group_, own_rows_, rows_, head_dim_, value_dim_;  // own: of each member
   const Workspace w_;
   const Way way_;
+  const bool rounded_;  // queries and weights are what they are in bf16, although they are multiplied as f32
   const bool widened_;  // keys and values are read from copies in f32
   Rows located_[2];
   Rows *block_ = located_, *next_ = located_ + 1;  // of the block at hand, and of what comes after it
