@@ -5,6 +5,7 @@
 Every engine runs in a process of its own, with the interpreter that has it installed, and is stopped while it is not
 its turn. A point's figure is the fastest of its runs. Flags of ``llmjax serve`` that set the engine (--dtype,
 --max-num-batched-tokens, …) are llmjax's; peers run with the settings that their adapters in benchmarks/engines/ say.
+Nobody drafts: llmjax's own drafts for few streams are off, so that a step is of one token a stream.
 """
 
 from __future__ import annotations
@@ -111,6 +112,7 @@ def main(argv: list[str]) -> int:
     work_dir = Path(options.work_dir).absolute()
     work_dir.mkdir(parents=True, exist_ok=True)
     settings = {name: value for name, value in changed_settings(config).items() if name != "model"}
+    without_drafts = {"auto_speculation": False}  # peers make one token a step as well
     threads = options.peer_threads or usable_cores()
     contenders = [
         Contender(
@@ -122,7 +124,7 @@ def main(argv: list[str]) -> int:
                 threads=threads,
                 max_streams=max(point.streams for point in points),
                 max_tokens=_longest(points, options.new_tokens),
-                settings=settings if name == OURS else {},
+                settings=without_drafts | settings if name == OURS else {},
             ),
         )
         for name, python in interpreters.items()
