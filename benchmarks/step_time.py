@@ -155,7 +155,8 @@ def _step_until_decoded(engine: Engine, steps: _Steps, streams: int, count: int)
     """
     while steps.decoded(streams) < count:
         if engine.idle:
-            raise LLMJaxError(f"{streams} streams ended after {steps.decoded(streams)} of {count} steps of one token each")
+            done = steps.decoded(streams)
+            raise LLMJaxError(f"{streams} streams ended after {done} of {count} steps of one token each")
         engine.step()
 
 
