@@ -66,7 +66,7 @@ BY_ISA = {
     "float_vectors": (GENERIC, "avx2", "avx512"),
     "rows": (GENERIC, "avx2", "avx512"),
     "float_panels": (GENERIC, "avx2", "avx512"),
-    "linear": (GENERIC, "avx2", "avx512", "amx"),
+    "linear": (GENERIC, "avx2", "avx512", "avx512bf16", "amx"),
     "int16_panels": ("avx2", "avxvnni", "avx512vnni"),
     "bf16_panels": ("avx512bf16",),
     "quantizers": (GENERIC, "avx2"),

@@ -21,7 +21,8 @@ def linears(
 ) -> tuple[jax.Array, ...]:
     """``x @ weight.T + bias`` in f32 for each weight, in one call.
 
-    With plain matrices x is not rounded to their type (to 16 bits of mantissa where tiles multiply). Quantized ones
+    With plain matrices x is not rounded to their type, but to 16 bits of mantissa where tiles multiply, and from 9 rows
+    on to bf16 beside matrices of bf16 where vectors multiply that (AVX-512 BF16). Quantized ones
     whose activations are ``int8`` may have x rounded: by blocks of 32 columns (64 where the groups of all weights are
     multiples of it) to ``scale * integer`` with ``scale = max |x| / 127``. Where their dtype or activations allow it,
     x and the dequantized weights may instead be rounded to bf16, or x to int16, by the same blocks with

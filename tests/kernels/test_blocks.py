@@ -128,9 +128,12 @@ def exact(weights: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, weights)
 
 
-def close(found: jax.Array, expected: jax.Array) -> None:
+ROUNDED = 2e-2  # where vectors multiply bf16, many rows are rounded to it beside plain matrices
+
+
+def close(found: jax.Array, expected: jax.Array, *, atol: float = 2e-3) -> None:
     """Where tiles multiply plain matrices, an element of x keeps 16 bits."""
-    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-4, atol=2e-3)
+    np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=2e-4, atol=atol)
 
 
 @cache
@@ -274,7 +277,8 @@ def test_attention_block(
     found, stored = jitted_attention(rules)(*arguments)
     real = real_tokens(batch)
     # One step of int8 apart where the rounding of a key differs in its last bit.
-    atol = 3e-2 if cache == "int8" else 2e-2 if cache == "bfloat16" else 2e-3
+    rounded = cache == "bfloat16" or (kind == "bfloat16" and isa == "avx512bf16")
+    atol = 3e-2 if cache == "int8" else ROUNDED if rounded else 2e-3
     np.testing.assert_allclose(np.asarray(found)[real], expected[real], rtol=2e-4, atol=atol)
     assert np.isfinite(np.asarray(found)).all()
     touched = {int(place) // PAGE for place in np.asarray(batch.places(PAGE))} - {int(batch.first_page)}
@@ -334,7 +338,7 @@ def test_products_alone(kind: str) -> None:
     in_steps = jax.jit(partial(attention_in_steps, rules=rules, residual=False))
     expected, _ = in_steps(x, exact(attention), by, pages, batch)
     real = real_tokens(batch)
-    close(np.asarray(found)[real], np.asarray(expected)[real])
+    close(np.asarray(found)[real], np.asarray(expected)[real], atol=ROUNDED if kind == "bfloat16" else 2e-3)
 
 
 def test_a_page_that_does_not_exist_is_an_error() -> None:

@@ -18,6 +18,8 @@ from tests.kernels.instruction_sets import INSTRUCTION_SETS, each_isa
 
 NATIVE = library()
 
+MAX_EXACT_ROWS = 8  # kMaxExactRows in linear_kernel.h
+
 
 def product(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> np.ndarray:
     exact = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
@@ -45,7 +47,8 @@ def test_kernel(isa: str, dtype: str, size_out: int, size_in: int, bias: bool) -
         assert out.dtype == jnp.float32
         # With tiles an element of x keeps 16 bits: relative 2^-17 of each of size_in terms.
         limit = (5e-4 if isa == "amx" else 2e-5) * max(1, size_in / 96)
-        np.testing.assert_allclose(out, product(x, weight, added), atol=limit)
+        rounded = isa == "avx512bf16" and dtype == "bfloat16" and len(x) > MAX_EXACT_ROWS and size_in % 32 == 0
+        np.testing.assert_allclose(out, product(x.astype(dtype) if rounded else x, weight, added), atol=limit)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -64,7 +67,7 @@ def test_any_types(dtype: str, activations: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("isa", [None, *INSTRUCTION_SETS])
-def test_xla_takes_many_rows_where_hardware_multiplies_bf16(isa: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xla_takes_many_rows_where_tiles_multiply_bf16(isa: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if NATIVE is None:
         pytest.skip("the C++ library is not built")
     as_if = dataclasses.replace(NATIVE, forced=isa)
@@ -73,7 +76,7 @@ def test_xla_takes_many_rows_where_hardware_multiplies_bf16(isa: str | None, mon
     run = jax.jit(lambda x: linear(x, weight))  # a function of its own: traces are cached
     few, many = (run.lower(normal(0, rows, 64)).as_text() for rows in (1, 256))
     assert "llmjax_linears" in few
-    assert ("llmjax_linears" in many) == (as_if.best not in ("amx", "avx512bf16"))
+    assert ("llmjax_linears" in many) == (as_if.best != "amx")
 
 
 @pytest.mark.parametrize("rows", [8, 40])

@@ -149,7 +149,7 @@ class AttentionKernel {
   }
   // Few rows round as many do, so that a token is nearly the same in a prompt and in a decode. (Tiles have parts for them.)
   static bool rounds_few(const Attention& call) {
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#if defined(LLMJAX_BF16_VECTORS)
     return kFitsBf16 && (call.head_dim | call.value_dim) % kPair == 0;
 #else
     (void)call;

@@ -1,5 +1,6 @@
 // Products of rows with a large matrix of floats, which is read once from memory. The rows stay f32: each weight is
-// widened and multiplied exactly. With tiles a row is split into two bf16 addends, which keeps 16 bits of it.
+// widened and multiplied exactly. With tiles a row is split into two bf16 addends, which keeps 16 bits of it. Where vectors
+// multiply bf16, many rows are rounded to it, as XLA's dot does.
 
 #ifndef LLMJAX_LINEAR_KERNEL_H_
 #define LLMJAX_LINEAR_KERNEL_H_
@@ -248,6 +249,62 @@ inline void linear_tiles(const Linear& call, const char* x, int output) {
 
 #endif
 
+#if defined(LLMJAX_BF16_VECTORS)
+
+// From more rows than these on x is rounded to bf16 too, which doubles the rate; fewer wait for memory.
+constexpr int kMaxExactRows = 8;
+constexpr int kBlockSide = 4;                  // rows and outputs of a block, whose sums one vector holds
+constexpr int kBytesOfGroup = 1 << 18;         // of outputs that stay in the second-level cache while rows pass by
+static_assert(kBlockSide * kBlockSide == kLanes);
+
+inline bool linear_in_bf16(const Linear& call) {
+  return call.type == llmjax::Type::kBf16 && call.program_rows > kMaxExactRows && call.size_in % kPair == 0;
+}
+
+// Sums of rows first.. of x with outputs output.. of the weight; past the ends the last ones again.
+inline void multiply_bf16_block(const Linear& call, const uint16_t* x, int first, int output, int end) {
+  const uint16_t *rows[kBlockSide], *weights[kBlockSide];
+  for (int i = 0; i < kBlockSide; ++i) {
+    rows[i] = x + static_cast<size_t>(imin(first + i, call.rows - 1)) * call.size_in;
+    weights[i] = static_cast<const uint16_t*>(call.weight) + static_cast<size_t>(imin(output + i, end - 1)) * call.size_in;
+  }
+  __m512 sums[kLanes] = {};
+  for (int i = 0; i < call.size_in; i += kPair) {
+    __m512bh w[kBlockSide];
+#pragma GCC unroll 4
+    for (int j = 0; j < kBlockSide; ++j) w[j] = (__m512bh)_mm512_loadu_si512(weights[j] + i);
+#pragma GCC unroll 4
+    for (int m = 0; m < kBlockSide; ++m) {
+      const __m512bh row = (__m512bh)_mm512_loadu_si512(rows[m] + i);
+#pragma GCC unroll 4
+      for (int j = 0; j < kBlockSide; ++j) sums[m * kBlockSide + j] = _mm512_dpbf16_ps(sums[m * kBlockSide + j], row, w[j]);
+    }
+  }
+  Vec all[kLanes];
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) all[i] = (Vec)sums[i];
+  const Vec result = sum_rows(all);
+  for (int m = 0; m < imin(kBlockSide, call.rows - first); ++m) {
+    const size_t at = static_cast<size_t>(first + m) * call.size_out + output;
+    for (int j = 0; j < imin(kBlockSide, end - output); ++j) {
+      const float bias = call.bias == nullptr ? 0 : call.bias[output + j];
+      call.y[at + j] = result[m * kBlockSide + j] + bias + (call.residual == nullptr ? 0 : call.residual[at + j]);
+    }
+  }
+}
+
+inline void linear_bf16(const Linear& call, const uint16_t* x, int begin, int end) {
+  const int group = imax(kBytesOfGroup / (2 * call.size_in) / kBlockSide, 1) * kBlockSide;
+  for (int first_output = begin; first_output < end; first_output += group) {
+    const int last = imin(first_output + group, end);
+    for (int m = 0; m < call.rows; m += kBlockSide) {
+      for (int output = first_output; output < last; output += kBlockSide) multiply_bf16_block(call, x, m, output, last);
+    }
+  }
+}
+
+#endif
+
 inline bool linear_in_pairs(const Linear& call) {
   return call.type == llmjax::Type::kBf16 && call.program_rows >= kMinPairRows && call.program_rows <= kMaxVectorRows<Bf16>;
 }
@@ -256,6 +313,9 @@ size_t linear_workspace(const Linear& call) {
 #if defined(__AMX_BF16__)
   if (linear_uses_tiles(call)) return (call.rows + kTile - 1) / kTile * bytes_of_rows(call);
 #endif
+#if defined(LLMJAX_BF16_VECTORS)
+  if (linear_in_bf16(call)) return static_cast<size_t>(call.rows) * call.size_in * sizeof(uint16_t);
+#endif
   return linear_in_pairs(call) ? static_cast<size_t>(call.rows) * call.size_in * sizeof(float) : 0;
 }
 
@@ -263,6 +323,13 @@ void linear_prepare(const Linear& call, char* workspace) {
 #if defined(__AMX_BF16__)
   if (linear_uses_tiles(call)) {
     for (int m = 0; m < call.rows; m += kTile) prepare_rows(call, m, workspace + m / kTile * bytes_of_rows(call));
+    return;
+  }
+#endif
+#if defined(LLMJAX_BF16_VECTORS)
+  if (linear_in_bf16(call)) {
+    const size_t count = static_cast<size_t>(call.rows) * call.size_in;
+    for (size_t i = 0; i < count; i += kLanes) store(reinterpret_cast<Bf16*>(workspace) + i, load(call.x + i));
     return;
   }
 #endif
@@ -282,6 +349,9 @@ void linear(const Linear& call, const char* workspace, int begin, int end) {
     for (; output < end; output += kTile) linear_tiles<1>(call, workspace, output);
     return;
   }
+#endif
+#if defined(LLMJAX_BF16_VECTORS)
+  if (linear_in_bf16(call)) return linear_bf16(call, reinterpret_cast<const uint16_t*>(workspace), begin, end);
 #endif
   if (linear_in_pairs(call)) return linear_vectors<true, Bf16>(call, reinterpret_cast<const float*>(workspace), begin, end);
   const auto multiply = [&](auto weight) {

@@ -16,6 +16,10 @@
 #include <arm_neon.h>
 #endif
 
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+#define LLMJAX_BF16_VECTORS  // multiply bf16, and nothing else does that faster
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
