@@ -261,8 +261,31 @@ inline bool linear_in_bf16(const Linear& call) {
   return call.type == llmjax::Type::kBf16 && call.program_rows > kMaxExactRows && call.size_in % kPair == 0;
 }
 
+// The group of outputs that comes next, fetched in four places in turn while rows pass by this one.
+class GroupAhead {
+ public:
+  GroupAhead(const Linear& call, int output, int outputs) {
+    const size_t row = static_cast<size_t>(call.size_in) * sizeof(uint16_t);
+    from_ = static_cast<const char*>(call.weight) + static_cast<size_t>(output) * row;
+    run_ = imax(imin(outputs, call.size_out - output), 0) * row / kPlaces;
+    // A step reads a line of each of four outputs, and there are as many passes as blocks of rows.
+    seldom_ = call.rows <= kBlockSide ? 0 : call.rows <= 3 * kBlockSide ? 1 : 3;
+  }
+  void next(int step) {
+    if ((step & seldom_) != 0 || at_ >= run_) return;
+    for (int i = 0; i < kPlaces; ++i) __builtin_prefetch(from_ + i * run_ + at_, 0, 2);
+    at_ += kLine;
+  }
+
+ private:
+  static constexpr int kPlaces = 4, kLine = 64;
+  const char* from_;
+  size_t run_, at_ = 0;
+  int seldom_;
+};
+
 // Sums of rows first.. of x with outputs output.. of the weight; past the ends the last ones again.
-inline void multiply_bf16_block(const Linear& call, const uint16_t* x, int first, int output, int end) {
+inline void multiply_bf16_block(const Linear& call, const uint16_t* x, int first, int output, int end, GroupAhead& ahead) {
   const uint16_t *rows[kBlockSide], *weights[kBlockSide];
   for (int i = 0; i < kBlockSide; ++i) {
     rows[i] = x + static_cast<size_t>(imin(first + i, call.rows - 1)) * call.size_in;
@@ -270,6 +293,7 @@ inline void multiply_bf16_block(const Linear& call, const uint16_t* x, int first
   }
   __m512 sums[kLanes] = {};
   for (int i = 0; i < call.size_in; i += kPair) {
+    ahead.next(i / kPair);
     __m512bh w[kBlockSide];
 #pragma GCC unroll 4
     for (int j = 0; j < kBlockSide; ++j) w[j] = (__m512bh)_mm512_loadu_si512(weights[j] + i);
@@ -297,8 +321,9 @@ inline void linear_bf16(const Linear& call, const uint16_t* x, int begin, int en
   const int group = imax(kBytesOfGroup / (2 * call.size_in) / kBlockSide, 1) * kBlockSide;
   for (int first_output = begin; first_output < end; first_output += group) {
     const int last = imin(first_output + group, end);
+    GroupAhead ahead(call, last, imin(group, end - begin));
     for (int m = 0; m < call.rows; m += kBlockSide) {
-      for (int output = first_output; output < last; output += kBlockSide) multiply_bf16_block(call, x, m, output, last);
+      for (int output = first_output; output < last; output += kBlockSide) multiply_bf16_block(call, x, m, output, last, ahead);
     }
   }
 }
