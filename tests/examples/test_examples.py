@@ -59,6 +59,7 @@ def url(smollm2_path: Path, compile_cache_dir: str) -> Iterator[str]:
         kv_cache_memory_bytes=128 * 2**20,
         compilation_cache_dir=compile_cache_dir,
         served_model_name="smollm2-135m-instruct",
+        override_generation_config={"temperature": 0.0},  # what is drawn at random may speak of anything
     )
     running, stop = start(config, ServerConfig(port=0))
     yield running.url
