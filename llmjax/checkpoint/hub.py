@@ -23,7 +23,13 @@ LAYOUT = ["*.json", WEIGHTS, "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "m
 # Copies of the weights in other layouts, which would double the download. Folders of sentence-transformers' modules
 # begin with a number.
 COPIES = ["[!0-9]*/*", "consolidated*"]
-PROJECTORS = ["mmproj*", "*/mmproj*"]
+# An encoder of pictures is fetched in one type, which nearly all repositories that have encoders have.
+PROJECTOR = ["mmproj*[fF]16.gguf", "*/mmproj*[fF]16.gguf"]
+PROJECTORS = [
+    folder + kind
+    for folder in ("", "*/")
+    for kind in ("mmproj*[bB][fF]16.gguf", "mmproj*[fF]32.gguf", "mmproj*[qQ][1-8]_*.gguf")
+]
 
 # The hub's HTTP library has changed over its versions; its errors' base class is always a base of this one.
 _HTTP_ERRORS = cast(tuple[type[Exception], ...], hf_errors.HfHubHTTPError.__bases__)
@@ -98,8 +104,9 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
                 if not any(name.lower().endswith(".gguf") for name in names):
                     return folder
                 gguf_file = choose_gguf(names, None, where=repo)
-            folder = snapshot(gguf_patterns(gguf_file), [] if _names_projector(gguf_file) else PROJECTORS)
-            if not options.offline and not relative_ggufs(folder):
+            folder = snapshot(*_with_projector(gguf_file))
+            models = [name for name in relative_ggufs(folder) if not _names_projector(name)]
+            if not options.offline and not models and not _names_projector(gguf_file):
                 choose_gguf(listing(), gguf_file, where=repo)  # says what there is instead
             return folder / choose_gguf(relative_ggufs(folder), gguf_file, where=repo)
     except _HF_ERRORS as error:
@@ -119,6 +126,7 @@ def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Pa
         raise CheckpointError(
             f"modelscope://{repo} needs the modelscope package", hint="pip install 'llmjax[modelscope]'"
         ) from None
+    allowed, ignored = (LAYOUT, COPIES) if gguf_file is None else _with_projector(gguf_file)
     # Versions before the common base class end most failures in NotExistError or in one of requests' (an OSError).
     hub_error = getattr(modelscope_errors, "HubError", modelscope_errors.NotExistError)
     try:
@@ -128,8 +136,8 @@ def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Pa
                 revision=options.revision,
                 cache_dir=options.cache_dir,
                 local_files_only=options.offline,
-                allow_file_pattern=LAYOUT if gguf_file is None else gguf_patterns(gguf_file),
-                ignore_file_pattern=COPIES if gguf_file is None else None,
+                allow_file_pattern=allowed,
+                ignore_file_pattern=ignored or None,
             )
         )
     except (hub_error, OSError, ValueError) as error:
@@ -185,6 +193,12 @@ def _cache(options: HubOptions) -> Path:
 
 def _first_line(error: Exception) -> str:
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _with_projector(gguf_file: str) -> tuple[list[str], list[str]]:
+    """The globs of a file and of the encoder that may be beside it, and those of encoders in other types."""
+    patterns = gguf_patterns(gguf_file)
+    return (patterns, []) if _names_projector(gguf_file) else ([*patterns, *PROJECTOR], PROJECTORS)
 
 
 def _names_projector(gguf_file: str) -> bool:

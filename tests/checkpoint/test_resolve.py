@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns
+from llmjax.checkpoint.gguf.mmproj import beside
 from llmjax.checkpoint.hub import PROJECTORS, HubOptions, from_hugging_face
 from llmjax.checkpoint.resolve import resolve
 from llmjax.errors import CheckpointError, ConfigError
@@ -309,6 +310,16 @@ def test_one_gguf_file_is_fetched_alone(hub: FakeHub, options: HubOptions, wante
     assert path.read_bytes() == b"m-Q4_K_M.gguf"
     assert hub.sent == ["m-Q4_K_M.gguf"]
     assert resolve("org/name", gguf_file=wanted, download_dir=options.cache_dir, offline=True) == path
+
+
+def test_the_encoder_beside_a_gguf_file_is_fetched_in_one_type(hub: FakeHub, options: HubOptions) -> None:
+    others = [f"mmproj-{kind}.gguf" for kind in ("BF16", "F32", "Q8_0")]
+    hub.repositories["org/name"] = repository("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-f16.gguf", *others)
+    path = from_hugging_face("org/name", "Q4_K_M", options)
+    assert sorted(hub.sent) == ["m-Q4_K_M.gguf", "mmproj-m-f16.gguf"]
+    assert beside(path) == path.parent / "mmproj-m-f16.gguf"
+    with pytest.raises(CheckpointError, match="holds no gguf_file 'Q5_K_M': m-Q4_K_M"):
+        from_hugging_face("org/name", "Q5_K_M", options)
 
 
 def test_a_repository_of_one_gguf_file_needs_no_choice(
