@@ -405,7 +405,8 @@ def test_xla_compiles_a_decode_step_of_llama(tmp_path: Path) -> None:
     assert own == {"mosaic_gpu_v2": 7 * config.num_layers, "__gpu$xla.gpu.triton": 2 * config.num_layers}
     assert len(kernels) <= 76
     assert compiled.memory.alias_size_in_bytes >= sum(2 * leaf.size for leaf in jax.tree.leaves(kv))
-    assert compiled.memory.temp_size_in_bytes < 4 << 20
+    # Among them is x in the order of fragments, and no dequantized matrix, of which the smallest has 8 MiB.
+    assert compiled.memory.temp_size_in_bytes < 5 << 20
 
 
 def launched(compiled: ForCard) -> list[str]:
