@@ -214,7 +214,8 @@ def test_requests_that_are_refused(server: Any) -> None:
     url = url_of(png(golden("image0")))
     for messages, reason in [
         (user(*[url] * 4), "the request has 4 images; it may have 3"),
-        (user(*[url] * 5000), "5000 images"),
+        (user(*["data:,"] * 5000), "5000 images"),
+        (user(*["data:,"] * 10_000), "40006 entries: a request may hold"),
         (user(url, text="<|image_pad|>"), "2 image placeholders, but there are 1 images"),
         (user(text="<|image_pad|>"), "1 image placeholders, but there are 0 images"),
         ([{"role": "system", "content": user(url)[0]["content"]}, *user()], "a message of role system"),
@@ -298,6 +299,7 @@ def test_large_pictures_of_every_mode(server: Any) -> None:
         file = io.BytesIO()
         picture.save(file, format="PNG")
         assert asked(server, user(url_of(file.getvalue()))).status_code == 200, mode
+    assert asked(server, user(url_of(png(np.zeros((1, 1, 3), np.uint8)), "text/plain"))).status_code == 200
     file = io.BytesIO()
     base.convert("CMYK").save(file, format="JPEG")
     assert asked(server, user(url_of(file.getvalue()))).status_code == 200
