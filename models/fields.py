@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmjax.models.errors import UnsupportedModel
+
+
+class _Given(Mapping[str, Any]):
+    """The keys of an object whose value is not null."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self._values = values
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values and self._values[str(key)] is not None
+
+    def __getitem__(self, key: str) -> Any:
+        return self._values[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key in self._values if self._values[key] is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 @dataclass(frozen=True)
@@ -31,6 +50,10 @@ class Fields:
     def get(self, key: str) -> Any:
         shown = self._shown(key)
         return self.values[shown] if shown in self.values else self.defaults.get(key)
+
+    def without_nulls(self) -> Fields:
+        """The same, where null means what a missing key does."""
+        return replace(self, values=_Given(self.values))
 
     def _shown(self, key: str) -> str:
         """The name that the object has for a key."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llmjax.models.fields import Fields
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import BILINEAR, HALF, preparation, siglip_layers, siglip_tensors, square
@@ -86,7 +85,7 @@ def pictures(sight: Sight) -> Preparation:
         raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
     layout: Layout = Stretched(height=along, width=along)
     # Published files have null for what the processor decides by itself.
-    said = Fields({key: value for key, value in files.values.items() if value is not None}, files.defaults, files.name)
+    said = files.without_nulls()
     if said.flag("do_pan_and_scan"):
         layout = PanAndScan(
             tile=along,

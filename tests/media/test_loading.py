@@ -75,7 +75,8 @@ def test_keywords_do_what_transformers_does(
         ("qwen2-vl", {"patch_size": 3}, "patch_size = 3 is not supported"),
         ("qwen2-vl", {"size": 3}, "size = 3 must be an object"),
         ("qwen2-vl", {"image_token_id": 3}, "'image_token_id' is not known"),
-        ("gemma3", {"do_pan_and_scan": True}, "do_pan_and_scan = True is not supported"),
+        ("gemma3", {"do_pan_and_scan": "yes"}, "do_pan_and_scan = 'yes' must be"),
+        ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 99}, "must be an integer from 1 to 16"),
         ("gemma3", {"size": {"height": 9, "width": 9}}, "which is what the encoder takes"),
         ("idefics3", {"size": {"longest_edge": 10**9}}, "must have a longest_edge from 1 to"),
     ],
@@ -84,6 +85,14 @@ def test_keywords_that_are_refused(name: str, keywords: dict[str, Any], reason: 
     with pytest.raises(InvalidRequest, match=f"^mm_processor_kwargs: .*{reason}") as caught:
         source(name).with_keywords(keywords)
     assert caught.value.field == "mm_processor_kwargs"
+
+
+def test_gemma3_scans_long_pictures_where_keywords_say_so() -> None:
+    scanning = source("gemma3").with_keywords({"do_pan_and_scan": True, "pan_and_scan_min_crop_size": 8}).processor()
+    whole = source("gemma3").processor()
+    assert scanning is not None and whole is not None
+    long = png(np.zeros((100, 400, 3), np.uint8))
+    assert len(scanning.prepare(long).patches) > len(whole.prepare(long).patches)
 
 
 def test_keywords_are_those_of_config_json_where_it_says_how_pictures_are_cut() -> None:
