@@ -36,7 +36,7 @@ def main() -> None:
     url = f"http://127.0.0.1:{(port := free_port())}"
     command = [sys.executable, "-m", "llmjax", "serve", arguments.model, "--port", str(port)]
     command += ["--data-parallel-size", "2", "--max-model-len", "512", "--no-access-log"]
-    server = subprocess.Popen(command)
+    server = subprocess.Popen(command, stdout=sys.stderr)  # what we print ourselves stays apart
     try:
         with httpx.Client(base_url=url, timeout=300) as client:
             wait_until_up(client, server)

@@ -28,6 +28,7 @@ from llmjax.engine.ranks.alone import Alone
 from llmjax.engine.ranks.follower import Follower
 from llmjax.engine.ranks.join import Gathering, free_port
 from llmjax.engine.ranks.leader import Leader
+from llmjax.engine.ranks.settings import shared_settings
 from llmjax.engine.ranks.wire import Alive, Challenge, Compile, Compiled, Join, Welcome
 from llmjax.errors import CompileError, ConfigError, EngineDead, LLMJaxError
 from llmjax.kernels.choices import Choice, Choices
@@ -356,7 +357,9 @@ def test_other_settings_end_all_ranks(config: EngineConfig, change: dict[str, An
 def test_other_versions_end_all_ranks(config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     leader = joining(config)
     until_listening(config)
-    monkeypatch.setattr("llmjax.engine.ranks.settings.__version__", "9.9")
+    # In the other rank alone: the leader may listen before it has read its own version.
+    other = {**shared_settings(config), "llmjax": "9.9"}
+    monkeypatch.setattr("llmjax.engine.ranks.follower.shared_settings", lambda _: other)
     with pytest.raises(ConfigError, match=r"has llmjax 9\.9, and rank 0 has"):
         group_of(config.replace(node_rank=2))
     with pytest.raises(ConfigError, match=r"has llmjax 9\.9, and rank 0 has"):
