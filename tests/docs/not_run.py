@@ -25,6 +25,7 @@ REASONS: Sequence[tuple[str, str]] = (
         r"Qwen3-Reranker|/rerank .*\"instruction\"",
         "needs that model's tokens; tests/serve/test_pooling.py has a tiny one",
     ),
+    (r"\"suffix\": ", "needs a model with tokens for a gap; tests/tokenizer/test_infill.py has some"),
     (r"--scheme int4|method=\"gptq\"", "groups of 128 do not fill the small model's rows; see tests/quantization"),
     (r"^python -m benchmarks|^time \(", "measures for minutes or hours; only its --help is asked here"),
     (r"^cd \.\. && pytest", "tests run tests"),

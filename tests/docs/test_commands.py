@@ -325,4 +325,4 @@ def models(smollm2_path: Path, minilm_path: Path, tmp_path_factory: pytest.TempP
 def test_what_a_page_shows_runs(page: str, models: dict[str, str], tmp_path: Path) -> None:
     with session(tmp_path, models) as reader:
         wrong = {str(one): told for one in RUN if one.page == page and (told := reader.run(one)) is not None}
-    assert wrong == {}
+    assert not wrong, "\n\n".join(f"{place}\n{why}" for place, why in wrong.items())
