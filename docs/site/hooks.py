@@ -20,6 +20,7 @@ DOCS = "docs"
 OUTSIDE = "repository"
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+NAVIGATION_STATE = re.compile(r'(<nav class="md-nav"[^>]*?) aria-expanded="\w+"')  # which only buttons may have
 SHOWN = {".md", ".png", ".svg", ".css"}  # others get a suffix with which browsers show them
 
 
@@ -111,7 +112,8 @@ def _outside(path: str, config: Any) -> File:
 
 
 def on_post_page(output: str, **_: Any) -> str:
-    """Names the dialog of the search, which the theme does not, for those that hear the page."""
+    """Names the search for those that hear the page, which the theme does not, and says no wrong state."""
+    output = NAVIGATION_STATE.sub(r"\1", output)
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
