@@ -51,7 +51,7 @@ NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded
 async def ollama_chat(request: Request) -> Response | ASGIApp:
     """The next message of a conversation, whole or as JSON lines (Ollama)."""
     server, record = server_of(request), record_of(request)
-    body = parse(await read_json(request), OllamaChatRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaChatRequest, ignored=ignored_fields(request))
     if not body.messages:
         return _loaded(server, body, chat=True)
     with other_names(NAMES):
@@ -62,7 +62,7 @@ async def ollama_chat(request: Request) -> Response | ASGIApp:
 async def ollama_generate(request: Request) -> Response | ASGIApp:
     """The answer to a prompt, or its continuation, whole or as JSON lines (Ollama)."""
     server, record = server_of(request), record_of(request)
-    body = parse(await read_json(request), OllamaGenerateRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaGenerateRequest, ignored=ignored_fields(request))
     if not body.prompt and not body.suffix:
         return _loaded(server, body, chat=False)
     writer = _writer(server, chat=False)
@@ -193,7 +193,7 @@ async def _answered(request: Request, body: OllamaGenerating, answer: _Answer | 
 async def ollama_embed(request: Request) -> Response:
     """A vector of each text (Ollama)."""
     server, record = server_of(request), record_of(request)
-    body = parse(await read_json(request), OllamaEmbedRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaEmbedRequest, ignored=ignored_fields(request))
     record.ignored += body.without_effect()
     texts = [body.input] if isinstance(body.input, str) else body.input
     kept = None if body.truncate is False else -1
@@ -206,7 +206,7 @@ async def ollama_embed(request: Request) -> Response:
 
 async def ollama_embeddings(request: Request) -> Response:
     """A vector of a text (Ollama's older route)."""
-    body = parse(await read_json(request), OllamaEmbeddingsRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaEmbeddingsRequest, ignored=ignored_fields(request))
     record_of(request).ignored += body.without_effect()
     (made,) = await _vectors_of(request, body.model, [body.prompt], field="prompt", kept=-1, dimensions=None)
     return _json({"embedding": to_json(made.outputs.data)})
@@ -242,7 +242,7 @@ async def ollama_ps(request: Request) -> Response:
 async def ollama_show(request: Request) -> Response:
     """What is known of the model (Ollama)."""
     server = server_of(request)
-    body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
     named(server, body.wanted)
     info, template = server.engine.info, ""
     if server.engine.tokenizer is not None and info.pooler is None:
@@ -320,7 +320,7 @@ async def ollama_version(_: Request) -> Response:
 async def ollama_pull(request: Request) -> Response | ASGIApp:
     """Say that the served model is there; others are not fetched (Ollama)."""
     server = server_of(request)
-    body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
     named(server, body.wanted)
     if body.stream is False:
         return _json({"status": "success"})
@@ -331,7 +331,7 @@ async def ollama_pull(request: Request) -> Response | ASGIApp:
 async def ollama_delete(request: Request) -> Response:
     """Refused: the server keeps the model that it serves (Ollama)."""
     server = server_of(request)
-    body = parse(await read_json(request), OllamaNameRequest, ignored=ignored_fields(request))
+    body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
     named(server, body.wanted)
     raise ApiError("the server has one model, which it serves: it is not deleted", status=501, code="not_implemented")
 

@@ -183,6 +183,10 @@ def test_a_page_of_another_origin_gets_no_permission_by_default() -> None:
     plain = {"Content-Type": "text/plain"}
     assert ask(closed, "POST", "/v1/completions", headers=plain | origin, content=b'{"prompt": [1]}').status_code == 403
     assert ask(closed, "POST", "/v1/completions", headers=plain, content=b'{"prompt": [1]}').status_code == 415
+    # Ollama's documentation has curl commands without a type; those of pages are refused all the same.
+    curl = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert ask(closed, "POST", "/api/show", headers=curl, content=b'{"model": "another"}').status_code == 404
+    assert ask(closed, "POST", "/api/show", headers=curl | origin, content=b'{"model": "another"}').status_code == 403
     named = app_of(allowed_origins=["https://good.example"])
     assert "access-control-allow-origin" not in ask(named, "GET", "/v1/models", headers=origin).headers
     answer = ask(named, "GET", "/v1/models", headers={"Origin": "https://good.example"})
