@@ -6,7 +6,7 @@ from llmjax.models.fields import Fields
 from llmjax.models.layers.mlp import MLP
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.family import Sight, VisionFamily
-from llmjax.models.vision.fields import BICUBIC, HALF, MAX_LAYERS, head_dim, mean_color, preparation
+from llmjax.models.vision.fields import BICUBIC, HALF, MAX_LAYERS, head_dim, mean_color, preparation, resolutions
 from llmjax.models.vision.preparation import PaddedViews, Preparation
 from llmjax.models.vision.spec import Merged, Projected, TablePositions, VisionAttention, VisionLayer, VisionSpec
 
@@ -107,27 +107,17 @@ def pictures(sight: Sight) -> Preparation:
     if "normalize" in values:
         values["do_normalize"] = values["normalize"]
     files = Fields(values, PROCESSOR, name=sight.processor.name)
+    found = resolutions(whole, "candidate_resolutions", tile=tile, names="widths and heights")
+    sizes = tuple((height, width) for width, height in found)
     return preparation(
         files,
-        layout=PaddedViews(sizes=_sizes(whole, tile), tile=tile, color=mean_color(files)),
+        layout=PaddedViews(sizes=sizes, tile=tile, color=mean_color(files)),
         patch=patch,
         side=projector(whole).integer("downsample_ratio"),
         placeholder="<image>",
         row_token="<image>",
         alone=UNCUT_FROM - 1,
     )
-
-
-def _sizes(whole: Fields, tile: int) -> tuple[tuple[int, int], ...]:
-    """Heights and widths that pictures are fitted into, of which files have the width first."""
-    sizes = whole.get("candidate_resolutions")
-    fitting = isinstance(sizes, list) and all(
-        isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 and n % tile == 0 for n in size)
-        for size in sizes
-    )
-    if not fitting or not sizes:
-        raise whole.error("candidate_resolutions", f"must be a list of widths and heights, multiples of {tile}")
-    return tuple((size[1], size[0]) for size in sizes)
 
 
 FAMILIES = (VisionFamily(("DeepseekVLV2ForCausalLM",), encoder, pictures, TENSORS, DEFAULTS, WHOLE, PROCESSOR),)

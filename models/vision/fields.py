@@ -27,6 +27,25 @@ def square(fields: Fields, key: str) -> int:
     return fields.integer(key)
 
 
+def resolutions(fields: Fields, key: str, *, tile: int, names: str) -> list[tuple[int, int]]:
+    """The sizes that pictures are fitted into, as a file has them: pairs of multiples of a tile's side.
+
+    Args:
+        names: what the two numbers of a pair are, for the error.
+
+    Raises:
+        UnsupportedModel: there are none, or one does not fit.
+    """
+    sizes = fields.get(key)
+    fitting = isinstance(sizes, list) and all(
+        isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 and n % tile == 0 for n in size)
+        for size in sizes
+    )
+    if not fitting or not sizes:
+        raise fields.error(key, f"must be a list of {names}, multiples of {tile}")
+    return [(first, second) for first, second in sizes]
+
+
 def head_dim(fields: Fields, *, size: str = "hidden_size", heads: str = "num_attention_heads") -> int:
     """The size of a head where heads divide a vector."""
     whole, count = fields.integer(size), fields.integer(heads)

@@ -14,6 +14,7 @@ from llmjax.models.vision.fields import (
     OPENAI_STD,
     activation,
     preparation,
+    resolutions,
     siglip_layers,
     siglip_tensors,
     square,
@@ -145,7 +146,7 @@ def pictures(sight: Sight) -> Preparation:
     return laid(
         sight,
         Pinpoints(
-            sizes=_sizes(sight.whole, side),
+            sizes=tuple(resolutions(sight.whole, "image_grid_pinpoints", tile=side, names="heights and widths")),
             tile=side,
             most=None if number is None else int(number),
             padding=square_color,  # type: ignore[arg-type]
@@ -165,18 +166,6 @@ def laid(sight: Sight, layout: Layout) -> Preparation:
         placeholder="<image>",
         row_token=whole.integer(key, minimum=0),
     )
-
-
-def _sizes(whole: Fields, tile: int) -> tuple[tuple[int, int], ...]:
-    """Heights and widths that pictures are fitted into."""
-    sizes = whole.get("image_grid_pinpoints")
-    fitting = isinstance(sizes, list) and all(
-        isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) and n > 0 and n % tile == 0 for n in size)
-        for size in sizes
-    )
-    if not fitting or not sizes:
-        raise whole.error("image_grid_pinpoints", f"must be a list of heights and widths, multiples of {tile}")
-    return tuple((size[0], size[1]) for size in sizes)
 
 
 TOWERS = ("clip_vision_model", "siglip_vision_model")
