@@ -253,8 +253,8 @@ inline void linear_tiles(const Linear& call, const char* x, int output) {
 
 // From more rows than these on x is rounded to bf16 too, which doubles the rate; fewer wait for memory.
 constexpr int kMaxExactRows = 8;
-constexpr int kBlockSide = 4;                  // rows and outputs of a block, whose sums one vector holds
-constexpr int kBytesOfGroup = 1 << 18;         // of outputs that stay in the second-level cache while rows pass by
+constexpr int kBlockSide = 4;           // rows and outputs of a block, whose sums one vector holds
+constexpr int kBytesOfGroup = 1 << 18;  // of outputs that stay in the second-level cache while rows pass by
 static_assert(kBlockSide * kBlockSide == kLanes);
 
 inline bool linear_in_bf16(const Linear& call) {
