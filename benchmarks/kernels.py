@@ -36,6 +36,7 @@ from llmjax.kernels.cpu.matrices import METHODS
 from llmjax.kernels.dense_linear import CPU_MIN_ROWS, linear_by_padding, linear_by_xla
 from llmjax.kernels.qtensor import QTensor
 from llmjax.quantization.schemes import scheme_named
+from llmjax.tune.attention import run_of_layers
 
 LAYERS = 8
 PAGE_SIZE = 16
@@ -178,22 +179,8 @@ def portable_attend(q: jax.Array, k: jax.Array, v: jax.Array, pages: KVPages, ba
 
 def attention_run(shape: AttentionShape, attend: Callable[..., Any]) -> Callable[[], object]:
     q, k, pages, batch = attention_input(shape)
-
-    def run_layers(q: jax.Array, k: jax.Array, pages: list[KVPages], batch: RaggedBatch) -> Any:
-        outputs = []
-        for layer in pages:
-            q, layer = attend(q, k, k, layer, batch, scale=shape.head_dim**-0.5)
-            outputs.append(layer)
-        return q, outputs
-
-    run = jax.jit(run_layers, donate_argnums=2)
-    held = [pages]
-
-    def step() -> jax.Array:
-        out, held[0] = run(q, k, held[0], batch)
-        return out
-
-    return step
+    run = run_of_layers(attend, q, k, pages, batch, scale=shape.head_dim**-0.5)
+    return lambda: run()[0]
 
 
 def with_isa(isa: str, run: Callable[[], object]) -> Callable[[], object]:

@@ -37,7 +37,7 @@ from llmjax.bench.dataset import RandomShape, random_samples
 from llmjax.bench.options import options_of
 from llmjax.bench.pyplot import check_plot
 from llmjax.bench.report import check_writable, write_json
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import EngineConfig, setting
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.outputs import RequestOutput
@@ -112,7 +112,7 @@ def main(argv: list[str]) -> int:
         LLMJaxError: a setting is wrong, or the model cannot be loaded.
     """
     parser = Parser(prog="python -m benchmarks.scaling", description="How the cost of a step grows.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_settings(parser, settings_of(ScalingOptions).values(), section="sweeps")
     add_config_flags(parser)
     values = parser.parse(argv)

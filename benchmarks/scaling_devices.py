@@ -37,7 +37,7 @@ from llmjax import AsyncLLM, SamplingParams
 from llmjax.bench.dataset import RandomShape, random_samples
 from llmjax.bench.options import options_of
 from llmjax.bench.report import check_writable, write_json
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import EngineConfig, setting
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
@@ -107,7 +107,7 @@ def main(argv: list[str]) -> int:
         LLMJaxError: a setting is wrong, or the model cannot be loaded.
     """
     parser = Parser(prog="python -m benchmarks.scaling_devices", description="What engines and devices bring.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_settings(parser, settings_of(DeviceOptions).values(), section="measurements")
     add_config_flags(parser)
     values = parser.parse(argv)

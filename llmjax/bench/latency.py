@@ -14,7 +14,7 @@ from llmjax.bench.dataset import RandomShape, Sample, random_samples
 from llmjax.bench.metrics import Distribution, EngineWork, RequestRecord, summarize
 from llmjax.bench.options import ReportOptions, as_setup, options_of
 from llmjax.bench.report import check_writable, publish
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError
 from llmjax.migration import vllm_bench
@@ -55,7 +55,7 @@ class LatencyOptions:
 def command_line() -> Parser:
     """The flags of the benchmark."""
     parser = Parser(prog="llmjax bench latency", description="Time batches of equal requests, one after the other.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_settings(parser, settings_of(LatencyOptions).values(), section="batch")
     add_settings(parser, settings_of(ReportOptions).values(), section="report")
     add_config_flags(parser, rows=vllm_bench.OFFLINE)

@@ -27,7 +27,7 @@ from llmjax.bench.own_server import ServerFailed, own_server, wait_until_ready
 from llmjax.bench.report import check_writable, publish
 from llmjax.bench.scrape import metrics_page, parse_drafts, parse_work, work_of_server
 from llmjax.cli.models import KEY_VARIABLE, key_for_server
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.config import Alias, EngineConfig, check_values, setting
 from llmjax.errors import ConfigError
@@ -182,7 +182,7 @@ def main(argv: list[str]) -> int:
 def command_line() -> Parser:
     """The flags of the benchmark."""
     parser = Parser(prog="llmjax bench serve", description="Send requests to a server over HTTP and time the streams.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     for cls, section in ((LoadOptions, "load"), (DatasetOptions, "prompts"), (LoadReportOptions, "report")):
         add_settings(parser, settings_of(cls).values(), section=section)
     add_sampling_flags(parser, SAMPLING)

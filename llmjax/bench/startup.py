@@ -19,7 +19,7 @@ from llmjax.bench.metrics import Distribution
 from llmjax.bench.options import options_of
 from llmjax.bench.own_server import changed_settings
 from llmjax.bench.report import check_writable, draw_result, write_json
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import EngineConfig, setting
 from llmjax.errors import ConfigError, LLMJaxError, last_error
 from llmjax.migration import vllm_bench
@@ -61,7 +61,7 @@ class StartupOptions:
 def command_line() -> Parser:
     """The flags of the benchmark."""
     parser = Parser(prog="llmjax bench startup", description="Time starts of an engine, cold and warm.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_settings(parser, settings_of(StartupOptions).values(), section="starts")
     add_config_flags(parser, rows=vllm_bench.OFFLINE)
     return parser

@@ -11,7 +11,7 @@ from llmjax.bench.latency import sampling, work_of
 from llmjax.bench.metrics import EngineWork, RequestRecord, Result, summarize
 from llmjax.bench.options import DatasetOptions, ReportOptions, as_setup, options_of
 from llmjax.bench.report import check_writable, publish
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError
 from llmjax.migration import vllm_bench
@@ -37,7 +37,7 @@ class ThroughputOptions:
 def command_line() -> Parser:
     """The flags of the benchmark."""
     parser = Parser(prog="llmjax bench throughput", description="Time many prompts, all of them given at once.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_settings(parser, settings_of(ThroughputOptions).values(), section="run")
     add_settings(parser, settings_of(DatasetOptions).values(), section="prompts")
     add_settings(parser, settings_of(ReportOptions).values(), section="report")

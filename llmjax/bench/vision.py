@@ -16,7 +16,7 @@ from rich.table import Table
 from llmjax.bench.dataset import FIRST_RANDOM_ID
 from llmjax.bench.options import as_setup, options_of
 from llmjax.bench.report import check_writable, write_json
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import setting
 from llmjax.errors import ConfigError
 from llmjax.migration import vllm_bench
@@ -104,7 +104,7 @@ def command_line() -> Parser:
     parser = Parser(
         prog="llmjax bench vision", description="Time pictures: how long the encoder, the prompt and the answer take."
     )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_settings(parser, settings_of(VisionOptions).values(), section="pictures")
     add_config_flags(parser, rows=vllm_bench.OFFLINE)
     return parser

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmjax.cli.conversation import Chat, read_tools
 from llmjax.cli.models import KEY_VARIABLE, ChatModel, ChatOptions, LocalModel, RemoteModel, key_for_server
-from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, configs_of
 from llmjax.cli.sampling import add_sampling_flags, given_sampling, sampling_settings
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     """
     sampling = sampling_settings(without=NOT_IN_CHAT, max_tokens=None)
     parser = Parser(prog="llmjax chat", description="Talk to a model in the terminal.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     parser.add_argument("--url", help="talk to this server instead of an engine in this process")
     parser.add_argument("--api-key", metavar="KEY", help=f"key for the server (default: {KEY_VARIABLE})")
     parser.add_argument("--model-name", metavar="NAME", help="model to ask the server for (default: its first one)")

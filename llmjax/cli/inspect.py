@@ -13,7 +13,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, configs_of
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError, TokenizerError
 
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
         prog="llmjax inspect",
         description="Show what a model's files hold, without loading them. The exit status is 1 if it cannot be run.",
     )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--tensors", action="store_true", help="also list every tensor")
     # Instead of the engine's setting of that name, which takes a value: here nothing is rendered.

@@ -166,6 +166,11 @@ def add_settings(parser: Parser, settings: Iterable[Setting], *, section: str) -
         _add_setting(groups[title], setting)
 
 
+def add_model(parser: Parser) -> None:
+    """Adds the model as what stands alone in a command, ``positional_model``; `configs_of` takes it."""
+    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+
+
 def add_config_flags(
     parser: Parser, *classes: type, without: Collection[str] = (), rows: Sequence[ForeignFlag] = ()
 ) -> None:

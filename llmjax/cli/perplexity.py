@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmjax.bench.report import check_writable, write_json
-from llmjax.cli.parser import Parser, add_config_flags, add_settings, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.errors import ConfigError
 from llmjax.progress import progress_bar
 from llmjax.settings import settings_of
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
         description="Perplexity of a text under a model as it is served: the engine's own kernels, weights and KV "
         "cache. Only figures of the same text, windows and tokenizer can be compared.",
     )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text to score (required)")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--output-json", metavar="FILE", help="file for the result as JSON")

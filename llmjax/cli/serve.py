@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, configs_of
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.config_file import Configs
 from llmjax.launcher import launched_settings
@@ -45,7 +45,7 @@ def parse(argv: list[str], *, prog: str = "llmjax serve") -> Configs:
 def serve_parser(prog: str = "llmjax serve") -> Parser:
     """The flags of a server."""
     parser = Parser(prog=prog, description="Serve a model over HTTP with OpenAI's API.")
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     add_config_flags(parser, EngineConfig, ServerConfig)
     return parser
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from llmjax.cli.parser import Parser, add_config_flags, configs_of
+from llmjax.cli.parser import Parser, add_config_flags, add_model, configs_of
 from llmjax.errors import ConfigError
 from llmjax.kernels.cpu.cores import physical_cores
 from llmjax.system import processor_name
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
         "weights and the KV cache that fit the memory, threads, and methods of products. Settings that are given "
         "stay as they are. Run it while the machine has nothing else to do.",
     )
-    parser.add_argument("positional_model", nargs="?", metavar="MODEL", help="the same as --model")
+    add_model(parser)
     parser.add_argument("--output", metavar="FILE", help="where to write the settings (default: standard output)")
     parser.add_argument("--force", action="store_true", help="replace that file if it is there")
     add_config_flags(parser)

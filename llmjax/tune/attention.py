@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +53,7 @@ def seconds_of_attention(
     return found
 
 
-def _least(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
+def _least(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     least = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
         run()  # which compiles
@@ -66,7 +67,7 @@ def _least(runs: Mapping[str, Callable[[], None]]) -> dict[str, float]:
 
 def _run(
     kept: PagedKV, heads: int, dtype: jnp.dtype, platform: Platform, *, tokens: int, page_size: int
-) -> Callable[[], None]:
+) -> Callable[[], object]:
     """A call of attention in COPIES layers."""
     pages = -(-tokens // page_size)
     table = 1 + np.arange(pages, dtype=np.int32)[None]
@@ -85,19 +86,44 @@ def _run(
     held = [
         kept.make(num_pages=pages + 1, page_size=page_size, dtype=dtype, as_bits=platform.is_cpu) for _ in range(COPIES)
     ]
+    call = run_of_layers(attend, q, k, held, batch, scale=kept.head_dim**-0.5)
+    return lambda: jax.block_until_ready(call())
 
-    def step(q: jax.Array, k: jax.Array, layers: list[KVPages]) -> tuple[jax.Array, list[KVPages]]:
+
+def run_of_layers(
+    attention: Callable[..., Any],
+    q: jax.Array,
+    k: jax.Array,
+    layers: list[KVPages],
+    batch: RaggedBatch,
+    *,
+    scale: float,
+) -> Callable[[], Any]:
+    """A call of attention in several layers, in one program that stores keys, which are values too, in their pages.
+
+    Args:
+        attention: what `attend` is.
+        q, k: queries [T, H, h] of the first layer, and keys [T, K, h] of all.
+        layers: pages of each, which are given away.
+
+    Returns:
+        A function that returns the output of the last layer and all pages.
+    """
+
+    def in_all(
+        q: jax.Array, k: jax.Array, layers: list[KVPages], batch: RaggedBatch
+    ) -> tuple[jax.Array, list[KVPages]]:
         stored = []
         for layer in layers:
-            q, layer = attend(q, k, k, layer, batch, scale=kept.head_dim**-0.5)
+            q, layer = attention(q, k, k, layer, batch, scale=scale)
             stored.append(layer)
         return q, stored
 
-    program = jax.jit(step, donate_argnums=2)
+    program = jax.jit(in_all, donate_argnums=2)
 
-    def run() -> None:
-        nonlocal held
-        out, held = program(q, k, held)
-        jax.block_until_ready((out, held))
+    def run() -> tuple[jax.Array, list[KVPages]]:
+        nonlocal layers
+        out, layers = program(q, k, layers, batch)
+        return out, layers
 
     return run
