@@ -381,6 +381,23 @@ class EngineConfig:
         "other values of keys of preprocessor_config.json, for models that see, as JSON: '{\"max_pixels\": 1003520}'; "
         "requests may bring their own (default: the model's files)",
     )
+    enable_lora: bool = setting(
+        False,
+        "serve adapters (LoRA) beside the model: PEFT folders and GGUF files, of which each request may name one; a "
+        "step without any costs what it costs without this setting",
+    )
+    max_loras: int = setting(
+        1, "maximum number of adapters in one step; each has its place in the memory of the device", low=1
+    )
+    max_lora_rank: int = setting(
+        16, "largest rank of an adapter; every place has room for it, so memory and time grow with it", low=1
+    )
+    max_cpu_loras: int | None = setting(
+        None,
+        "maximum number of adapters whose numbers stay in the machine's memory, so that they are not read again "
+        "(default: twice max_loras, at least 8)",
+        low=1,
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024,

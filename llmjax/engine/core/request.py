@@ -114,6 +114,7 @@ class Sequence:
 
     status: Status = Status.WAITING
     slot: int = -1  # row of the per-sequence device state while running
+    adapter_slot: int = 0  # the device's place of its adapter while running; 0: the weights as they are
     num_computed: int = 0  # most tokens whose KV entries are in pages once every dispatched step has run
     in_flight: int = 0  # most tokens that dispatched steps sample and the host has not read
     every_token: bool = False  # the host has to see each token before the second one after it is sampled

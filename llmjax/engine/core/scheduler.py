@@ -95,6 +95,11 @@ class StepPlan:
         return any(media is not None and media.wholes for media in seeing)
 
     @cached_property
+    def adapters(self) -> bool:
+        """Whether some rows are computed with an adapter."""
+        return any([row.sequence.adapter_slot for row in self.rows])
+
+    @cached_property
     def waits(self) -> bool:
         """Whether the step is sampled later, by masks that follow from tokens that the host has to read first."""
         return any(row.masked for row in self.rows)

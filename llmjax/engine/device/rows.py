@@ -23,7 +23,7 @@ ROW = np.dtype(
         ("min_len", np.int32),  # tokens that stand before the first one that may end the sequence
         ("stops", np.int32, MAX_STOPS),  # ids that end it; NO_STOP where there are fewer
         ("sampling", np.int32, SETTINGS_WORDS),  # ``RequestSampling.words``
-        ("adapter", np.int32),  # reserved: 0, the weights as they are
+        ("adapter", np.int32),  # the place of its adapter; 0: the weights as they are
     ]
 )
 ROW_WORDS = ROW.itemsize // 4
@@ -104,4 +104,5 @@ def row_words(sequence: Sequence, sampling: RequestSampling) -> Ints:
     stops = sorted(request.stop_token_ids)[:MAX_STOPS]
     row["stops"] = [*stops, *[NO_STOP] * (MAX_STOPS - len(stops))]
     row["sampling"] = sampling.words
+    row["adapter"] = sequence.adapter_slot
     return row.reshape(1).view(np.int32)

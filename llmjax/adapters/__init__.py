@@ -1,0 +1,1 @@
+"""Adapters (LoRA): what requests call them, and their files."""
