@@ -97,7 +97,7 @@ class StepPlan:
     @cached_property
     def adapters(self) -> bool:
         """Whether some rows are computed with an adapter."""
-        return any([row.sequence.adapter_slot for row in self.rows])
+        return any(row.sequence.adapter_slot for row in self.rows)
 
     @cached_property
     def waits(self) -> bool:
