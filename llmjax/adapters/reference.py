@@ -95,8 +95,11 @@ def files_of(path: Path) -> tuple[Path, ...]:
 
 
 def digest_of(path: Path) -> str:
-    """SHA-256 over the digests of an adapter's files, in hexadecimal digits; raises as ``files_of``, and CheckpointError
-    if they are too large or cannot be read."""
+    """SHA-256 over the digests of an adapter's files, in hexadecimal digits.
+
+    Raises:
+        CheckpointError: as ``files_of``, or the files are too large or cannot be read.
+    """
     try:
         files = files_of(path)
         if (size := sum(file.stat().st_size for file in files)) > MOST_BYTES:
