@@ -84,13 +84,13 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """
     if path.is_file():
         if path.suffix != ".gguf":
-            raise CheckpointError(f"{path} is no adapter: give a PEFT folder, or a .gguf file")
+            raise CheckpointError(f"{path} is not an adapter: give a PEFT folder, or a .gguf file")
         return (path,)
     files = (path / ADAPTER, path / WEIGHTS)
     if missing := next((file.name for file in files if not file.is_file()), None):
         pickled = path / "adapter_model.bin"
         hint = f"; {pickled.name} is pickled, so save the adapter as safetensors" if pickled.is_file() else ""
-        raise CheckpointError(f"{path} is no adapter: it has no {missing}{hint}")
+        raise CheckpointError(f"{path} is not an adapter: it has no {missing}{hint}")
     return files
 
 
