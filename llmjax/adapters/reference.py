@@ -33,7 +33,7 @@ class AdapterReference:
 
     @classmethod
     def read(cls, name: str, path: Path, *, number: int) -> AdapterReference:
-        """The reference to the adapter that a path has now; all of its files are read. Other arguments as of the class.
+        """The reference to the adapter that a path has now; all of its files are read.
 
         Raises:
             CheckpointError: there is no adapter, or it is larger than ``MOST_BYTES``.
