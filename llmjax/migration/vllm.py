@@ -271,11 +271,10 @@ MULTIMODAL = [
 ]
 
 ADAPTERS = [
-    *refused(
-        "--enable-lora|--enable-tower-connector-lora|--enable-prompt-adapter|--enable-lora-bias", LORA, takes=SWITCH
-    ),
+    *ours("--enable-lora --max-loras --max-lora-rank --max-cpu-loras"),
+    *refused("--enable-tower-connector-lora|--enable-prompt-adapter|--enable-lora-bias", LORA, takes=SWITCH),
     *refused("--lora-modules|--prompt-adapters", LORA, takes=VALUES),
-    *accepted("--max-loras|--max-lora-rank|--max-cpu-loras|--lora-dtype", LORA, neutral="1 16 auto"),
+    *accepted("--lora-dtype", LORA, neutral="auto"),
     *accepted("--max-lora-cls-labels|--lora-extra-vocab-size|--long-lora-scaling-factors", LORA, neutral="256"),
     *accepted("--lora-target-modules", LORA, takes=VALUES),
     *accepted(

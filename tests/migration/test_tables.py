@@ -253,7 +253,7 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
     [
         ("--data-parallel-rank 1", "--data-parallel-rank: not supported yet; --tensor-parallel-size N divides every"),
         ("-dpn 1", "-dpn: not supported yet"),
-        ("--enable-lora", "--enable-lora: adapters are not supported yet; merge"),
+        ("--enable-lora-bias", "--enable-lora-bias: adapters are not supported yet; merge"),
         ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
         ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
         ("--speculative-config.model x", "speculative_config needs num_speculative_tokens"),
