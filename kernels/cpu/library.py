@@ -29,6 +29,7 @@ FFI_TARGETS = (
     "llmjax_mlp",
     "llmjax_recurrence",
     "llmjax_sample",
+    "llmjax_segments",
     "llmjax_selective_scan",
     "llmjax_zeros",
 )

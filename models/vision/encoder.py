@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.attention.segments import attend_segments
 from llmjax.kernels.registry import traced_platform
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.modules.linear import Linear
@@ -18,9 +19,9 @@ from llmjax.models.modules.mlp import InnerModule, MLPModule, gated_mlp_module
 from llmjax.models.modules.norm import build_norm
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import normed
-from llmjax.models.vision.attention import attend, turn
 from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.resampler import Resampler
+from llmjax.models.vision.rotation import turn
 from llmjax.models.vision.spec import (
     Fed,
     Halved,
@@ -53,7 +54,7 @@ class Encoded:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Seen:
-    """What each patch sees: see the arguments of ``attend``."""
+    """What each patch sees: see the arguments of ``attend_segments``."""
 
     segments: jax.Array
     tile: int | None = field(default=None, metadata={"static": True})
@@ -111,9 +112,9 @@ class Attention(nnx.Module):
             assert self.rope is not None
             q, k = turn(q, angles, self.rope.pairs), turn(k, angles, self.rope.pairs)
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        if self.narrow:  # the matrices' type: hardware that multiplies it is faster at scores too
-            q, k, v = (each.astype(jnp.bfloat16) for each in (q, k, v))
-        attended = attend(q, k, v, seen.segments, scale=scale, tile=seen.tile, reach=seen.reach).astype(x.dtype)
+        # The matrices' type: hardware that multiplies it is faster at scores too.
+        dtype = jnp.bfloat16 if self.narrow else None
+        attended = attend_segments(q, k, v, seen.segments, scale=scale, dtype=dtype, tile=seen.tile, reach=seen.reach)
         return self.o_proj(attended.reshape(len(x), -1))
 
 

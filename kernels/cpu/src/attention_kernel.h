@@ -102,6 +102,12 @@ enum class Way {
   kParts,      // few rows in tiles, see attention_parts.h
 };
 
+#if defined(__AVX512BF16__)
+constexpr int kLanesOfBf16 = kPair;
+#else
+constexpr int kLanesOfBf16 = kLanes;
+#endif
+
 constexpr bool fits_bf16(const void*) { return true; }
 constexpr bool fits_bf16(const float*) { return false; }
 constexpr bool fits_bf16(const F16*) { return false; }

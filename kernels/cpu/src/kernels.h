@@ -115,7 +115,8 @@ struct SampleRow {
 
 // Attention over pages.
 struct AttentionKernels {
-  int lanes;  // head sizes are multiples of this
+  int lanes;          // head sizes are multiples of this
+  int lanes_of_bf16;  // and of this, where bf16 is to be multiplied as such if the instruction set can
 
   // Stores a token's elements of one head, [h] in the activations' type, in a record. `fixed`: as it is for all tokens.
   void (*store)(const Attention&, const void* from, char* record, int offset, Affine fixed);

@@ -133,18 +133,6 @@ def test_frames_do_not_see_each_other() -> None:
     np.testing.assert_allclose(run(spec, [two])[0][:6], run(spec, [first])[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["rope", "windows", "class"])
-def test_blocks_of_queries_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = SPECS[name]
-    pictures = [picture(spec, 4, 6)] * 2 if spec.tile else [picture(spec, 10, 14), picture(spec, 4, 6)]
-    whole, _ = run(spec, pictures)
-    monkeypatch.setattr("llmjax.models.vision.attention.BLOCK", 20)
-    jax.clear_caches()
-    blocks, _ = run(spec, pictures)
-    jax.clear_caches()
-    np.testing.assert_allclose(blocks, whole, atol=1e-5)
-
-
 def test_windows_stand_together_and_rows_in_order() -> None:
     spec = SPECS["windows"]
     one = picture(spec, 6, 10, frames=2)

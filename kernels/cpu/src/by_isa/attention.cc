@@ -5,6 +5,7 @@
 
 namespace llmjax {
 
-LLMJAX_TABLE(AttentionKernels, attention) = {kLanes, attention_store, attention_workspace, ::attention, attention_merge};
+LLMJAX_TABLE(AttentionKernels, attention) = {kLanes,           kLanesOfBf16, attention_store, attention_workspace,
+                                             ::attention, attention_merge};
 
 }  // namespace llmjax

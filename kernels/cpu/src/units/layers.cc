@@ -5,3 +5,4 @@
 #include "experts.cc"
 #include "linear.cc"
 #include "products.cc"
+#include "segments.cc"
