@@ -176,7 +176,7 @@ class Router:
         if not self._capacity or request.params.prompt_logprobs is not None:
             return []
         size, tokens = self._page_size, request.prompt_token_ids
-        digest = PageKey.root("salt", request.cache_salt) if request.cache_salt else PageKey.root("all")
+        digest = PageKey.shared(request.cache_salt, None if request.adaptation is None else request.adaptation.digest)
         digests = []
         for start in range(0, (len(tokens) - 1) // size * size, size):
             digest = PageKey.chain(digest, tokens[start : start + size]).digest

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from llmjax.adapters.reference import Adaptation
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control
@@ -116,6 +117,7 @@ class Submit(Message, tag="submit"):
     grammar: str | None
     thinking: ThinkingBudget | None
     pooling: PooledRequest | None
+    adaptation: Adaptation | None
     media: PromptMedia | None
     priority: int
     cache_salt: bytes | None
@@ -137,6 +139,7 @@ class Submit(Message, tag="submit"):
             grammar=request.grammar,
             thinking=request.thinking,
             pooling=request.pooling,
+            adaptation=request.adaptation,
             media=request.media,
             priority=request.priority,
             cache_salt=None if salt is None else salt.encode(errors="surrogatepass"),
@@ -155,6 +158,7 @@ class Submit(Message, tag="submit"):
             grammar=self.grammar,
             thinking=self.thinking,
             pooling=self.pooling,
+            adaptation=self.adaptation,
             media=self.media,
             priority=self.priority,
             cache_salt=None if salt is None else salt.decode(errors="surrogatepass"),

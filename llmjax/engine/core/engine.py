@@ -19,7 +19,7 @@ from llmjax.engine.core.request import EngineOutput, EngineRequest, Sequence, Se
 from llmjax.engine.core.scheduler import NO_DRAFTS, Scheduler, StepPlan
 from llmjax.engine.core.stats import EngineTotals, KVStats, StatLogger, TokenTimes
 from llmjax.engine.free_run import FreeRun, Refusals
-from llmjax.errors import CompileError, GenerationFailed, LLMJaxError
+from llmjax.errors import CompileError, GenerationFailed, InvalidRequest, LLMJaxError
 from llmjax.sampling.masks import bit_masks
 from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
 
@@ -104,12 +104,14 @@ class Engine:
         """Queues all ``n`` continuations of a request, whose id must be new.
 
         Raises:
-            InvalidRequest: a sampling field does not fit the model.
+            InvalidRequest: a sampling field does not fit the model, or there are no adapters.
             CompileError: its constraint needs masks, and the program that samples under them does not compile.
         """
         params = request.params
         if request.grammar is not None and request.matcher is None:
             raise GenerationFailed("the request's grammar could not be compiled")
+        if request.adaptation is not None and self.scheduler.adapters is None:
+            raise InvalidRequest("this engine has no room for adapters (--enable-lora)", field="model")
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
         first = request_sampling(
@@ -202,12 +204,13 @@ class Engine:
         clock.start()
         plan, outputs = self._plan()
         clock.lap("plan")
+        outputs += self._end_unreadable()
         dispatched = self._execute(plan)
         clock.lap("send")
         pending, self._pending = self._pending, dispatched
         if pending is not None:
             outputs += self._read(pending)
-        elif dispatched is None and not waiting and not self.scheduler.idle:
+        elif dispatched is None and not waiting and not self.scheduler.idle and not self._wait_for_adapters():
             raise LLMJaxError(
                 f"nothing can be computed for {len(self.scheduler.running)} running and "
                 f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
@@ -237,6 +240,8 @@ class Engine:
         if not plan.rows:
             return None
         self.kv.tier.move(self.runner)
+        if (adapters := self.scheduler.adapters) is not None:
+            adapters.dispatch(row.sequence.adapter_slot for row in plan.rows)
         dispatched = self.runner.dispatch(
             plan, tables=self.kv.take_changes(), sampling=self._sampling, media=self.scheduler.media
         )
@@ -267,6 +272,8 @@ class Engine:
         clock.start()
         tokens = pending.tokens()
         ready = time.perf_counter()
+        if self.scheduler.adapters is not None:
+            self.scheduler.adapters.ended()
         clock.lap("read")
         times = TokenTimes(time.monotonic())
         following = None if self._pending is None else self._pending.plan
@@ -303,6 +310,19 @@ class Engine:
                 ready.append(sequence)
         self.scheduler.let_in(ready)
         return ended
+
+    def _end_unreadable(self) -> list[EngineOutput]:
+        """Ends the sequences whose adapters cannot be read."""
+        failed = {} if self.scheduler.adapters is None else self.scheduler.adapters.take_failed()
+        return [
+            self._processor.end(sequence, error)
+            for digest, error in failed.items()
+            for sequence in self.scheduler.waiting_for(digest)
+        ]
+
+    def _wait_for_adapters(self) -> bool:
+        """Whether sequences wait for adapters that are being read; waits for them a moment."""
+        return self.scheduler.adapters is not None and self.scheduler.adapters.wait(MESSAGE_SECONDS)
 
     def _sample_masked(self) -> list[EngineOutput]:
         """Samples a dispatch that waits for its masks; every token before is known now.

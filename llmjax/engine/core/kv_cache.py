@@ -324,7 +324,7 @@ class KVCache:
     def _tell(self, sequence: Sequence, number: int, index: int, key: PageKey) -> None:
         """Tells the listener that a sequence's page ``index`` can be found in a group."""
         parent = sequence.keys[index - 1] if index else None
-        self.listener.stored(number, key, parent=parent, salt=sequence.request.cache_salt)
+        self.listener.stored(number, key, parent=parent, request=sequence.request)
 
 
 class _PoolWatcher(PoolWatcher):

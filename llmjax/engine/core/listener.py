@@ -5,20 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 from llmjax.engine.core.page_pool import PageKey
+from llmjax.engine.core.request import EngineRequest
 
 
 class CacheListener(ABC):
     """Receives every change of the prefix cache: pages that can be found, and those that no longer can."""
 
     @abstractmethod
-    def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
+    def stored(self, group: int, key: PageKey, *, parent: bytes | None, request: EngineRequest) -> None:
         """Notes that a page can be found.
 
         Args:
             group: the number of its group of layers.
             key: names the page's content.
             parent: digest of the page before it; None: it is the first one of a text.
-            salt: cache salt of the request, if it has one.
+            request: the request that it was computed for; only those with its salt and its adapters share it.
         """
 
     @abstractmethod
@@ -41,7 +42,7 @@ class CacheListener(ABC):
 class NoListener(CacheListener):
     """Ignores all changes."""
 
-    def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
+    def stored(self, group: int, key: PageKey, *, parent: bytes | None, request: EngineRequest) -> None:
         return
 
     def removed(self, group: int, key: PageKey) -> None:

@@ -33,6 +33,18 @@ class PageKey:
         ).digest()
 
     @staticmethod
+    def shared(salt: str | None, adapters: str | None, kind: str = "") -> bytes:
+        """The parent of first pages that requests share which have the same of all of these.
+
+        Args:
+            salt: cache salt of the request, if it has one.
+            adapters: digest of its adapters, if it has any.
+            kind: further things that have to be equal.
+        """
+        root = PageKey.root("salt", kind + salt) if salt else PageKey.root("all", kind)
+        return root if adapters is None else PageKey.marked(root, f"adapters {adapters}".encode())
+
+    @staticmethod
     def marked(parent: bytes, marks: bytes) -> bytes:
         """The parent of a page that has something beside its tokens, told by ``marks``; empty: it has nothing."""
         if not marks:

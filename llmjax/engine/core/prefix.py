@@ -116,7 +116,7 @@ class PageKeys:
         if not self.shared:
             return PageKey.root("request", str(request.request_id))
         kind = "".join(f"{part} " for part in self._prompt_kind(sequence.num_prompt_tokens))
-        return PageKey.root("salt", kind + request.cache_salt) if request.cache_salt else PageKey.root("all", kind)
+        return PageKey.shared(request.cache_salt, sequence.digest, kind)
 
 
 def _within(found: Found | None, places: Places) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from llmjax.adapters.reference import Adaptation
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.constraint import Constraint
 from llmjax.engine.core.media import PromptMedia
@@ -47,6 +48,7 @@ class EngineRequest:
     matcher: LLMatcher | None = None  # the grammar's matcher in its initial state; made again in another process
     thinking: ThinkingBudget | None = None  # how long outputs may reason
     media: PromptMedia | None = None  # images of the prompt; None: it has none
+    adaptation: Adaptation | None = None  # adapters that it is computed with; None: the model as it is
     pooling: PooledRequest | None = None  # then ``params`` and what follows from them mean nothing
     priority: int = 0
     cache_salt: str | None = None
@@ -132,6 +134,7 @@ class Sequence:
     end: int = field(init=False)  # tokens with all that it may have
     rank: tuple[int, int] = field(init=False)  # smaller is served first, larger preempted first
     media_end: int = field(init=False)  # first token after the last image of the prompt; 0: there is none
+    digest: str | None = field(init=False)  # identifies its adapters; None: it has none
     between: bool = field(init=False)  # the host may have something to do between two of its tokens
 
     def __post_init__(self) -> None:
@@ -139,6 +142,7 @@ class Sequence:
         self.end = self.num_prompt_tokens + self.request.max_tokens
         self.rank = (self.request.priority, self.order)
         self.media_end = 0 if self.request.media is None else self.request.media.end
+        self.digest = None if self.request.adaptation is None else self.request.adaptation.digest
         limited = self.every_token or self.constraint is not None
         self.between = limited or self.request.params.min_tokens > 0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import insort
 from collections.abc import Iterable, Mapping
@@ -12,10 +11,12 @@ from types import MappingProxyType
 
 import msgspec
 
+from llmjax.engine.core.adapters import AdapterSlots
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.media import Encoding
 from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.request import Sequence, Status
+from llmjax.engine.core.waiting import WaitingQueue
 
 LEAST_CHUNK = 16  # prompt tokens of a step, however many decodes it has
 NO_DRAFTS: Mapping[Sequence, tuple[int, ...]] = MappingProxyType({})
@@ -139,6 +140,7 @@ class Scheduler:
         micro_batches: number of parts into which decodes are divided, each of them a step. So a step need not continue
             the one before: one pipeline stage computes the next step while another computes the last one.
         media: the rows of images; None: there are none.
+        adapters: the slots for adapters; None: there are no adapters.
     """
 
     def __init__(
@@ -151,16 +153,18 @@ class Scheduler:
         chunk_steps: int = 0,
         micro_batches: int = 1,
         media: MediaRows | None = None,
+        adapters: AdapterSlots | None = None,
     ) -> None:
         self.kv = kv
+        self.adapters = adapters
         self.media = media or MediaRows()
         self.chunk_steps = chunk_steps
         self.micro_batches = micro_batches
         self.whole_prompts = whole_prompts
         self.max_num_batched_tokens = max_num_batched_tokens
         self.running: list[Sequence] = []  # by rank
-        self._waiting: list[tuple[tuple[int, int], Sequence]] = []  # heap by rank
-        self._num_waiting = 0  # entries of the heap that still wait
+        self._waiting = WaitingQueue(adapters)
+        self._num_waiting = 0
         self._held: list[Sequence] = []
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._refusal: _Refusal | None = None
@@ -197,7 +201,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queues a new or preempted sequence."""
         sequence.status = Status.WAITING
-        heapq.heappush(self._waiting, (sequence.rank, sequence))
+        self._waiting.add(sequence)
         self._num_waiting += 1
 
     def finish(self, sequence: Sequence) -> None:
@@ -208,14 +212,23 @@ class Scheduler:
         elif sequence in self._held:
             self._held.remove(sequence)
         elif sequence.status is Status.WAITING:
-            self._num_waiting -= 1  # its heap entry is dropped when it comes up
+            self._num_waiting -= 1  # its place in the queue is dropped when it comes up
         sequence.status = Status.FINISHED
+
+    def waiting_for(self, digest: str) -> list[Sequence]:
+        """The sequences that wait for adapters."""
+        return self._waiting.of(digest)
 
     @property
     def only_decodes(self) -> bool:
         """Whether the next dispatch is one token of each running sequence, because none is in its prompt and no
         sequence can be admitted."""
-        return not (self._num_waiting and self._free_slots) and all(s.missing <= 1 for s in self.running)
+        return not self._may_admit and all(s.missing <= 1 for s in self.running)
+
+    @property
+    def _may_admit(self) -> bool:
+        """Whether the next dispatch may admit a sequence."""
+        return bool(self._num_waiting and self._free_slots) and self._waiting.first() is not None
 
     def plan(
         self,
@@ -291,7 +304,7 @@ class Scheduler:
     @property
     def _whole_images(self) -> bool:
         """Whether an image may come that has to be computed in one step."""
-        waiting = [] if (first := self._first_waiting()) is None else [first]
+        waiting = [] if (first := self._waiting.first()) is None else [first]
         media = (sequence.request.media for sequence in (*self.running, *waiting) if sequence.missing > 1)
         return any(one is not None and one.wholes for one in media)
 
@@ -336,7 +349,7 @@ class Scheduler:
                 steps = min(steps, sequence.steps_alone)
         if self._num_waiting:
             # Only the end of a running sequence admits a waiting one, so that end must not wait for other rows.
-            if self._free_slots or len(counts) < len(self.running):
+            if self._may_admit or len(counts) < len(self.running):
                 return 1
             steps = min(steps, *[sequence.steps_left for sequence in counts])
         for sequence in counts if steps > 1 else ():
@@ -347,7 +360,7 @@ class Scheduler:
 
     def _admit(self, budget: int, rows: list[Row]) -> list[Sequence]:
         admitted = []
-        while budget > 0 and self._free_slots and (sequence := self._first_waiting()) is not None:
+        while budget > 0 and self._free_slots and (sequence := self._waiting.first()) is not None:
             if self._refusal is not None and self._refusal.holds(sequence, self.kv):
                 break
             if self.whole_prompts and sequence.missing > budget:
@@ -374,7 +387,7 @@ class Scheduler:
                 break
             self._refusal = None
             self._free_slots.pop()
-            heapq.heappop(self._waiting)
+            sequence.adapter_slot = self._waiting.pop(sequence)
             self._num_waiting -= 1
             sequence.status = Status.RUNNING
             if sequence.times.scheduled is None:
@@ -388,14 +401,6 @@ class Scheduler:
             budget -= count
         return admitted
 
-    def _first_waiting(self) -> Sequence | None:
-        while self._waiting:
-            sequence = self._waiting[0][1]
-            if sequence.status is Status.WAITING:
-                return sequence
-            heapq.heappop(self._waiting)
-        return None
-
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._give_back(sequence)
@@ -407,6 +412,9 @@ class Scheduler:
         self.media.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
+        if sequence.adapter_slot and self.adapters is not None:
+            self.adapters.release(sequence.adapter_slot)
+            sequence.adapter_slot = 0
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import msgspec
 
 from llmjax.engine.core.listener import CacheListener
 from llmjax.engine.core.page_pool import PageKey
+from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.loading.memory import KVPlan
 from llmjax.models.config import ModelConfig
 from llmjax.models.layers.state import AllTokens, LastTokens, LatentKV, Span
@@ -94,14 +95,15 @@ class CacheEvents(CacheListener):
         latent = any(isinstance(state, LatentKV) for state in model.states)
         return cls(publisher, [group.span for group in plan.groups], latent=latent, page_size=plan.page_size)
 
-    def stored(self, group: int, key: PageKey, *, parent: bytes | None, salt: str | None) -> None:
+    def stored(self, group: int, key: PageKey, *, parent: bytes | None, request: EngineRequest) -> None:
+        adaptation = request.adaptation
         digest, before = block_hash(key.digest), None if parent is None else block_hash(parent)
         last = self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and last.group_idx == group and last.block_hashes[-1] == before:
             last.block_hashes.append(digest)
             last.token_ids += key.tokens
             if last.extra_keys is not None:
-                last.extra_keys.append(None)
+                last.extra_keys.append(_extra_keys(request, first=False))
             return
         self._events.append(
             BlockStored(
@@ -109,10 +111,10 @@ class CacheEvents(CacheListener):
                 parent_block_hash=before,
                 token_ids=list(key.tokens),
                 block_size=self._page_size,
-                lora_id=None,
+                lora_id=None if adaptation is None else adaptation.parts[0].reference.number,
                 medium=DEVICE,
-                lora_name=None,
-                extra_keys=[(salt,)] if salt and parent is None else None,
+                lora_name=None if adaptation is None else adaptation.name,
+                extra_keys=None if (extra := _extra_keys(request, first=parent is None)) is None else [extra],
                 group_idx=group,
                 kv_cache_spec_kind=self._kinds[group],
                 kv_cache_spec_sliding_window=self._windows[group],
@@ -140,6 +142,17 @@ class CacheEvents(CacheListener):
 
     def close(self) -> None:
         self._publisher.close()
+
+
+def _extra_keys(request: EngineRequest, *, first: bool) -> tuple[str, ...] | None:
+    """What a page's hash is made of besides tokens. A word before the digest of adapters tells it from a salt.
+
+    Args:
+        first: whether it is the first page of a text.
+    """
+    adapters = [] if request.adaptation is None else [f"lora:{request.adaptation.digest}"]
+    salts = [request.cache_salt] if request.cache_salt and first else []
+    return (*adapters, *salts) or None
 
 
 def block_hash(digest: bytes) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from llmjax.engine.clients.routing import FIRST_GUESS, PrefixIndex, Router
 from llmjax.engine.core.request import EngineOutput, EngineRequest, SequenceTimes
 from llmjax.sampling.params import SamplingParams
+from tests.engine.core.test_scheduler import adaptation
 
 PAGE = 4
 
@@ -197,6 +200,17 @@ class Routing(RuleBasedStateMachine):
             assert len(self.router._indexes[engine]) <= self.capacity
         for number, at in getattr(self, "at", {}).items():
             assert self.router.engine_of(number) == at
+
+
+def test_engines_are_known_to_have_pages_of_an_adapter_and_not_of_another() -> None:
+    routes = router()
+    first = routes.send(replace(request(0, PROMPT), adaptation=adaptation("a")), [0, 1])
+    routes.note([output(0, 10, reason="stop")])
+    other = 1 - first
+    assert routes.send(replace(request(1, PROMPT), adaptation=adaptation("b")), [0, 1]) == other
+    routes.note([output(1, 10, reason="stop")])
+    found = [routes.send(replace(request(2 + i, PROMPT), adaptation=adaptation(n)), [0, 1]) for i, n in enumerate("ba")]
+    assert found == [other, first]
 
 
 TestRouting = Routing.TestCase

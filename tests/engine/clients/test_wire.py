@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmjax.adapters.reference import Adaptation, AdapterReference, ScaledAdapter
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget, TokenMark
 from llmjax.engine.clients.client import Control
@@ -42,6 +43,7 @@ def passed(message: Any, incoming: Any) -> Any:
         return next(Channel(theirs, incoming).receive())
 
 
+ADAPTER = AdapterReference(name="support", path="/adapters/support", digest="ab" * 32, number=3)
 NUMBERS = st.floats(allow_nan=False)
 MAYBE = st.none() | NUMBERS
 ENTRIES = st.dictionaries(
@@ -128,6 +130,7 @@ def test_a_request(params: SamplingParams, salt: str | None) -> None:
         bad_words_token_ids=((1,), (2, 3)),
         priority=-4,
         cache_salt=salt,
+        adaptation=Adaptation.of([ScaledAdapter(reference=ADAPTER, scale=scale) for scale in (0.5, -1.0)]),
         arrival_time=12.5,
     )
     assert passed(Submit.of(request), ToEngine).request() == request

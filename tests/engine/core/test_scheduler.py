@@ -22,7 +22,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from llmjax.adapters.reference import Adaptation, AdapterReference, ScaledAdapter
 from llmjax.config import EngineConfig
+from llmjax.engine.core.adapters import AdapterSlots
 from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots, TableChanges
@@ -44,7 +46,7 @@ from llmjax.engine.loading.memory import plan_kv
 from llmjax.engine.tiers.disk import DiskPages
 from llmjax.engine.tiers.host import HostPages, PageFormat
 from llmjax.engine.tiers.offload import Offload, Taker
-from llmjax.errors import ConfigError, LLMJaxError
+from llmjax.errors import CheckpointError, ConfigError, LLMJaxError
 from llmjax.kernels.attention import KVLayout
 from llmjax.media.image import PreparedImage
 from llmjax.models import RMS, Attention, GatedMLP, LayerSpec, ModelConfig
@@ -84,6 +86,8 @@ class Shape:
     media_rows: int = 0  # of the pool; 0: prompts have no images
     wholes: bool = False  # whether tokens of prompts with images see later ones
     encoder_budget: int = 0  # rows that are encoded before a step
+    adapters: int = 0  # slots for them
+    slow_reads: int = 0  # questions after which an adapter has been read
 
     @property
     def pages_per_sequence(self) -> int:
@@ -108,21 +112,34 @@ def row_at(media: PromptMedia, position: int) -> tuple[bytes, int] | None:
 
 
 def with_images(request: EngineRequest, tokens: Seq[int]) -> list[Any]:
-    """A request's tokens with the rows of its images in place of their ids."""
-    if (media := request.media) is None:
-        return list(tokens)
-    return [row_at(media, position) or token for position, token in enumerate(tokens)]
+    """A request's tokens with the rows of its images in place of their ids, and with its adapter, as they all depend on
+    it."""
+    found = list(tokens) if (media := request.media) is None else [row_at(media, i) or t for i, t in enumerate(tokens)]
+    return found if request.adaptation is None else [(request.adaptation.digest, token) for token in found]
 
 
 def next_token(digest: int, seed: int) -> int:
     return hash((digest, seed)) % VOCAB
 
 
-def alone(prompt: list[int], seed: int, max_tokens: int, stops: frozenset[int], *, min_tokens: int = 0) -> list[int]:
-    """The output of a request that has the device to itself."""
+def alone(
+    prompt: list[int],
+    seed: int,
+    max_tokens: int,
+    stops: frozenset[int],
+    *,
+    min_tokens: int = 0,
+    adapted: str | None = None,
+) -> list[int]:
+    """The output of a request that has the device to itself.
+
+    Args:
+        adapted: digest of its adapter.
+    """
     output: list[int] = []
     while len(output) < max_tokens and not (len(output) > min_tokens and output[-1] in stops):
-        output.append(next_token(digests([*prompt, *output])[-1], seed))
+        made = output if adapted is None else [(adapted, token) for token in output]
+        output.append(next_token(digests([*prompt, *made])[-1], seed))
     return output
 
 
@@ -159,6 +176,12 @@ class SimulatedDevice:
     content: list[dict[tuple[int, int], int]] = field(init=False)  # per group: (page, offset) -> digest; states at 0
     history: dict[tuple[str, int], list[int]] = field(default_factory=dict)  # by request id and continuation
     rows: dict[int, tuple[bytes, int]] = field(default_factory=dict)  # of the media pool: an image and a row of it
+    adapters: dict[int, str] = field(default_factory=dict)  # digests, by slot
+    loads: list[tuple[int, str]] = field(default_factory=list)  # all of them, in order
+    asked: Counter[str] = field(default_factory=Counter)  # how often it was asked for contents, by digest
+    unreadable: set[str] = field(default_factory=set)
+    in_flight: dict[int, set[int]] = field(default_factory=dict)  # slots of adapters of dispatches that were not read
+    dispatches: int = 0
 
     def __post_init__(self) -> None:
         shape = self.shape
@@ -211,6 +234,18 @@ class SimulatedDevice:
             for index, place in enumerate(encoding.places.tolist()):
                 self.rows[place] = (encoding.image.digest, index)
 
+    def can_load(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
+        if adaptation.digest in self.unreadable:
+            raise CheckpointError(f"{adaptation.name} has changed")
+        self.asked[adaptation.digest] += 1
+        return self.asked[adaptation.digest] > self.shape.slow_reads
+
+    def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
+        assert 1 <= slot <= self.shape.adapters
+        assert not any(slot in used for used in self.in_flight.values()), "a dispatch in flight uses the slot"
+        self.adapters[slot] = adaptation.digest
+        self.loads.append((slot, adaptation.digest))
+
     def dispatch(
         self, plan: StepPlan, *, tables: TableChanges, sampling: dict[Any, RequestSampling], media: MediaRows
     ) -> Any:
@@ -246,13 +281,19 @@ class SimulatedDevice:
         for done in range(0 if plan.drafts else plan.steps):
             self._run(plan, part, done, tokens, positions, [count > done for count in steps])
         targets = part.get("targets")
+        self.dispatches += 1
+        self.in_flight[number := self.dispatches] = {row.sequence.adapter_slot for row in plan.rows}
         output = StepOutput(
             tokens=tokens,
             logprobs=scores(positions),
             prompt_logprobs=None if targets is None else scores(targets),
             ends=None,
         )
-        return PendingStep(plan=plan, bucket=bucket, result=lambda: output)
+        return PendingStep(plan=plan, bucket=bucket, result=lambda: self._read(number, output))
+
+    def _read(self, number: int, output: StepOutput) -> StepOutput:
+        self.in_flight.pop(number, None)
+        return output
 
     def _check_images(self, plan: StepPlan, part: dict[str, np.ndarray]) -> None:
         """Each token of an image has its row of the pool, other tokens none; all tokens have their positions."""
@@ -308,6 +349,7 @@ class SimulatedDevice:
             request = row.sequence.request
             history = self.history.setdefault((request.request_id, row.sequence.index), [*request.prompt_token_ids])
             assert tokens == history[length - len(tokens) : length], "a step computes tokens that are not the request's"
+            self._check_adapter(slot, request)
             inputs.append((slot, length - len(tokens), length))
             known[slot] = digests(with_images(request, history))
         for group, span in enumerate(self.shape.spans):
@@ -343,6 +385,7 @@ class SimulatedDevice:
                 continue
             start = int(self.length[slot])
             assert start == row.start, "drafts follow from tokens that are known"
+            self._check_adapter(slot, row.sequence.request)
             history = self.history[row.sequence.request.request_id, row.sequence.index]
             assert history[start:] == tokens[:1]
             inputs.append((slot, start, start + len(tokens)))
@@ -357,6 +400,10 @@ class SimulatedDevice:
                 sampled[place, i] = found
                 if self.last_token[slot] == ENDED or [found] != tokens[place + 1 : place + 2] or place + 1 >= most[i]:
                     break
+
+    def _check_adapter(self, slot: int, request: EngineRequest) -> None:
+        wanted = None if request.adaptation is None else request.adaptation.digest
+        assert self.adapters.get(int(self.words[slot]["adapter"])) == wanted, "a row is computed with another adapter"
 
     def _run_pages(self, group: int, inputs: list[tuple[int, int, int]], known: dict[int, list[int]]) -> None:
         """Stores the rows' tokens, then reads what attention reads."""
@@ -474,6 +521,7 @@ class SimulatedEngine(Engine):
                 max_num_batched_tokens=shape.max_num_batched_tokens,
                 micro_batches=shape.micro_batches,
                 media=MediaRows(shape.media_rows, budget=shape.encoder_budget),
+                adapters=AdapterSlots(shape.adapters, device) if shape.adapters else None,
             ),
             pace=Pace(shape.decode_steps, seconds=1e9),
             speculation=SometimesWorthIt(
@@ -525,7 +573,10 @@ def request(name: str, prompt: list[int], **options: Any) -> EngineRequest:
     """A request; ``options`` are split between the request and its sampling."""
     own = {
         key: options.pop(key)
-        for key in ("priority", "cache_salt", "stop_token_ids", "max_tokens", "bad_words_token_ids", "media")
+        for key in (
+            *("priority", "cache_salt", "stop_token_ids", "max_tokens", "bad_words_token_ids", "media"),
+            "adaptation",
+        )
         if key in options
     }
     own.setdefault("stop_token_ids", frozenset())
@@ -577,7 +628,14 @@ def check_results(arrivals: list[Arrival], results: dict[tuple[str, int], Result
             result = results.get((asked.request_id, index))
             min_tokens = asked.params.min_tokens
             marked = with_images(asked, prompt)
-            expected = alone(marked, 3 + index, asked.max_tokens, asked.stop_token_ids, min_tokens=min_tokens)
+            expected = alone(
+                marked,
+                3 + index,
+                asked.max_tokens,
+                asked.stop_token_ids,
+                min_tokens=min_tokens,
+                adapted=None if asked.adaptation is None else asked.adaptation.digest,
+            )
             if arrival.abort_at is not None and (result is None or result.reason == "abort"):
                 assert result is None or result.tokens == expected[: len(result.tokens)]
                 continue
@@ -607,6 +665,8 @@ def check_idle(engine: SimulatedEngine) -> None:
     assert not engine._sampling
     assert len(engine.scheduler._free_slots) == engine.shape.max_num_seqs
     assert engine.scheduler.media.used == 0
+    if (adapters := engine.scheduler.adapters) is not None:
+        assert not any(adapters.holders(digest) for digest in adapters.loaded)
 
 
 W = LastTokens
@@ -649,9 +709,16 @@ def shapes(draw: st.DrawFn) -> Shape:
     )
 
 
+def adaptation(*names: str, scale: float = 1.0) -> Adaptation:
+    """Adapters with these names, of which the content is the name."""
+    references = [AdapterReference(name=name, path=f"/{name}", digest=name, number=ord(name)) for name in names]
+    return Adaptation.of([ScaledAdapter(reference=one, scale=scale) for one in references])
+
+
 @st.composite
 def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
     arrivals = []
+    some = [None, *map(adaptation, "abc")] if shape.adapters else [None]
     # Most prompts begin like a common text, so that prefixes are shared often.
     common = draw(st.lists(st.integers(0, VOCAB - 1), min_size=shape.max_model_len, max_size=shape.max_model_len))
     for i in range(draw(st.integers(1, 8))):
@@ -674,6 +741,7 @@ def workloads(draw: st.DrawFn, shape: Shape) -> list[Arrival]:
             stop_token_ids=draw(st.sampled_from([frozenset(), frozenset({STOP})])),
             priority=draw(st.sampled_from([0, 0, -1, 1])),
             cache_salt=draw(st.sampled_from([None, None, "a", "b"])),
+            adaptation=draw(st.sampled_from(some)),
         )
         abort_at = draw(st.one_of(st.none(), st.integers(at, at + 25)))
         arrivals.append(Arrival(asked, at, abort_at))
@@ -694,6 +762,19 @@ def test_random_workloads(data: st.DataObject) -> None:
     engine.kv.reset_prefix_cache()
     stats = engine.kv_stats()
     assert stats.free == stats.total
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_random_workloads_with_adapters(data: st.DataObject) -> None:
+    adapters, slow = data.draw(st.integers(1, 3)), data.draw(st.integers(0, 3))
+    shape = replace(data.draw(shapes()), adapters=adapters, slow_reads=slow)
+    arrivals = data.draw(workloads(shape))
+    engine = SimulatedEngine(shape)
+    tokens = sum((len(a.request.prompt_token_ids) + a.request.max_tokens + 2) * a.request.params.n for a in arrivals)
+    results = run(engine, arrivals, max_steps=60 + 4 * tokens)
+    check_results(arrivals, results)
+    check_idle(engine)
 
 
 def image_of(name: str, num_rows: int) -> PreparedImage:

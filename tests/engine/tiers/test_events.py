@@ -29,7 +29,7 @@ from llmjax.errors import ConfigError
 from llmjax.kv_events import KVEventsConfig
 from llmjax.models.layers.state import AllTokens, LastState, LastTokens
 from tests.checkpoints import GOLDEN
-from tests.engine.core.test_scheduler import SimulatedEngine, check_results, run, shapes, workloads
+from tests.engine.core.test_scheduler import SimulatedEngine, adaptation, check_results, request, run, shapes, workloads
 
 LLAMA = GOLDEN / "llama"
 ALL = AllTokens()
@@ -109,13 +109,18 @@ class Sent:
         self.closed = True
 
 
+plain = request("p", [1, 2], max_tokens=1)
+salted = request("s", [1, 2], max_tokens=1, cache_salt="s")
+adapted = request("a", [1, 2], max_tokens=1, cache_salt="s", adaptation=adaptation("b"))
+
+
 def test_events_are_published_together() -> None:
     sent = Sent()
     events = CacheEvents(sent, [ALL], latent=False, page_size=2)
     events.publish()
     assert sent.batches == []  # nothing has happened
     key = PageKey.chain(b"root", (1, 2))
-    events.stored(0, key, parent=None, salt=None)
+    events.stored(0, key, parent=None, request=plain)
     events.removed(0, key)
     events.publish()
     (batch,) = sent.batches
@@ -131,11 +136,11 @@ def test_pages_that_follow_each_other_are_one_event() -> None:
     first = PageKey.chain(b"root", (1, 2))
     second = PageKey.chain(first.digest, (3, 4))
     other = PageKey.chain(b"root", (5, 6))
-    events.stored(0, first, parent=None, salt="s")
-    events.stored(0, second, parent=first.digest, salt="s")
-    events.stored(0, other, parent=None, salt=None)
-    events.stored(1, first, parent=None, salt=None)
-    events.stored(2, second, parent=first.digest, salt=None)
+    events.stored(0, first, parent=None, request=salted)
+    events.stored(0, second, parent=first.digest, request=salted)
+    events.stored(0, other, parent=None, request=plain)
+    events.stored(1, first, parent=None, request=plain)
+    events.stored(2, second, parent=first.digest, request=plain)
     one, two, three, four = events.take()
     assert isinstance(one, BlockStored)
     assert one.block_hashes == [int.from_bytes(key.digest[8:], "big") for key in (first, second)]
@@ -158,11 +163,23 @@ def test_pages_that_follow_each_other_are_one_event() -> None:
     assert events.take() == []
 
 
+def test_pages_name_the_adapter_that_they_were_computed_with() -> None:
+    events = CacheEvents(Sent(), [ALL], latent=False, page_size=2)
+    first = PageKey.chain(b"root", (1, 2))
+    second = PageKey.chain(first.digest, (3, 4))
+    events.stored(0, first, parent=None, request=adapted)
+    events.stored(0, second, parent=first.digest, request=adapted)
+    (event,) = events.take()
+    assert isinstance(event, BlockStored)
+    assert (event.lora_id, event.lora_name) == (ord("b"), "b")
+    assert event.extra_keys == [("lora:b", "s"), ("lora:b",)]
+
+
 def test_messages_look_as_vllms() -> None:
     """The keys and their order as vLLM 0.26 sends them; what has its default is left out."""
     events = CacheEvents(Sent(), [ALL], latent=False, page_size=2)
     key = PageKey(bytes(range(16)), (7, 8))
-    events.stored(0, key, parent=None, salt=None)
+    events.stored(0, key, parent=None, request=plain)
     events.removed(0, key)
     taken = [*events.take(), AllBlocksCleared()]
     page = 0x08090A0B0C0D0E0F
