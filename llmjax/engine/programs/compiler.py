@@ -116,7 +116,7 @@ class StepCompiler:
             return None
         return MediaShape(
             num_rows=min(MEDIA_ROWS, self.kv_plan.max_model_len),
-            size=config.hidden_size,
+            size=encoder.graph.spec.out,
             dtype=str(self.model.graph.activation_dtype),
             extra=len(encoder.graph.spec.tapped),
             axes=any(rope.axes is not None for rope in config.ropes),
