@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -21,7 +22,7 @@ def found(running: Running, prompt: str, params: BeamSearchParams) -> Any:
     async def search() -> Any:
         return [output async for output in running.engine.beam_search(prompt, params, "direct")][-1]
 
-    return running.call(search())
+    return asyncio.run_coroutine_threadsafe(search(), running.loop).result(60)
 
 
 def test_completions(running: Running, client: openai.OpenAI) -> None:

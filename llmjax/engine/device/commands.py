@@ -31,7 +31,8 @@ class ProgramName(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def masked(cls, bucket: Bucket) -> ProgramName:
-        """The program that samples under masks after the steps of a bucket. It depends on rows and family alone."""
+        """The program that samples under masks after the steps of a bucket. It depends on rows and family alone: where
+        there are adapters, heads have theirs."""
         return cls("masked", Bucket(tokens=0, rows=bucket.rows, decode=bucket.decode))
 
 
@@ -71,6 +72,18 @@ class RunEncoder(Message, tag="run_encoder"):
     bucket: Bucket
     places: Values
     batch: dict[str, Values]
+
+
+class LoadAdapter(Message, tag="load_adapter"):
+    """Writes an adapter to one of the devices' places.
+
+    Args:
+        place: 1 to ``max_loras``.
+        values: see ``llmjax.engine.adapters.layout.put_adapter``.
+    """
+
+    place: int
+    values: list[Values]
 
 
 class Edit(Message, tag="edit"):
@@ -144,5 +157,15 @@ class WakeState(Message, tag="wake_state"):
 
 
 Command = (
-    RunStep | RunMasked | RunEncoder | Edit | SetSampled | ReadPages | WritePages | Sleep | WakeWeights | WakeState
+    RunStep
+    | RunMasked
+    | RunEncoder
+    | LoadAdapter
+    | Edit
+    | SetSampled
+    | ReadPages
+    | WritePages
+    | Sleep
+    | WakeWeights
+    | WakeState
 )
