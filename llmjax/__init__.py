@@ -10,6 +10,7 @@ from llmjax.system import check_system
 from llmjax.version import __version__
 
 if TYPE_CHECKING:
+    from llmjax.adapters.request import LoRARequest
     from llmjax.async_llm import AsyncLLM
     from llmjax.config import EngineConfig, ServerConfig
     from llmjax.conversion import quantize
@@ -48,6 +49,7 @@ __all__ = [
     "EmbeddingRequestOutput",
     "EngineConfig",
     "GuidedDecodingParams",
+    "LoRARequest",
     "Logprob",
     "PoolingOutput",
     "PoolingParams",
@@ -81,6 +83,7 @@ _MODULES = {
     "EngineConfig": "llmjax.config",
     "GuidedDecodingParams": "llmjax.sampling.structured",
     "LLM": "llmjax.llm",
+    "LoRARequest": "llmjax.adapters.request",
     "Logprob": "llmjax.outputs",
     "PoolingOutput": "llmjax.outputs",
     "PoolingParams": "llmjax.pooling_params",

@@ -7,8 +7,11 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
+from llmjax.adapters.reference import Adaptation, AdapterReference
+from llmjax.adapters.request import LoRARequest
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control, RunningEngine
@@ -16,6 +19,7 @@ from llmjax.engine.clients.data_parallel import DataParallelEngine
 from llmjax.engine.clients.process import ProcessEngine, begin_loading
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
+from llmjax.engine.front.adapters import NamedAdapter, located
 from llmjax.engine.front.beam_search import BeamSearch
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.requests import CheckedForm, PromptInput
@@ -55,6 +59,7 @@ class AsyncLLM(LoadedLLM):
         self._frozen = False
         self._held_back = 0  # requests that wait for it
         self._searches = 0
+        self._loading = asyncio.Lock()  # of the one who changes the adapters
         self._form_checks = Turns("forms of answers")
         if not config.disable_log_stats:
             self.add_stat_logger(ThroughputLog())
@@ -256,6 +261,62 @@ class AsyncLLM(LoadedLLM):
         """Ends JAX's profiler; see ``LLM.stop_profile``."""
         await asyncio.wrap_future(self.client.control(Control.STOP_PROFILE))
 
+    async def load_adapter(
+        self, name: str, path: str | Path, *, number: int | None = None, base: str | None = None, replace: bool = False
+    ) -> None:
+        """Reads an adapter, which requests may name from then on.
+
+        Args:
+            path: its PEFT folder or GGUF file.
+            number: its number, which no other adapter has; None: a new one.
+            base: the name of the model that it is said to be for.
+            replace: whether it may take the place of one of the same name. Requests that are there keep the old one.
+
+        Raises:
+            InvalidRequest: there is no room for adapters, or the name or the number is wrong or taken.
+            CheckpointError: it cannot be read, or does not fit the model or the settings.
+        """
+        async with self._loading:
+            await self._load_adapter(name, path, number=number, base=base, replace=replace)
+
+    async def _load_adapter(
+        self, name: str, path: str | Path, *, number: int | None, base: str | None, replace: bool
+    ) -> None:
+        self.adapters.check_new(name, number=number, replace=replace)
+        number = number or self.adapters.new_number()
+        reference = await asyncio.to_thread(AdapterReference.read, name, located(path), number=number)
+        await asyncio.wrap_future(self.client.control(Control.LOAD_ADAPTER, reference))
+        self.adapters.add(NamedAdapter(reference=reference, base=base))
+
+    async def unload_adapter(self, name: str, *, number: int | None = None) -> None:
+        """Takes an adapter's name away. Requests that are there keep it.
+
+        Args:
+            number: what its number has to be; None: any.
+
+        Raises:
+            UnknownAdapter: there is none of that name and that number.
+        """
+        async with self._loading:
+            self.adapters.remove(name, number=number)
+
+    async def _adaptation(self, asked: LoRARequest | Adaptation | None) -> Adaptation | None:
+        """What a request is computed with; its adapter is loaded if it is new."""
+        if asked is None:
+            asked = self.adapters.scaled()
+        if isinstance(asked, Adaptation):
+            return asked if asked.parts else None
+        async with self._loading:
+            if self.adapters.known(asked) is None:
+                await self._load_adapter(
+                    asked.lora_name,
+                    asked.lora_path,
+                    number=asked.lora_int_id,
+                    base=asked.base_model_name,
+                    replace=asked.load_inplace,
+                )
+            return self.adapters.find(asked.lora_name)
+
     async def programs(self) -> list[ProgramInfo]:
         """The engine's step programs, and which of them are ready."""
         programs: list[ProgramInfo] = await asyncio.wrap_future(self.client.control(Control.PROGRAMS))
@@ -273,6 +334,7 @@ class AsyncLLM(LoadedLLM):
         thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
         client: str = "",
+        lora_request: LoRARequest | Adaptation | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request; closing the generator or cancelling its task aborts it.
 
@@ -286,6 +348,7 @@ class AsyncLLM(LoadedLLM):
             thinking: how long outputs may reason; None: for as long as they like.
             reading: which text is content, where stop strings are looked for; None: all of it.
             client: the client that asks; clients take turns where grammars are checked, which may take seconds.
+            lora_request: the adapter that it is computed with; None: what requests get that name none.
 
         Yields:
             Outputs as ``sampling_params.output_kind`` says; the last one has ``finished``.
@@ -309,6 +372,7 @@ class AsyncLLM(LoadedLLM):
         if sampling_params.structured_outputs is not None:
             form = await self._checked(sampling_params.structured_outputs, client)
             self._check_open()
+        adaptation = await self._adaptation(lora_request)
         await self._until_resumed()
         request = self._frontend.open(
             prompt,
@@ -320,6 +384,7 @@ class AsyncLLM(LoadedLLM):
             form=form,
             thinking=thinking,
             reading=reading,
+            adaptation=adaptation,
         )
         scores: list[TokenLogprobs | None] = []
         with self._submitted(request, request_id) as stream:
@@ -356,6 +421,7 @@ class AsyncLLM(LoadedLLM):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         shown: frozenset[int] = frozenset(),
+        lora_request: LoRARequest | Adaptation | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Searches for the likeliest continuations of a prompt; other arguments and errors as for ``generate``.
 
@@ -366,8 +432,11 @@ class AsyncLLM(LoadedLLM):
             One output: ``beam_width`` continuations, the best first.
         """
         self._check_open()
+        adaptation = await self._adaptation(lora_request)
         await self._until_resumed()
-        search = self._frontend.requests.beam_search(prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs)
+        search = self._frontend.requests.beam_search(
+            prompt, params, cache_salt=cache_salt, keep_logprobs=logprobs, adaptation=adaptation
+        )
         num_cached = 0
         self._searches += 1
         try:
@@ -410,7 +479,9 @@ class AsyncLLM(LoadedLLM):
         """The next token of each of a search's continuations; none of them is left behind when it fails."""
 
         async def last(name: str, ids: list[int]) -> RequestOutput:
-            request = self._frontend.open(ids, params, name, priority=priority, cache_salt=search.cache_salt)
+            request = self._frontend.open(
+                ids, params, name, priority=priority, cache_salt=search.cache_salt, adaptation=search.adaptation
+            )
             with self._submitted(request, name) as stream:
                 output = await _next(stream)
             assert isinstance(output, RequestOutput)
@@ -448,6 +519,7 @@ class AsyncLLM(LoadedLLM):
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        lora_request: LoRARequest | Adaptation | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]:
         """Makes a vector, or a number for each label, of a text; arguments and errors as for ``generate`` and
         ``pooled_tokens``.
@@ -461,6 +533,7 @@ class AsyncLLM(LoadedLLM):
                 self._frontend.pooling.tokens, prompt, pooling_params, add_special_tokens=add_special_tokens
             )
             self._check_open()
+        adaptation = await self._adaptation(lora_request)
         await self._until_resumed()
         request = self._frontend.open_pooling(
             prompt,
@@ -469,6 +542,7 @@ class AsyncLLM(LoadedLLM):
             priority=priority,
             cache_salt=cache_salt,
             add_special_tokens=add_special_tokens,
+            adaptation=adaptation,
         )
         with self._submitted(request, request_id) as stream:
             output = await _next(stream)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmjax.adapter_settings import AdapterModule, FixedAdapter, fixed_of, modules_of
 from llmjax.errors import ConfigError
 from llmjax.kv_events import KVEventsConfig
 from llmjax.kv_transfer import KVTransferConfig
@@ -398,6 +399,20 @@ class EngineConfig:
         "(default: twice max_loras, at least 8)",
         low=1,
     )
+    lora_modules: Sequence[str] = setting(
+        (),
+        'adapters that requests may name from the start: NAME=PATH, or \'{"name": NAME, "path": PATH, '
+        '"base_model_name": MODEL}\'; they turn enable_lora on',
+        separator=None,
+        several=True,
+    )
+    lora: Sequence[str] = setting(
+        (), "adapters of requests that name none, as llama-server has them; they turn enable_lora on"
+    )
+    lora_scaled: Sequence[str] = setting((), "such adapters with their factors: PATH:FACTOR")
+    lora_init_without_apply: bool = setting(
+        False, "adapters of lora and lora_scaled have a factor of 0 until POST /lora-adapters or a request says another"
+    )
     scheduling_policy: str = setting("fcfs", "order of the queue", choices=("fcfs", "priority"))
     max_num_queued_reqs: int = setting(
         1024,
@@ -585,6 +600,27 @@ class EngineConfig:
         return most
 
     @property
+    def adapter_slots(self) -> int:
+        """Adapters that the device has room for."""
+        return self.max_loras if self.enable_lora else 0
+
+    @property
+    def most_cpu_loras(self) -> int:
+        """Adapters that stay in the machine's memory: enough for all that the device has room for."""
+        most = max(2 * self.max_loras, 8) if self.max_cpu_loras is None else self.max_cpu_loras
+        return max(most, self.max_loras * len(self.fixed_adapters))
+
+    @property
+    def adapter_modules(self) -> tuple[AdapterModule, ...]:
+        """The parsed ``lora_modules``."""
+        return modules_of(self.lora_modules)
+
+    @property
+    def fixed_adapters(self) -> tuple[FixedAdapter, ...]:
+        """The parsed ``lora`` and ``lora_scaled``."""
+        return fixed_of(self.lora, self.lora_scaled, applied=not self.lora_init_without_apply)
+
+    @property
     def kv_events(self) -> KVEventsConfig | None:
         """The parsed ``kv_events_config``; None: no events are sent."""
         return None if self.kv_events_config is None else KVEventsConfig.of(self.kv_events_config)
@@ -662,6 +698,10 @@ class EngineConfig:
         _ = self.most_images, self.most_videos  # likewise
         if not self.limit_mm_per_prompt:  # as vLLM's default has it
             object.__setattr__(self, "limit_mm_per_prompt", None)
+        if self.adapter_modules or self.fixed_adapters:
+            object.__setattr__(self, "enable_lora", True)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ConfigError(f"max_cpu_loras {self.max_cpu_loras} is less than max_loras, which is {self.max_loras}")
         if self.kv_events is not None and not self.enable_prefix_caching:
             raise ConfigError("kv_events_config tells of cached prefixes, which enable_prefix_caching turns off")
         self._check_offloading()
@@ -787,6 +827,11 @@ class ServerConfig:
     )
     allowed_local_media_path: str | None = setting(
         None, "folder below which requests may name files as images, by file: URLs"
+    )
+    lora_root: str | None = setting(
+        None,
+        "folder below which adapters may be that operators load while the server runs, by POST /v1/load_lora_adapter; "
+        "it needs a key (default: none are loaded)",
     )
     allowed_media_domains: Sequence[str] = setting(
         (),

@@ -59,6 +59,13 @@ class InvalidRequest(LLMJaxError, ValueError):
         self.field = field
 
 
+class UnknownAdapter(InvalidRequest):
+    """No adapter has the name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"The lora adapter '{name[:200]}' cannot be found.", field="lora_name")
+
+
 class PromptTooLong(InvalidRequest):
     """A prompt has more tokens than the context can hold.
 

@@ -14,6 +14,8 @@ from itertools import pairwise
 from numbers import Integral
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from llmjax.adapters.reference import Adaptation
+from llmjax.adapters.request import LoRARequest
 from llmjax.config import DEFAULT_MODEL, EngineConfig, ServerConfig
 from llmjax.engine.build import build_engine
 from llmjax.engine.clients.client import Control
@@ -22,6 +24,7 @@ from llmjax.engine.clients.inline import InlineEngine
 from llmjax.engine.clients.process import begin_loading
 from llmjax.engine.clients.waited import WaitedEngine
 from llmjax.engine.core.request import EngineRequest
+from llmjax.engine.front.adapters import NamedAdapter
 from llmjax.engine.front.beam_search import BeamSearch
 from llmjax.engine.front.chat_images import with_pictures
 from llmjax.engine.front.pairs import TextPair
@@ -64,6 +67,7 @@ class PoolingOptions(TypedDict, total=False):
     use_tqdm: bool
     add_special_tokens: bool
     tokenization_kwargs: Mapping[str, Any] | None
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None
 
 
 Output = TypeVar("Output", RequestOutput, PoolingRequestOutput)
@@ -129,6 +133,7 @@ class LLM(LoadedLLM):
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Generates for every prompt.
@@ -141,6 +146,7 @@ class LLM(LoadedLLM):
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar.
             priority: for all, or one for each prompt, smaller first; needs ``scheduling_policy="priority"``.
+            lora_request: the adapter of all, or one for each prompt; None: the model as it is.
             others: arguments of vLLM's that are not supported; None, as by default, is accepted.
 
         Returns:
@@ -156,9 +162,12 @@ class LLM(LoadedLLM):
         params = self._params(sampling_params, len(batch))
         if priority is not None and len(priority) != len(batch):
             raise InvalidRequest(f"{len(batch)} prompts and {len(priority)} priorities", field="priority")
+        adaptations = self._adaptations(lora_request, len(batch))
         calls = [
-            partial(self._frontend.open, prompt, own, priority=rank)
-            for prompt, own, rank in zip(batch, params, priority or [0] * len(batch), strict=True)
+            partial(self._frontend.open, prompt, own, priority=rank, adaptation=adaptation)
+            for prompt, own, rank, adaptation in zip(
+                batch, params, priority or [0] * len(batch), adaptations, strict=True
+            )
         ]
         return self._finished(calls, RequestOutput, progress=bool(use_tqdm))
 
@@ -169,6 +178,7 @@ class LLM(LoadedLLM):
         *,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **others: Any,
     ) -> list[BeamSearchOutput]:
         """Searches for the likeliest continuations of every prompt.
@@ -178,6 +188,7 @@ class LLM(LoadedLLM):
             params: parameters of all searches.
             use_tqdm: show a progress bar.
             concurrency_limit: prompts that are searched at once; None: all.
+            lora_request: as in ``generate``.
             others: see ``generate``.
 
         Returns:
@@ -190,7 +201,11 @@ class LLM(LoadedLLM):
         _check_others(others)
         if concurrency_limit is not None and concurrency_limit < 1:
             raise InvalidRequest("concurrency_limit must be at least 1", field="concurrency_limit")
-        searches = [self._frontend.requests.beam_search(prompt, params) for prompt in _as_list(prompts)]
+        batch = _as_list(prompts)
+        searches = [
+            self._frontend.requests.beam_search(prompt, params, adaptation=adaptation)
+            for prompt, adaptation in zip(batch, self._adaptations(lora_request, len(batch)), strict=True)
+        ]
         errors: dict[int, LLMJaxError] = {}
         with progress_bar("Searching", shown=use_tqdm) as bar:
             task = bar.add_task("", total=len(searches), note="")
@@ -214,8 +229,13 @@ class LLM(LoadedLLM):
         calls: list[Callable[[str], EngineRequest]] = []
         ends = [0]
         for search in searches.values():
-            params, salt = search.step_params, search.cache_salt
-            calls += [partial(self._frontend.open, ids, params, cache_salt=salt) for ids in search.prompts]
+            opened = partial(
+                self._frontend.open,
+                params=search.step_params,
+                cache_salt=search.cache_salt,
+                adaptation=search.adaptation,
+            )
+            calls += [_naming(opened, ids) for ids in search.prompts]
             ends.append(len(calls))
         outputs = self._finished(calls, RequestOutput, progress=False)
         errors: dict[int, LLMJaxError] = {}
@@ -256,6 +276,7 @@ class LLM(LoadedLLM):
         use_tqdm: bool = True,
         add_special_tokens: bool = True,
         tokenization_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[PoolingRequestOutput]:
         """Makes a vector, or a number for each label, of every prompt.
 
@@ -267,6 +288,7 @@ class LLM(LoadedLLM):
             use_tqdm: show a progress bar.
             add_special_tokens: those that the tokenizer puts around a text, and between those of a pair.
             tokenization_kwargs: as vLLM has it: ``add_special_tokens`` in place of the argument, and nothing else.
+            lora_request: as in ``generate``.
 
         Returns:
             One output for each prompt, in order. One that failed has an ``error``; a line of the log says so.
@@ -284,8 +306,8 @@ class LLM(LoadedLLM):
         changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         each = [replace(one, **changes) for one in each]
         calls = [
-            partial(self._frontend.open_pooling, prompt, own, add_special_tokens=special)
-            for prompt, own in zip(batch, each, strict=True)
+            partial(self._frontend.open_pooling, prompt, own, add_special_tokens=special, adaptation=adaptation)
+            for prompt, own, adaptation in zip(batch, each, self._adaptations(lora_request, len(batch)), strict=True)
         ]
         made = self._finished(calls, PoolingRequestOutput, progress=use_tqdm)
         return [self._frontend.pooling.finished(output, own) for output, own in zip(made, each, strict=True)]
@@ -356,12 +378,14 @@ class LLM(LoadedLLM):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Answers one conversation or a list of them; messages in OpenAI's form.
 
         Args:
             mm_processor_kwargs: other values of keys of preprocessor_config.json, for the pictures.
+            lora_request: the adapter of all, or one for each conversation.
             chat_template_content_format: as in vLLM; which form of content a template takes is read from it.
             others: see ``generate``.
         """
@@ -391,7 +415,29 @@ class LLM(LoadedLLM):
             prompt: dict[str, Any] = {"prompt": text, "prompt_token_ids": ids}
             prompt |= {"multi_modal_data": data, "mm_processor_kwargs": mm_processor_kwargs}
             prompts.append({key: value for key, value in prompt.items() if value})
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, priority=priority, lora_request=lora_request)
+
+    def _adaptations(
+        self, asked: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+    ) -> list[Adaptation | None]:
+        """What each of ``count`` requests is computed with; adapters that are new are loaded."""
+        each = list(asked) if isinstance(asked, Sequence) else [asked] * count
+        if len(each) != count:
+            raise InvalidRequest(f"{count} prompts and {len(each)} lora_requests", field="lora_request")
+        with self._turn:
+            return [self._adaptation(one) for one in each]
+
+    def _adaptation(self, asked: LoRARequest | None) -> Adaptation | None:
+        if asked is None:
+            fixed = self.adapters.scaled()
+            return fixed if fixed.parts else None
+        if not isinstance(asked, LoRARequest):
+            raise InvalidRequest(f"lora_request must be a LoRARequest, not {asked!r}", field="lora_request")
+        if self.adapters.known(asked) is None:
+            self.adapters.check_new(asked.lora_name, number=asked.lora_int_id, replace=asked.load_inplace)
+            reference = self._read_adapter(asked.lora_name, asked.lora_path, number=asked.lora_int_id)
+            self.adapters.add(NamedAdapter(reference=reference, base=asked.base_model_name))
+        return self.adapters.find(asked.lora_name)
 
     def warm_up(self) -> None:
         """Waits until every step program is compiled."""
@@ -573,8 +619,7 @@ def _client(config: EngineConfig) -> InlineEngine | WaitedEngine:
 
 # Arguments of vLLM's generate and chat that are accepted as None, with what to do instead.
 OTHER_ARGUMENTS = {
-    "lora_request": "adapters are not supported yet; merge the adapter into the model's weights",
-    "prompt_adapter_request": "adapters are not supported yet",
+    "prompt_adapter_request": "prompt adapters are not supported, only LoRA (lora_request)",
     "guided_options_request": "not supported",
     "tokenization_kwargs": "give token ids instead",
     "mm_processor_kwargs": 'it belongs to a prompt: {"prompt": …, "multi_modal_data": …, "mm_processor_kwargs": …}',
@@ -582,10 +627,13 @@ OTHER_ARGUMENTS = {
 }
 
 
+OWN_ARGUMENTS = ("lora_request", "priority", "use_tqdm")
+
+
 def _check_others(others: Mapping[str, Any]) -> None:
     for name, value in others.items():
         if name not in OTHER_ARGUMENTS:
-            raise TypeError(f"unexpected argument {name!r}{nearest(name, OTHER_ARGUMENTS)}")
+            raise TypeError(f"unexpected argument {name!r}{nearest(name, [*OTHER_ARGUMENTS, *OWN_ARGUMENTS])}")
         if value is not None and value != {}:
             raise InvalidRequest(f"{name}: {OTHER_ARGUMENTS[name]}", field=name)
 
@@ -619,6 +667,11 @@ def _config(arguments: Mapping[str, Any]) -> EngineConfig:
     for note in notes:
         logger.warning("%s", note)
     return EngineConfig(**values)
+
+
+def _naming(opened: Callable[..., EngineRequest], prompt: list[int]) -> Callable[[str], EngineRequest]:
+    """Opens a request for a prompt under the name that it is given."""
+    return lambda name: opened(prompt, name=name)
 
 
 def _as_list(prompts: Any) -> list[Any]:

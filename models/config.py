@@ -26,10 +26,14 @@ class ModelConfig:
     max_position: int  # longest sequence the model was made for
     tie_word_embeddings: bool = False
     head_bias: bool = False
+    head_activation: str | None = (
+        None  # of a matrix of the hidden size before the last norm (BERT); None: there is none
+    )
     embedding_scale: float = 1.0
     embedding_size: int | None = None  # size of a token's vector, where a matrix projects it to the hidden size
     embedding_norm: NormSpec | None = None  # norm of the embeddings, before the first layer
     positions: LearnedPositions | None = None
+    looks_up: bool = False  # layers look up a picture's rows, which are not embeddings of tokens (BLIP)
     token_types: int | None = None  # number of segments that have an embedding (BERT); None: segments have none
     logit_scale: float = 1.0
     final_softcap: float | None = None  # softcap of the scaled logits

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from llmjax.kernels.adapted import Adapted
+from llmjax.kernels.activations import ACTIVATIONS
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.linear import linear
 from llmjax.models.config import ModelConfig
@@ -17,7 +17,7 @@ from llmjax.models.layers.rope import rotation
 from llmjax.models.layers.seen import Seen
 from llmjax.models.layers.state import LayerStack, LayerState
 from llmjax.models.modules.altup import Streams
-from llmjax.models.modules.embedding import Embedding, PositionEmbedding, TypeEmbedding
+from llmjax.models.modules.embedding import Bias, Embedding, PositionEmbedding, TypeEmbedding
 from llmjax.models.modules.layer import DecoderLayer
 from llmjax.models.modules.linear import Linear
 from llmjax.models.modules.norm import build_norm
@@ -76,6 +76,8 @@ class Decoder(nnx.Module):
         )
         self.altup = None if config.altup is None else Streams(config.altup, size, dtype=dtype)
         self.layers = nnx.List([DecoderLayer(spec, size, dtype=dtype) for spec in config.layers])
+        self.head_activation = config.head_activation if config.has_head else None
+        self.head_dense = None if self.head_activation is None else Linear(size, size, bias=True, dtype=dtype)
         norm = config.norm if config.has_head else None
         self.norm = None if norm is None else build_norm(norm, size)
         self.project_out = (
@@ -101,7 +103,10 @@ class Decoder(nnx.Module):
 
     def finish(self, hidden: jax.Array) -> jax.Array:
         """The input of the head, from rows [N, D] of the last layer's output."""
-        x = normed(hidden, self.norm)
+        x = hidden
+        if self.head_dense is not None and self.head_activation is not None:
+            x = ACTIVATIONS[self.head_activation](self.head_dense(x).astype(jnp.float32)).astype(x.dtype)
+        x = normed(x, self.norm)
         return x if self.project_out is None else self.project_out(x)
 
 
@@ -125,6 +130,7 @@ class CausalLM(nnx.Module):
             if tied or config.pooler is not None or not config.has_head
             else Linear(size, rows, bias=bias, dtype=dtype, axes=("vocab", "hidden"))
         )
+        self.head_bias = Bias(rows) if tied and bias and config.has_head and config.pooler is None else None
 
     def __call__(
         self,
@@ -151,7 +157,8 @@ class CausalLM(nnx.Module):
         """
         config = self.config
         x = self.model.embed(tokens, positions, types) if before is None else before
-        x = x if seen is None else seen.embedded(x)
+        x = x if seen is None or config.looks_up else seen.embedded(x)
+        looked_up = seen.looked_up() if seen is not None and config.looks_up else None
         vectors = None
         if (per_layer := self.model.per_layer) is not None:
             vectors = per_layer(tokens if seen is None else seen.known(tokens, per_layer.spec.unknown), x)
@@ -173,7 +180,7 @@ class CausalLM(nnx.Module):
                 first = stacks[i].first_page(at)
                 seen_last = None if config.layers[number].in_order else last_key
                 batch = replace(batches[config.group_of(kept)], first_page=first, last_key=seen_last)
-                contexts.append(Context(by, stacks[i].of(at), batch, vector, chosen_before))
+                contexts.append(Context(by, stacks[i].of(at), batch, vector, looked_up, chosen_before))
             x, states, chosen = decoder_layer(layer, x, *contexts)
             x = x if seen is None else seen.added(x, number)
             for kept, state in zip(kept_by[number], states, strict=True):
@@ -181,23 +188,18 @@ class CausalLM(nnx.Module):
                 stacks[i] = stacks[i].after(state)
         return Hidden(hidden=x if streams is None else streams.narrowed(x), kv=tuple(stacks))
 
-    def headed(self, x: jax.Array, places: jax.Array | None = None) -> jax.Array:
-        """Applies the pooler's matrices to pooled vectors, f32 [N, D] to [N, size of a vector].
-
-        Args:
-            places: as in `logits`.
-        """
+    def headed(self, x: jax.Array) -> jax.Array:
+        """Applies the pooler's matrices to pooled vectors, f32 [N, D] to [N, size of a vector]."""
         for dense in self.head or ():
-            x = dense(x, places)
+            x = dense(x)
         return x
 
-    def logits(self, hidden: jax.Array, used: jax.Array | None = None, places: jax.Array | None = None) -> jax.Array:
+    def logits(self, hidden: jax.Array, used: jax.Array | None = None) -> jax.Array:
         """Applies the final norm and the head to the rows that need them.
 
         Args:
             hidden: [N, D], rows of ``Hidden.hidden``.
             used: i32 [], how many of the first rows are needed; None: all.
-            places: i32 [N], whose adapters the rows have; None: there are no adapters.
 
         Returns:
             f32 [N, V]; where the vocabulary is divided over devices, only this device's part.
@@ -206,12 +208,10 @@ class CausalLM(nnx.Module):
         x = self.model.finish(hidden).astype(jnp.float32)
         if self.lm_head is None:
             assert self.model.embed_tokens is not None
-            weight = self.model.embed_tokens.weight.get_value()
-            if isinstance(weight, Adapted):
-                weight = weight.weight if places is None else weight.as_head.at(places)
-            logits = linear(x, weight, None, used)
+            offset = None if self.head_bias is None else self.head_bias.bias.get_value()
+            logits = linear(x, self.model.embed_tokens.weight.get_value(), offset, used)
         else:
-            logits = self.lm_head.of_rows(x, places, used)
+            logits = self.lm_head(x, used)
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap

@@ -20,6 +20,7 @@ _DECLARED = {
         "bert roberta xlm-roberta",
     ),
     "bitnet": ("BitNetForCausalLM", "bitnet"),
+    "blip": ("BlipTextLMHeadModel", "blip_text_model"),
     "bloom": ("BloomForCausalLM", "bloom"),
     "chatglm": ("ChatGLMModel ChatGLMForConditionalGeneration", "chatglm"),
     "cohere": ("CohereForCausalLM Cohere2ForCausalLM", "cohere cohere2"),

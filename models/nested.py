@@ -12,6 +12,7 @@ from llmjax.models.registry import architecture_of
 MULTIMODAL = frozenset(
     {
         "AyaVisionForConditionalGeneration",
+        "BlipForConditionalGeneration",
         "Cohere2VisionForConditionalGeneration",
         "DeepseekVLForConditionalGeneration",
         "DeepseekVLV2ForCausalLM",
@@ -63,6 +64,8 @@ OF_OTHERS = ("vision_config", "img_processor", "embd_layer", "model_type", "vers
 OF_VERSIONS = {"MiniCPMV": {2.6: "Qwen2ForCausalLM", 4.0: "LlamaForCausalLM", 4.5: "Qwen3ForCausalLM"}}
 # Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
 OF_PICTURES = {"PaliGemmaForConditionalGeneration": ("use_bidirectional_attention",)}
+# Text models whose layers differ by the number of rows that a picture has.
+WITH_ROWS = frozenset({"BlipForConditionalGeneration"})
 # What missing keys mean to these, where it is not what they mean to the plain text models.
 _MISSING: Mapping[str, Mapping[str, Any]] = {
     "glm4v_text": {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
@@ -103,7 +106,9 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
     # Which of the two objects decides changed with Transformers 5; either may tie, and then the tensors decide.
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
-    said = {"tie_word_embeddings": True} if tied else {}
+    said: dict[str, Any] = {"tie_word_embeddings": True} if tied else {}
+    if named in WITH_ROWS:
+        said = {**said, "vision_config": config.get("vision_config")}
     return {**outer, **text, **said, "architectures": [architecture]}
 
 

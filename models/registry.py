@@ -36,7 +36,6 @@ _CROSS = "its text layers attend to rows of a picture by cross-attention, which 
 _ADAPTED = "its text layers have an adapter that is used in prompts with pictures alone"
 # Models that see and whose other names are none of those here, with what they lack.
 LACKING: Mapping[str, str] = {
-    "BlipForConditionalGeneration": _CROSS,
     "MllamaForConditionalGeneration": _CROSS,
     "DeepseekVLHybridForConditionalGeneration": "a second encoder, of SAM, sees its pictures too",
     "HfMoondream": "it joins two views of a picture patch by patch",

@@ -33,6 +33,7 @@ from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
 from llmjax.serve.openapi import docs_routes
 from llmjax.serve.rates import HEADERS, RateLimits
 from llmjax.serve.responses.store import ResponseStore
+from llmjax.serve.routes.adapters import ADAPTER_ROUTES
 from llmjax.serve.routes.admin import ADMIN_ROUTES
 from llmjax.serve.routes.batches import BATCH_ROUTES
 from llmjax.serve.routes.chat import CHAT_ROUTES
@@ -86,6 +87,7 @@ def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseR
         *TOKEN_ROUTES,
         *RENDER_ROUTES,
         *ADMIN_ROUTES,
+        *ADAPTER_ROUTES,
         *(WEB_ROUTES if config.web else [Route("/", hint, methods=["GET"])]),
         *ops_routes(collectors),
     ]

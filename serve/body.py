@@ -32,7 +32,15 @@ TYPE_NAMES = frozenset({"str", "int", "float", "bool", "dict"})
 
 
 async def read_json(request: Request, *, any_type: bool = False) -> dict[str, Any]:
-    """The body, which must be a JSON object within the server's ``BodyLimits``; nothing is parsed before that is known.
+    """The body, which must be a JSON object; arguments and errors as for ``read_value``."""
+    data = await read_value(request, any_type=any_type)
+    if not isinstance(data, dict):
+        raise ApiError("the body must be a JSON object", code="invalid_json")
+    return data
+
+
+async def read_value(request: Request, *, any_type: bool = False) -> Any:
+    """The body, which must be JSON within the server's ``BodyLimits``; nothing is parsed before that is known.
 
     Args:
         any_type: whether ``Content-Type`` may be another, such as curl's own; other origins' pages are refused anyway.
@@ -42,8 +50,7 @@ async def read_json(request: Request, *, any_type: bool = False) -> dict[str, An
         ClientDisconnected: the client went away while sending.
     """
     if READ in request.scope:
-        body: dict[str, Any] = request.scope.pop(READ)
-        return body
+        return request.scope.pop(READ)
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if not any_type and media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
@@ -58,8 +65,6 @@ async def read_json(request: Request, *, any_type: bool = False) -> dict[str, An
     if text.has_marks:
         data = await asyncio.to_thread(text.restore, data)
     await _let_others(raw)  # the caller makes objects of it next
-    if not isinstance(data, dict):
-        raise ApiError("the body must be a JSON object", code="invalid_json")
     return data
 
 

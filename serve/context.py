@@ -7,7 +7,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,14 +23,16 @@ from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError
 from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
+from llmjax.serve.protocol.adapters import scales_of
 from llmjax.version import __version__
 
 if TYPE_CHECKING:
+    from llmjax.adapters.reference import Adaptation
     from llmjax.serve.conversations import Conversations
     from llmjax.serve.files import FileStore
     from llmjax.serve.literal_texts import LiteralTexts
     from llmjax.serve.pictures import Pictures
-    from llmjax.serve.protocol.common import GenerationRequest
+    from llmjax.serve.protocol.common import AdapterScale, GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
     from llmjax.serve.sources import Sources
     from llmjax.tokenizer import Tokenizer
@@ -65,13 +67,13 @@ class Server:
         return RequestLimits.of(self.engine.config, self.engine.info)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ``ApiError`` (404) unless ``name`` is absent, empty or the served model's.
+        """Raises ``ApiError`` (404) unless ``name`` is absent, empty, the served model's or an adapter's.
 
         A server that was started on a folder and given no other name may be called by that folder too.
         """
         config = self.engine.config
         names = {self.engine.info.model_name, *(config.served_names or (config.model,))}
-        if name and not config.any_name and name not in names:
+        if name and not config.any_name and name not in names and self.engine.adapters.named(name) is None:
             raise ApiError(
                 f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}` "
                 "(a server with --served-model-name NAME '*' takes any name)",
@@ -79,6 +81,35 @@ class Server:
                 param="model",
                 code="model_not_found",
             )
+
+    def answer_name(self, name: str | None) -> str:
+        """What answers call the model, to a request that calls it ``name``: an adapter's name, or the model's first."""
+        found = None if name is None else self.engine.adapters.named(name)
+        return self.engine.info.model_name if found is None else found.reference.name
+
+    def adaptation(self, name: str | None, lora: Sequence[AdapterScale] | None = None) -> Adaptation:
+        """What a request is computed with.
+
+        Args:
+            name: what it calls the model.
+            lora: its factors for the adapters of ``--lora``; None: those of all requests.
+
+        Raises:
+            ApiError: there is no such model, or it names an adapter in both ways.
+            InvalidRequest: there is no such adapter of ``--lora``.
+        """
+        self.check_model(name)
+        scales = None if lora is None else scales_of(lora)
+        found = None if name is None else self.engine.adapters.find(name)
+        if found is None:
+            return self.engine.adapters.scaled(scales)
+        if scales is not None:
+            raise ApiError(
+                "`lora` weighs the adapters of --lora, and cannot be combined with a model that is an adapter",
+                param="lora",
+                code="unsupported_parameter",
+            )
+        return found
 
     def check_task(self, task: Literal["generate", "embed", "classify", "score", "pooling"]) -> None:
         """Raises ``ApiError`` (400), which says what the model does serve, unless it is made for ``task``."""

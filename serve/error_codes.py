@@ -48,6 +48,13 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
         cause="`model` is none of the names that the server has",
         cure="send one of `/v1/models`, or nothing; `--served-model-name` says the names, `'*'` takes any",
     ),
+    "invalid_adapter": ErrorCode(
+        cause="an adapter's files cannot be read, or do not fit the model or the server's settings",
+        cure="the message names the file, the tensor or the setting",
+    ),
+    "not_enabled": ErrorCode(
+        cause="the server was started without the setting that allows it", cure="the message names the setting"
+    ),
     "unsupported_task": ErrorCode(
         cause="the model does something else: it makes vectors and no text, or the other way around",
         cure="use the routes that the message names, or serve another model",

@@ -22,6 +22,7 @@ from llmjax.errors import (
     PromptTooLong,
     QueueFull,
     TokenizerError,
+    UnknownAdapter,
 )
 
 log = logging.getLogger("serve")
@@ -137,6 +138,8 @@ def as_api_error(error: BaseException) -> ApiError:
         case PromptTooLong():
             over = (error.tokens, error.limit)
             return ApiError(str(error), param=error.field, code="context_length_exceeded", too_long=over)
+        case UnknownAdapter():
+            return ApiError(str(error), status=404, param=error.field, code="model_not_found")
         case InvalidRequest():
             return ApiError(str(error), param=error.field, code="invalid_value")
         case TokenizerError():

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from llmjax.adapters.reference import Adaptation
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from llmjax.parsing.content import ContentReading
@@ -35,6 +36,8 @@ class Job:
         thinking: how long each answer may reason; None: for as long as it likes.
         reading: which text of an answer is content; None: all of it.
         client: the client that asks; clients take turns.
+        model: what answers call the model.
+        adaptation: adapters that it is computed with; None: the model's own.
     """
 
     id: str
@@ -49,6 +52,8 @@ class Job:
     thinking: ThinkingBudget | None = None
     reading: ContentReading | None = None
     client: str = ""
+    model: str = ""
+    adaptation: Adaptation | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
             shown=job.shown,
+            lora_request=job.adaptation,
         )
     return engine.generate(
         prompt,
@@ -105,6 +111,7 @@ def _stream(engine: Engine, job: Job, index: int) -> AsyncGenerator[RequestOutpu
         thinking=job.thinking,
         reading=job.reading,
         client=job.client,
+        lora_request=job.adaptation,
     )
 
 

@@ -14,6 +14,10 @@ from llmjax.pooling_params import PoolingParams
 from llmjax.sampling.params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:  # importing it takes a while, and a busy port should be reported at once
+    from pathlib import Path
+
+    from llmjax.adapters.reference import Adaptation
+    from llmjax.engine.front.adapters import AdapterRegistry
     from llmjax.engine.front.vectors import PooledTokens
     from llmjax.engine.info import EngineInfo, EngineState, SleepState
     from llmjax.tokenizer import Tokenizer
@@ -38,6 +42,13 @@ class Engine(Protocol):
     def request_ids(self) -> list[str]: ...
 
     async def abort(self, request_id: str) -> None: ...
+
+    @property
+    def adapters(self) -> AdapterRegistry: ...
+
+    async def load_adapter(self, name: str, path: Path, *, base: str | None, replace: bool) -> None: ...
+
+    async def unload_adapter(self, name: str, *, number: int | None) -> None: ...
 
     async def reset_prefix_cache(self) -> None: ...
 
@@ -77,6 +88,7 @@ class Engine(Protocol):
         thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
         client: str = "",
+        lora_request: Adaptation | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def beam_search(
@@ -91,6 +103,7 @@ class Engine(Protocol):
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
         shown: frozenset[int] = frozenset(),
+        lora_request: Adaptation | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     @property
@@ -111,6 +124,7 @@ class Engine(Protocol):
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: Adaptation | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput, None]: ...
 
     def check_health(self) -> None: ...

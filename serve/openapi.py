@@ -15,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from llmjax.serve.error_codes import ERROR_CODES
+from llmjax.serve.protocol.adapters import LoadAdapterRequest, UnloadAdapterRequest
 from llmjax.serve.protocol.admin import AbortRequest
 from llmjax.serve.protocol.batches import BatchRequest
 from llmjax.serve.protocol.chat import BatchChatRequest, ChatRequest
@@ -75,6 +76,8 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
         *(ScoreRequest, RerankRequest),
     ),
     "/abort_requests": (AbortRequest,),
+    "/v1/load_lora_adapter": (LoadAdapterRequest,),
+    "/v1/unload_lora_adapter": (UnloadAdapterRequest,),
     "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
     "/detokenize": (DetokenizeRequest,),
 }

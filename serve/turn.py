@@ -198,6 +198,8 @@ async def prepare(
         cache_salt=cache_salt,
         owner=record.owner,
         client=client,
+        model=server.answer_name(body.model),
+        adaptation=server.adaptation(body.model, body.lora),
         shown=frozenset() if form.grammar is None else server.formats.shown(form.grammar),
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=budget, asked=asked)] if body.use_beam_search else (),

@@ -416,7 +416,7 @@ def test_arguments_of_vllm_are_accepted_empty_and_refused_else(llm: LLM) -> None
     assert output.prompt == "abc" and len(output.outputs[0].token_ids) == 3
     (told,) = llm.generate(llmjax.TextPrompt(prompt="Hello", cache_salt="x"), params, use_tqdm=False)
     assert told.prompt == "Hello"
-    for name, says in (("lora_request", "merge the adapter"), ("tokenization_kwargs", "token ids")):
+    for name, says in (("prompt_adapter_request", "only LoRA"), ("tokenization_kwargs", "token ids")):
         with pytest.raises(InvalidRequest, match=f"{name}: .*{says}"):
             llm.generate("Hello", params, use_tqdm=False, **{name: object()})
     with pytest.raises(TypeError, match="unexpected argument 'lora_reqest'; did you mean lora_request"):

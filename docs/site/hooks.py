@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[2]
@@ -21,6 +22,11 @@ OUTSIDE = "repository"
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 NAVIGATION_STATE = re.compile(r'(<nav class="md-nav"[^>]*?) aria-expanded="\w+"')  # which only buttons may have
+# A section's part of the navigation is named by a label that holds an icon alone; its title comes next.
+SECTION = re.compile(
+    r'aria-labelledby="__nav_[\d_]+_label"([^>]*>\s*<label class="md-nav__title"[^>]*>\s*<span[^>]*></span>([^<]+)<)'
+)
+CODE_BUTTONS = '("nav",{class:"md-code__nav"})'
 SHOWN = {".md", ".png", ".svg", ".css"}  # others get a suffix with which browsers show them
 
 
@@ -114,9 +120,23 @@ def _outside(path: str, config: Any) -> File:
 def on_post_page(output: str, **_: Any) -> str:
     """Names the search for those that hear the page, which the theme does not, and says no wrong state."""
     output = NAVIGATION_STATE.sub(r"\1", output)
+    output = SECTION.sub(lambda section: f'aria-label="{section[2].strip()}"{section[1]}', output)
     return output.replace(
         'data-md-component="search" role="dialog"', 'data-md-component="search" role="dialog" aria-label="Search"'
     )
+
+
+def on_post_build(config: Any) -> None:
+    """Makes the theme's buttons beside code a plain group: as landmarks without a name they would all be the same."""
+    changed = 0
+    for script in Path(config.site_dir, "assets", "javascripts").glob("bundle.*.js"):
+        text = script.read_text(encoding="utf-8")
+        changed += text.count(CODE_BUTTONS)
+        script.write_text(text.replace(CODE_BUTTONS, CODE_BUTTONS.replace('"nav"', '"div"')), encoding="utf-8")
+    if changed != 1:
+        raise PluginError(
+            f"the theme's script has {changed} places with {CODE_BUTTONS}, not one: see docs/site/hooks.py"
+        )
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

@@ -84,8 +84,8 @@ def _native_refuses(
 ) -> str | None:
     if slopes is not None:
         return "logits have a bias by distance"
-    if batch is not None and batch.last_key is not None:
-        return "tokens see later ones"
+    if batch is not None and not batch.sees_all:
+        return "tokens see others than those before them"
     return cpu.refuses(q, pages) or (None if library() is not None else "not built")
 
 

@@ -121,9 +121,12 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
     per_block = _pages_per_block(pages, batch)
     block = per_block * page_size
     position = batch.kv_len - 1  # [R]
-    first_key = jnp.zeros_like(position) if rules.window is None else jnp.maximum(position - rules.window + 1, 0)
+    first_key = jnp.full_like(position, batch.first_key)
+    if rules.window is not None:
+        first_key = jnp.maximum(position - rules.window + 1, first_key)
     first_page = first_key // page_size  # each row starts its loop at its own first visible page
-    blocks = jnp.max((batch.kv_len - first_page * page_size + block - 1) // block, initial=0)
+    end = batch.kv_len if batch.end_key is None else jnp.minimum(batch.kv_len, batch.end_key)
+    blocks = jnp.max((end - first_page * page_size + block - 1) // block, initial=0)
     slopes = None if rules.slopes is None else rules.slopes.reshape(*q.shape[1:3], 1)
 
     def body(index: jax.Array, partial: Partial) -> Partial:
@@ -131,7 +134,7 @@ def _decode(q: jax.Array, pages: KVPages, batch: RaggedBatch, rules: _QueryRules
         ids = jnp.take_along_axis(batch.page_table, jnp.minimum(page, batch.page_table.shape[1] - 1), axis=1)
         keys, values = gather(pages, batch.first_page + ids, q.dtype)  # [R, K, C, h]
         key = (first_page * page_size + index * block)[:, None] + jnp.arange(block)  # [R, C]
-        visible = (key <= position[:, None]) & (key >= first_key[:, None])
+        visible = (key < end[:, None]) & (key >= first_key[:, None])
         values = jnp.where(visible[:, None, :, None], values, 0.0)  # a weight of 0 does not keep NaN out
         logits = product("rkgh,rkch->rkgc", q, keys)
         logits = _biased(_cap(logits, rules), slopes, (position[:, None] - key)[:, None, None])
@@ -167,7 +170,9 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
         position = jnp.minimum(position, batch.kv_len[row] - 1)  # the tail of the last block is overwritten or dropped
         mine = jax.lax.dynamic_slice_in_dim(padded, start, queries).transpose(1, 2, 0, 3)  # [K, G, Q, h]
         mine = mine.reshape(kv_heads, group * queries, head_dim)
-        first_key = 0 if rules.window is None else jnp.maximum(position[0] - rules.window + 1, 0)
+        first_key = batch.first_key
+        if rules.window is not None:
+            first_key = jnp.maximum(position[0] - rules.window + 1, first_key)
         reach = position  # last key that each query sees
         last_key = position[-1] if rules.causal else batch.kv_len[row] - 1
         if further is not None:
@@ -176,6 +181,8 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             last_key = jnp.max(reach)
         if not rules.causal and rules.window is not None:
             last_key = jnp.minimum(last_key, position[-1] + rules.window - 1)
+        if batch.end_key is not None:
+            last_key = jnp.minimum(last_key, batch.end_key - 1)
 
         def key_block(index: jax.Array, partial: Partial) -> Partial:
             ids = jax.lax.dynamic_slice(table, (row, index * per_block), (1, per_block))
@@ -183,6 +190,7 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
             visible = key[None] <= (reach[:, None] if rules.causal else last_key)  # [Q, C]
+            visible &= (key >= first_key) & (key <= last_key)
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window
                 if further is None:  # a span may reach beyond the window

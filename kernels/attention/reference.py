@@ -12,6 +12,8 @@ from llmjax.kernels.attention.types import LEAST_AMAX, KVPages, RaggedBatch
 
 Array: TypeAlias = jax.Array | np.ndarray
 
+LEAST = -1e30  # of logits, so that a token that sees none gets zeros
+
 
 def write_kv(pages: KVPages, k: Array, v: Array | None, places: Array) -> KVPages:
     """Stores each token's K and V at its place.
@@ -77,13 +79,17 @@ def ragged_paged_attention(
         visible = (behind >= 0) if causal else np.ones_like(behind, bool)
         if batch.last_key is not None:
             visible = visible | (position <= np.asarray(batch.last_key)[tokens, None])
+        visible = visible & (position >= batch.first_key)
+        if batch.end_key is not None:
+            visible = visible & (position < batch.end_key)
         if window is not None:
             visible = visible & ((behind if causal else np.abs(behind)) < window)
         logits = np.where(visible, logits, -np.inf)
-        largest = logits.max(-1, keepdims=True)
+        largest = np.maximum(logits.max(-1, keepdims=True), LEAST)
         attended_to_nothing = 0.0 if sinks is None else np.exp(np.asarray(sinks)[:, None, None] - largest)
         weights = np.exp(logits - largest)
-        out[:, tokens] = weights @ seen_values / (weights.sum(-1, keepdims=True) + attended_to_nothing)
+        total = weights.sum(-1, keepdims=True) + attended_to_nothing
+        out[:, tokens] = weights @ seen_values / np.where(total == 0, 1, total)
     return out.swapaxes(0, 1)
 
 

@@ -192,6 +192,8 @@ class RaggedBatch:
     kv_index: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
     first_page: jax.Array | int = 0  # i32 [], where the layer's pages begin among those of all layers in the array
     last_key: jax.Array | None = None  # i32 [T], position of the last key that a query sees; None: its own
+    first_key: int = field(default=0, metadata={"static": True})  # position of the first key that a query may see
+    end_key: int | None = field(default=None, metadata={"static": True})  # position after the last one; None: its own's
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one
     verify: bool = field(
         default=False, metadata={"static": True}
@@ -203,6 +205,23 @@ class RaggedBatch:
         if not self.decode:
             return self.query_start[-1]
         return up_to_last(self.kv_len > 0)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a query sees all keys before it, as far as its window goes, and no others."""
+        return self.last_key is None and not self.first_key and self.end_key is None
+
+    @property
+    def rows(self) -> jax.Array:
+        """The row of each token, i32 [T]; of padding some row."""
+        tokens = jnp.arange(len(self.kv_index))
+        return jnp.clip(jnp.searchsorted(self.query_start, tokens, side="right") - 1, 0, len(self.kv_len) - 1)
+
+    @property
+    def positions(self) -> jax.Array:
+        """The position of each token in its sequence, i32 [T]."""
+        rows = self.rows
+        return self.kv_len[rows] - self.query_start[rows + 1] + jnp.arange(len(self.kv_index))
 
     def places(self, page_size: int) -> jax.Array:
         """``kv_index`` among the pages of all layers, i32 [T]."""

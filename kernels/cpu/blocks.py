@@ -53,8 +53,8 @@ def attention_block_refuses(
     x: jax.Array, weights: AttentionWeights, by: Rotation, pages: KVPages, batch: RaggedBatch | None = None, **_: Any
 ) -> str | None:
     """Why the library does not take these types and sizes; None: it does."""
-    if batch is not None and batch.last_key is not None:
-        return "tokens see later ones"
+    if batch is not None and not batch.sees_all:
+        return "tokens see others than those before them"
     heads = jax.ShapeDtypeStruct((x.shape[0], 1, pages.head_dim), x.dtype)
     projections = (weights.q, weights.k, weights.v, weights.o)
     return _refuses(x, projections) or cpu_attention.refuses(heads, pages)

@@ -37,8 +37,8 @@ def refuses(
         return f"activations are {q.dtype}"
     if pages.dtype.name not in CACHE_TYPES:
         return f"pages are {pages.dtype.name}"
-    if batch is not None and batch.last_key is not None:
-        return "tokens see later ones"
+    if batch is not None and not batch.sees_all:
+        return "tokens see others than those before them"
     if pages.in_words:
         return "bytes of pages are kept as words"
     if pages.data.dtype == jnp.uint16:

@@ -54,7 +54,7 @@ class Adaptation:
     """What a request adds to the weights: the sum of some adapters, each with a factor. Made by ``of``.
 
     Attributes:
-        parts: the adapters, at least one.
+        parts: the adapters; none: the model as it is.
         digest: identifies the sum; that of an adapter alone, with a factor of 1, is the adapter's.
     """
 
@@ -63,8 +63,8 @@ class Adaptation:
 
     @classmethod
     def of(cls, parts: Iterable[ScaledAdapter]) -> Adaptation:
-        """The sum of adapters. Those with a factor of 0 add nothing, but one has to be there."""
-        parts = tuple(parts)
+        """The sum of adapters; those with a factor of 0 are left out."""
+        parts = tuple(part for part in parts if part.scale)
         if len(parts) == 1 and parts[0].scale == 1.0:
             return cls(parts=parts, digest=parts[0].reference.digest)
         terms = sorted(f"{part.reference.digest} {part.scale.hex()}" for part in parts)

@@ -26,6 +26,8 @@ class Target:
         fields: further fields of every request.
         endpoint: path instead of the backend's own.
         id_prefix: ids of requests (``X-Request-Id``) are this and a number; None: they have none.
+        adapters: names of adapters, of which each request takes the one of its number, round and round, instead of
+            ``model``; empty: there are none.
     """
 
     client: OpenAIClient
@@ -34,6 +36,7 @@ class Target:
     fields: Mapping[str, Any]
     endpoint: str | None = None
     id_prefix: str | None = None
+    adapters: Sequence[str] = ()
 
     @property
     def api(self) -> Backend:
@@ -43,15 +46,16 @@ class Target:
     def path(self) -> str:
         return self.endpoint or self.api.path
 
-    def payload(self, sample: Sample) -> dict[str, Any]:
-        """The body of a request.
+    def payload(self, sample: Sample, number: int = 0) -> dict[str, Any]:
+        """The body of the request of that number.
 
         Raises:
             ConfigError: token ids for an API that takes texts.
         """
         if self.api.only_texts and not all(isinstance(text, str) for text in (sample.prompt, *sample.more)):
             raise ConfigError(f"--backend {self.backend} takes texts, not token ids")
-        return {"model": self.model, **self.api.fields(sample), **self.fields}
+        model = self.adapters[number % len(self.adapters)] if self.adapters else self.model
+        return {"model": model, **self.api.fields(sample), **self.fields}
 
     def headers(self, number: int) -> dict[str, str] | None:
         return None if self.id_prefix is None else {"X-Request-Id": f"{self.id_prefix}{number}"}
@@ -101,7 +105,7 @@ async def send(target: Target, sample: Sample, *, number: int = 0, due: float | 
         number: in its id.
         due: when it should have been sent; None: now.
     """
-    api, headers, payload = target.api, target.headers(number), target.payload(sample)
+    api, headers, payload = target.api, target.headers(number), target.payload(sample, number)
     clock = asyncio.get_running_loop().time
     start = clock()
     times: list[float] = []

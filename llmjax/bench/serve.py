@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.adapter_settings import AdapterModule, modules_of
 from llmjax.bench.arrivals import RAMPS, arrival_times, ramp_rates, times_at
 from llmjax.bench.backends import BACKENDS
 from llmjax.bench.client import OpenAIClient
@@ -78,6 +79,9 @@ class LoadOptions:
     num_warmups: int = setting(4, "requests before the clock starts, sent until the server compiles no more")
     ignore_eos: bool | None = setting(
         None, "let every answer have its full length (default: on with random and timed_trace)"
+    )
+    lora_assignment: str = setting(
+        "random", "how requests take the adapters of --lora-modules", choices=("random", "round-robin")
     )
     profile: bool = setting(False, "have the server write a profile of the run (it needs --profile-dir and a key)")
     progress: bool = setting(True, "show a bar in a terminal", aliases=(Alias("--disable-tqdm", value=False),))
@@ -165,6 +169,7 @@ class BenchmarkPlan:
     engine: EngineConfig
     model: str | None
     sampling: Mapping[str, Any]
+    adapters: Sequence[str] = ()  # names that requests take
 
 
 def main(argv: list[str]) -> int:
@@ -197,6 +202,7 @@ def parse(argv: list[str]) -> BenchmarkPlan:
         ConfigError: a flag or value is wrong, or has no effect on the server of --base-url.
     """
     values = command_line().parse(argv)
+    adapters = _adapters(values)
     load, dataset = options_of(LoadOptions, values), options_of(DatasetOptions, values)
     if load.url is not None:
         _check_effect(values)
@@ -217,6 +223,7 @@ def parse(argv: list[str]) -> BenchmarkPlan:
         engine=engine,
         model=served or values.positional_model or getattr(values, "model", None),
         sampling=_sampling_fields(values) if BACKENDS[load.backend].streams else {},
+        adapters=adapters,
     )
 
 
@@ -288,7 +295,16 @@ def _target(plan: BenchmarkPlan, client: OpenAIClient, model: str) -> Target:
         fields={**fields, **load.extra_body},
         endpoint=load.endpoint,
         id_prefix=load.request_id_prefix,
+        adapters=_assigned(plan),
     )
+
+
+def _assigned(plan: BenchmarkPlan) -> list[str]:
+    """The adapter of each request, by its number."""
+    if plan.load.lora_assignment == "round-robin" or not plan.adapters:
+        return list(plan.adapters)
+    chosen = np.random.default_rng(plan.engine.seed).integers(len(plan.adapters), size=plan.dataset.num_prompts)
+    return [plan.adapters[int(number)] for number in chosen]
 
 
 def _arrivals(plan: BenchmarkPlan, timed: Sequence[Sample]) -> list[float]:
@@ -412,6 +428,20 @@ async def _warm_up(target: Target, samples: Sequence[Sample], *, seconds: float)
 def _sampling_fields(values: argparse.Namespace) -> dict[str, Any]:
     """Request fields: greedy unless said otherwise, so that runs can be compared."""
     return {"temperature": 0.0, **given_sampling(values, SAMPLING)}
+
+
+def _adapters(values: argparse.Namespace) -> list[str]:
+    """Names of the adapters that requests take. A server that runs has them already: their names are enough."""
+    modules = getattr(values, "lora_modules", None) or []
+    if _runs(values) and modules:
+        delattr(values, "lora_modules")
+        return [item if "=" not in item else AdapterModule.of(item).name for item in modules]
+    return [module.name for module in modules_of(modules)]
+
+
+def _runs(values: argparse.Namespace) -> bool:
+    """Whether the server that is measured runs already."""
+    return any(getattr(values, name, None) is not None for name in ("base_url", "host", "port"))
 
 
 def _check_effect(values: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from llmjax.adapters.request import LoRARequest
 from llmjax.bench.dataset import Sample
 from llmjax.bench.latency import sampling, work_of
 from llmjax.bench.metrics import EngineWork, RequestRecord, Result, summarize
@@ -28,6 +29,7 @@ class ThroughputOptions:
 
     num_warmups: int = setting(4, "requests before the clock starts", section="run")
     profile: bool = setting(False, "write a profile of the timed requests to --profile-dir")
+    lora_path: str | None = setting(None, "an adapter that all prompts are computed with; it turns --enable-lora on")
 
     def __post_init__(self) -> None:
         if self.num_warmups < 0:
@@ -60,6 +62,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError("--dataset-name random-mm: llmjax bench vision and llmjax bench serve measure pictures")
     check_writable(report.output_json, plot=report.plot, compare=report.compare)
     config = configs_of(values, model=values.positional_model).engine
+    if way.lora_path is not None:
+        config = config.replace(enable_lora=True)
     from llmjax import LLM
 
     llm = LLM.from_config(config)
@@ -74,11 +78,12 @@ def main(argv: list[str]) -> int:
     )
     timed, warm_up = samples[: len(samples) - way.num_warmups], samples[len(samples) - way.num_warmups :]
     llm.warm_up()
-    run(llm, warm_up)
+    adapters = _adapters(llm, way.lora_path)
+    run(llm, warm_up, adapters)
     before = work_of(llm.stats)
     if way.profile:
         llm.start_profile()
-    outputs = run(llm, timed)
+    outputs = run(llm, timed, adapters)
     if way.profile:
         llm.stop_profile()
     result = summarize_outputs(outputs, work_of(llm.stats) - before, percentiles=report.metric_percentiles)
@@ -108,10 +113,23 @@ def _totals(model: str, result: Result) -> dict[str, Any]:
     }
 
 
-def run(llm: LLM, samples: list[Sample]) -> list[RequestOutput]:
-    """Answers all samples, greedily and at exactly their lengths."""
+def _adapters(llm: LLM, path: str | None) -> list[LoRARequest]:
+    """The adapters that prompts take in turn: the one of ``path``, or those of the settings."""
+    if path is not None:
+        return [LoRARequest("adapter", llm.adapters.new_number(), path)]
+    listed = [adapter.reference for adapter in llm.adapters.listed]
+    return [LoRARequest(one.name, one.number, one.path) for one in listed]
+
+
+def run(llm: LLM, samples: list[Sample], adapters: Sequence[LoRARequest] = ()) -> list[RequestOutput]:
+    """Answers all samples, greedily and at exactly their lengths.
+
+    Args:
+        adapters: samples take them in turn.
+    """
     params = [sampling(sample, llm) for sample in samples]
-    return llm.generate([sample.prompt for sample in samples], params, use_tqdm=False)
+    chosen = [adapters[number % len(adapters)] for number in range(len(samples))] if adapters else None
+    return llm.generate([sample.prompt for sample in samples], params, use_tqdm=False, lora_request=chosen)
 
 
 def summarize_outputs(outputs: list[RequestOutput], work: EngineWork, *, percentiles: Sequence[float]) -> Result:

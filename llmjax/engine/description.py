@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control
 from llmjax.engine.front.generation_config import generation_config, sampling_defaults
@@ -132,8 +133,12 @@ def programs_of(engine: LoadedEngine) -> list[ProgramInfo]:
     return infos
 
 
-def obey(engine: LoadedEngine, control: Control) -> Any:
-    """Carries out a control; ``Control`` says what it returns."""
+def obey(engine: LoadedEngine, control: Control, adapter: AdapterReference | None = None) -> Any:
+    """Carries out a control; ``Control`` says what it returns.
+
+    Args:
+        adapter: the adapter that it is about, where it is about one.
+    """
     match control:
         case Control.PING:
             return None
@@ -157,6 +162,9 @@ def obey(engine: LoadedEngine, control: Control) -> Any:
             return engine.freeze()
         case Control.GO_ON:
             return engine.go_on()
+        case Control.LOAD_ADAPTER:
+            assert adapter is not None
+            return engine.read_adapter(adapter)
         case Control.START_PROFILE:
             return engine.profiler.start()
         case Control.STOP_PROFILE:

@@ -80,6 +80,8 @@ class LoadedEngine(Engine):
         while not self.idle:
             self.step()
         self.reset_prefix_cache(offloaded=False)
+        if self.scheduler.adapters is not None:
+            self.scheduler.adapters.forget()
         self.runner.apply(Sleep(discard))
 
     def wake_weights(self) -> None:

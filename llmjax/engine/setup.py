@@ -7,14 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control, EngineClient
 from llmjax.engine.core.stats import EngineTotals, KVStats, RequestStats, StatLogger
+from llmjax.engine.front.adapters import AdapterRegistry, NamedAdapter, located
 from llmjax.engine.front.frontend import Frontend
 from llmjax.engine.front.images import Images
 from llmjax.engine.info import EngineInfo, SleepState
-from llmjax.errors import InvalidRequest
+from llmjax.errors import ConfigError, InvalidRequest
 from llmjax.step_sizes import StepSizes
 from llmjax.tokenizer import Tokenizer, load_tokenizer
 
@@ -32,6 +34,7 @@ class LoadedLLM:
     Attributes:
         info: what the engine says of itself.
         images: makes prompts with images; None: the model sees none.
+        adapters: the adapters that requests may have.
     """
 
     client: EngineClient
@@ -51,6 +54,12 @@ class LoadedLLM:
         except BaseException:
             client.close()  # otherwise its compiler threads would continue in vain
             raise
+        self.adapters = AdapterRegistry(config, names={self.info.model_name, *config.served_names, config.model})
+        try:
+            self._load_adapters()
+        except BaseException:
+            client.close()
+            raise
         self._frontend = Frontend(
             config,
             info=self.info,
@@ -59,6 +68,30 @@ class LoadedLLM:
             compiles=client.in_process,
             images=self.images,
         )
+
+    def _load_adapters(self) -> None:
+        """Reads the adapters that the settings name.
+
+        Raises:
+            ConfigError: a name cannot be an adapter's.
+            LLMJaxError: one cannot be read, or does not fit the model or the settings.
+        """
+        for module in self.config.adapter_modules:
+            try:
+                self.adapters.check_new(module.name, replace=False)
+            except InvalidRequest as error:
+                raise ConfigError(f"lora_modules: {error}") from error
+            reference = self._read_adapter(module.name, module.path)
+            self.adapters.add(NamedAdapter(reference=reference, base=module.base))
+        fixed = [(Path(one.path).name, one) for one in self.config.fixed_adapters]
+        self.adapters.fix([(self._read_adapter(name, one.path), one.scale) for name, one in fixed])
+
+    def _read_adapter(self, name: str, path: str, *, number: int | None = None) -> AdapterReference:
+        """An adapter's reference, when every engine has read it."""
+        number = number or self.adapters.new_number()
+        reference = AdapterReference.read(name, located(path), number=number)
+        self.client.control(Control.LOAD_ADAPTER, reference).result()
+        return reference
 
     @property
     def model_name(self) -> str:

@@ -100,6 +100,7 @@ class ProcessorSource:
     def _made(self, preparation: Preparation) -> PillowProcessor:
         tokenize = self.tokenize
         ids = {text: tuple(tokenize(text)) for text in preparation.text.strings}
+        ids |= {text: (number,) for text, number in preparation.ids}
         row_token = preparation.row_token
         if isinstance(row_token, str):
             if len(found := tokenize(row_token)) != 1:
@@ -119,7 +120,7 @@ class ProcessorSource:
             row_token,
             tuple(breaks),
             self.limits,
-            None if frame is None else Frame(tuple(tokenize(frame.start)), tuple(tokenize(frame.end))),
+            None if frame is None else Frame(tuple(tokenize(frame.start)), tuple(tokenize(frame.end)), frame.removed),
             counted=tuple(tuple(tokenize(preparation.counted.format(number))) for number in range(MOST_COUNTED))
             if preparation.counted
             else (),

@@ -50,6 +50,10 @@ class ImageProcessor(Protocol):
     def alone(self) -> int:
         """The most pictures that a prompt may have for each to be prepared as if it were alone."""
 
+    @property
+    def sole(self) -> bool:
+        """Whether every prompt has one picture, at its start."""
+
     def spelled(self, text: str) -> str:
         """A prompt with the placeholder in place of other spellings of it."""
 
@@ -104,6 +108,11 @@ class PillowProcessor:
     def alone(self) -> int:
         """See ``ImageProcessor.alone``."""
         return self.preparation.alone
+
+    @property
+    def sole(self) -> bool:
+        """See ``ImageProcessor.sole``."""
+        return self.preparation.sole
 
     def spelled(self, text: str) -> str:
         """See ``ImageProcessor.spelled``."""

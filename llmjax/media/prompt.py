@@ -35,12 +35,15 @@ class Frame:
 
     start: tuple[int, ...]
     end: tuple[int, ...]
+    removed: bool = False
 
     def around(self, ids: Sequence[int], placeholder: Sequence[int]) -> list[int]:
         """A prompt with pictures, with these ids where they belong and nowhere else."""
         sought, found = list(placeholder), list(ids)
         if found[: len(self.start)] == list(self.start):
             del found[: len(self.start)]
+        if self.removed:
+            return found[: -len(self.end)] if found[-len(self.end) :] == list(self.end) else found
         places = [at for at in range(len(found)) if found[at : at + len(sought)] == sought]
         if places and found[(after := places[-1] + len(sought)) :][: len(self.start)] != list(self.start):
             found[after:after] = self.start

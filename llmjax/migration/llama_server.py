@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import KERNELS, LORA, accepted, alias, means, ours, refused
+from llmjax.migration.rows import KERNELS, accepted, alias, means, ours, refused
 
 SWITCH, OPTIONAL, NOTHING = Takes.SWITCH, Takes.OPTIONAL, Takes.NOTHING
 
@@ -58,7 +58,7 @@ MODEL = [
     *refused("--yarn-beta-slow|--yarn-beta-fast", "use --hf-overrides, with a rope_scaling as in config.json"),
     *refused("--override-kv", "use --hf-overrides, with the keys of config.json"),
     *refused("--rpc", "one machine is used"),
-    *refused("--lora|--lora-scaled", LORA),
+    *ours("--lora --lora-scaled --lora-init-without-apply"),
     *refused(
         "--control-vector|--control-vector-scaled|--control-vector-layer-range", "control vectors are not supported"
     ),

@@ -9,7 +9,6 @@ from llmjax.migration.answers import ForeignFlag, Takes
 KERNELS = "llmjax picks its own kernels; llmjax doctor says which"
 PARALLEL = "not supported yet; --tensor-parallel-size N divides every layer over N devices"
 CHUNKS = "prompts are computed in chunks of --max-num-batched-tokens, which gives the same answers"
-LORA = "adapters are not supported yet; merge the adapter into the model's weights first"
 MEDIA = "images are prepared as the model's own processor says, and there are no other media"
 DRAFT_MODEL = "a draft model has the device, the length and the pages of the model"
 VERIFICATION = "drafts are verified exactly, whatever the request asks for"

@@ -7,7 +7,6 @@ from llmjax.migration.rows import (
     CHUNKS,
     DRAFT_MODEL,
     KERNELS,
-    LORA,
     MEDIA,
     PARALLEL,
     VERIFICATION,
@@ -270,20 +269,26 @@ MULTIMODAL = [
     *refused("--default-mm-loras", MEDIA),
 ]
 
+OWN_FILES = "an adapter's files say what it changes"
+PROMPT_ADAPTERS = "prompt adapters are not supported, only LoRA (--lora-modules)"
+PROMPT_ADAPTERS = "prompt adapters are not supported, only LoRA (--lora-modules)"
 ADAPTERS = [
-    *ours("--enable-lora --max-loras --max-lora-rank --max-cpu-loras"),
-    *refused("--enable-tower-connector-lora|--enable-prompt-adapter|--enable-lora-bias", LORA, takes=SWITCH),
-    *refused("--lora-modules|--prompt-adapters", LORA, takes=VALUES),
-    *accepted("--lora-dtype", LORA, neutral="auto"),
-    *accepted("--max-lora-cls-labels|--lora-extra-vocab-size|--long-lora-scaling-factors", LORA, neutral="256"),
-    *accepted("--lora-target-modules", LORA, takes=VALUES),
+    *ours("--enable-lora --lora-modules --max-loras --max-lora-rank --max-cpu-loras"),
+    *accepted("--lora-dtype", "the engine decides in which type adapters are kept", neutral="auto"),
+    *accepted("--enable-tower-connector-lora|--enable-lora-bias", OWN_FILES, takes=SWITCH),
+    *refused("--enable-prompt-adapter", PROMPT_ADAPTERS, takes=SWITCH),
+    *refused("--prompt-adapters", PROMPT_ADAPTERS, takes=VALUES),
+    *accepted("--max-prompt-adapters|--max-prompt-adapter-token", PROMPT_ADAPTERS, neutral="0 1"),
+    *accepted("--lora-extra-vocab-size", "adapters add no tokens to the vocabulary", neutral="0 256"),
+    *accepted("--max-lora-cls-labels", OWN_FILES, neutral="256"),
+    *accepted("--long-lora-scaling-factors", "an adapter's configuration says its scale"),
+    *accepted("--lora-target-modules", OWN_FILES, takes=VALUES),
     *accepted(
         "--fully-sharded-loras|--specialize-active-lora|--enable-mixed-moe-lora-format|--enable-moe-shared-loras",
-        LORA,
+        "the engine decides how adapters are laid out and computed",
         takes=SWITCH,
     ),
-    *accepted("--max-prompt-adapters|--max-prompt-adapter-token", LORA, neutral="0 1"),
-    *refused("--qlora-adapter-name-or-path", LORA),
+    *refused("--qlora-adapter-name-or-path", "serve the base model, and name the adapter with --lora-modules"),
 ]
 
 DECODING = [

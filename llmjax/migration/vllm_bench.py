@@ -4,18 +4,13 @@ benchmark_serving and benchmark_test, that are not here."""
 from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import LORA, MEDIA, accepted, means, refused
+from llmjax.migration.rows import MEDIA, accepted, means, ours, refused
 
 SWITCH, NOTHING, VALUES = Takes.SWITCH, Takes.NOTHING, Takes.VALUES
 
 HUB = "data sets of the Hub are not fetched; write their prompts into a file of --dataset-name custom"
 SPEED_BENCH = "SPEED-Bench is not fetched; write its prompts into a file of --dataset-name custom"
 SEARCH = "a beam search has no times of single tokens"
-ADAPTERS = [
-    *refused("--lora-modules", LORA, takes=VALUES),
-    *refused("--lora-path", LORA),
-    *accepted("--lora-assignment", "", neutral="random round-robin"),
-]
 HUB_FLAGS = [
     *refused("--hf-subset|--hf-split|--hf-name|--hf-output-len", HUB),
     *refused("--blazedit-min-distance|--blazedit-max-distance|--bfcl-categories", HUB, neutral="0 1"),
@@ -24,7 +19,7 @@ HUB_FLAGS = [
 ]
 
 SERVE: tuple[ForeignFlag, ...] = (
-    *ADAPTERS,
+    *ours("--lora-modules --lora-assignment"),
     *HUB_FLAGS,
     *refused("--use-beam-search", SEARCH, takes=NOTHING),
     *refused(
@@ -51,7 +46,8 @@ SERVE: tuple[ForeignFlag, ...] = (
 
 # Of those that run the engine in their own process.
 OFFLINE: tuple[ForeignFlag, ...] = (
-    *ADAPTERS,
+    *ours("--lora-modules --lora-path"),
+    *accepted("--lora-assignment", "prompts take adapters in turn", neutral="round-robin random"),
     *HUB_FLAGS,
     *refused(
         "--backend",

@@ -10,6 +10,7 @@ import numpy as np
 from llmjax.models.layers.chunks import Sharpening
 from llmjax.models.layers.mixer import Projections
 from llmjax.models.layers.norm import RMS, NormSpec
+from llmjax.models.layers.picture import Picture
 from llmjax.models.layers.rope import RopeConfig
 from llmjax.models.layers.shares import NOTHING, HeadShares, Share, of_entries, unknown_axis
 from llmjax.models.layers.state import PagedKV
@@ -52,6 +53,9 @@ class Attention:
     sharpened: Sharpening | None = None  # scales queries by their positions
     o_norm: RMS | None = None  # norm of the output of all heads, before ``o``
     reads_only: bool = False  # it reads keys and values that another layer has stored, see `LayerSpec`
+    picture: Picture | None = (
+        None  # what a query sees of a picture that every sequence begins with; None: there is none
+    )
     divided: DividedHeads | None = None  # for a device's part of attention with norms over all heads; None: all heads
 
     name: ClassVar[str] = "self_attn"
@@ -108,7 +112,7 @@ class Attention:
         normed = self.qk_norm is None or (
             isinstance(self.qk_norm, RMS) and self.qk_norm_over == "head" and self.qk_norm_first
         )
-        plain_result = self.o_norm is None
+        plain_result = self.o_norm is None and self.picture is None
         own_values = not self.values_of_keys and self.v_norm is None and not self.reads_only
         plain_queries = not self.gated and self.sharpened is None and self.chunk is None
         plain = own_values and plain_queries and not self.sinks and self.clip is None and self.slopes is None

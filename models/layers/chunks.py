@@ -60,8 +60,5 @@ class Sharpening:
 
     def factors(self, batch: RaggedBatch) -> jax.Array:
         """f32 [T]."""
-        tokens = jnp.arange(len(batch.kv_index))
-        row = jnp.clip(jnp.searchsorted(batch.query_start, tokens, side="right") - 1, 0, len(batch.kv_len) - 1)
-        position = batch.kv_len[row] - batch.query_start[row + 1] + tokens
-        steps = jnp.maximum(jnp.floor((position + self.ahead).astype(jnp.float32) / self.floor), 0)
+        steps = jnp.maximum(jnp.floor((batch.positions + self.ahead).astype(jnp.float32) / self.floor), 0)
         return jnp.log1p(steps) * self.scale + 1

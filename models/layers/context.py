@@ -20,4 +20,7 @@ class Context:
     state: Any  # the mixer's LayerState, updated in place when donated
     batch: RaggedBatch  # which token belongs to which request, and where its keys go
     vector: jax.Array | None = None  # [T, P], in models with per-layer embeddings
+    looked_up: jax.Array | None = (
+        None  # [T, E], the rows that tokens stand for, where layers look them up; None: none do
+    )
     chosen: jax.Array | None = None  # i32 [T, count], positions of the keys that the last indexer has chosen

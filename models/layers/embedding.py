@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedPositions:
-    """A vector for each position, added to the token's (GPT-2, OPT)."""
+    """A vector for each position, added to the token's (GPT-2, OPT).
 
-    count: int  # positions
-    offset: int = 0  # rows before the row of position 0
+    Attributes:
+        count: positions that have one.
+        offset: rows before the row of the first of them.
+        first: the first of them (BLIP, where a picture is before it).
+    """
+
+    count: int
+    offset: int = 0
+    first: int = 0

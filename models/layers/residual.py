@@ -107,6 +107,13 @@ class PostNorm(Residual):
 
 
 @dataclass(frozen=True)
+class PostNormAlone(PostNorm):
+    """``norm(x + mixer(x))``, in layers without a feed-forward sublayer."""
+
+    after_feed_forward: None = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
 class NormedStream(Residual):
     """``x = norm(x)``, then ``kept * x + added * mixer(x)``, and the same for the feed-forward sublayer."""
 

@@ -26,6 +26,10 @@ class Seen:
             return x
         return jnp.where((self.places >= 0)[:, None], self.rows[0, self.places].astype(x.dtype), x)
 
+    def looked_up(self) -> jax.Array | None:
+        """The rows that tokens stand for, [T, E], of others some row; None: none does."""
+        return None if self.places is None or self.rows is None else self.rows[0, jnp.maximum(self.places, 0)]
+
     def known(self, tokens: jax.Array, unknown: int) -> jax.Array:
         """The tokens [T] with ``unknown`` where rows stand for them."""
         return tokens if self.places is None else jnp.where(self.places >= 0, unknown, tokens)

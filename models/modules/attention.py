@@ -58,12 +58,13 @@ class AttentionModule(nnx.Module):
         of_q, of_kv = ("heads", "hidden"), ("kv_heads", "hidden")
         parts_of_q = 2 if spec.gated else 1
         self.q_proj = Linear(size, parts_of_q * q_size, bias=spec.qkv_bias, dtype=dtype, axes=of_q)
+        of_rows = size if spec.picture is None else spec.picture.size or size
         if not spec.reads_only:
-            self.k_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+            self.k_proj = Linear(of_rows, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
             self.k_norm = _norm_of(spec, spec.kv_heads, "kv_heads")
             self.v_norm = None if spec.v_norm is None else build_norm(spec.v_norm, spec.head_dim)
             if not spec.values_of_keys:
-                self.v_proj = Linear(size, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
+                self.v_proj = Linear(of_rows, kv_size, bias=spec.qkv_bias, dtype=dtype, axes=of_kv)
         self.o_proj = Linear(q_size, size, bias=spec.o_bias, dtype=dtype, axes=("hidden", "heads"))
         self.sinks = parameter((spec.heads,), jnp.float32, axes=("heads",)) if spec.sinks else None
         self.q_norm = _norm_of(spec, spec.heads, "heads")
@@ -84,7 +85,9 @@ class AttentionModule(nnx.Module):
         spec, used = self.spec, context.batch.used
         q, gate = self.queries(n, used)
         q, batch = self.clipped(q), context.batch
-        if spec.reads_only:  # zeros are stored, in the dummy page
+        if spec.picture is not None and spec.picture.size is not None:
+            q, k, v = self.looked_up(q, context)
+        elif spec.reads_only:  # zeros are stored, in the dummy page
             q = self.placed(q, self.q_norm, context)
             k = v = jnp.zeros((len(n), spec.kv_heads, spec.head_dim), q.dtype)
             batch = replace(batch, kv_index=jnp.zeros_like(batch.kv_index))
@@ -96,6 +99,8 @@ class AttentionModule(nnx.Module):
             q, k = self.placed(q, self.q_norm, context, of_q), self.placed(k, self.k_norm, context, of_k)
         if spec.sharpened is not None:
             q = q * spec.sharpened.factors(batch)[:, None, None].astype(q.dtype)
+        if spec.picture is not None:
+            batch = spec.picture.seen(batch)
         if spec.chunk is not None:
             batch = by_chunk(batch, spec.chunk, page_size=context.state.page_size)
         out, pages = attend(
@@ -117,6 +122,16 @@ class AttentionModule(nnx.Module):
             return normed(out, self.o_norm), pages
         assert isinstance(self.o_norm, RMSNorm)
         return normed_together(out, self.o_norm, spec.divided.heads * spec.head_dim, self.divided), pages
+
+    def looked_up(self, q: jax.Array, context: Context) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The queries, and keys and values [T, H, h] of the rows that tokens stand for; of others any."""
+        spec, rows, used = self.spec, context.looked_up, context.batch.used
+        if rows is None:  # the picture is in an earlier step
+            zeros = jnp.zeros((len(q), spec.kv_heads, spec.head_dim), q.dtype)
+            return q, zeros, zeros
+        rows = rows.astype(q.dtype)
+        k, v = (each(rows, used).reshape(len(q), -1, spec.head_dim) for each in (self.k_proj, self.v_proj))
+        return q, k, v
 
     def clipped(self, x: jax.Array) -> jax.Array:
         """Queries, keys or values with clipped entries."""
@@ -190,7 +205,7 @@ class AttentionModule(nnx.Module):
 
 class SteppedAttentionModule(AttentionModule):
     """Attention that the fused kernels do not support: gates, sinks, clipped entries, ALiBi, other norms of q and k,
-    values that are normed or are keys, chunks, norms after the heads, and keys of another layer."""
+    values that are normed or are keys, chunks, norms after the heads, keys of another layer, and cross-attention."""
 
     sublayer: ClassVar[Operation] = Operation("attention sublayer", (Implementation("in steps", mixed),))
 

@@ -50,6 +50,13 @@ class TypeEmbedding(nnx.Module):
         return take_rows(self.weight.get_value(), types)
 
 
+class Bias(nnx.Module):
+    """What is added to the logits of a head whose matrix is the embedding, [V] (BERT)."""
+
+    def __init__(self, count: int) -> None:
+        self.bias = parameter((count,), jnp.float32, axes=("vocab",))
+
+
 class PositionEmbedding(nnx.Module):
     """Embeds positions by rows of a matrix [offset + count, D]."""
 
@@ -59,4 +66,6 @@ class PositionEmbedding(nnx.Module):
 
     def __call__(self, positions: jax.Array) -> jax.Array:
         """i32 [T] to [T, D] in the table's dtype; positions out of range (padding) read some row."""
-        return take_rows(self.weight.get_value(), positions + self.spec.offset)
+        spec = self.spec
+        places = positions if not spec.first else jnp.maximum(positions - spec.first, 0)
+        return take_rows(self.weight.get_value(), places + spec.offset)

@@ -260,7 +260,7 @@ class VisionEncoder(nnx.Module):
             if number in spec.tapped:
                 tapped.append(self.taps[spec.tapped.index(number)](x))
         x = normed(x, self.norm_after)
-        if self.class_embed is not None:
+        if self.class_embed is not None and not spec.class_row:
             assert spec.tile is not None
             x = x.reshape(-1, spec.tile + 1, spec.size)[:, 1:].reshape(-1, spec.size)
         if spec.filled_from is not None:

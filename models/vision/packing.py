@@ -46,6 +46,9 @@ def num_rows(spec: VisionSpec, patches: int) -> int:
     if spec.resampler is not None:
         return patches // spec.unit * spec.resampler.queries
     rows = patches // spec.side**2
+    if spec.class_row:
+        assert spec.tile is not None
+        return rows + patches // spec.tile
     if not spec.learned:
         return rows
     assert spec.tile is not None

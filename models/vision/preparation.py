@@ -446,10 +446,12 @@ class Framed:
     Attributes:
         start: the text between the last picture and what follows; it does not stand before the first one then.
         end: the text at the end, unless the prompt ends so.
+        removed: neither stands in a prompt: the tokenizer adds them, and the model does not know them (BLIP).
     """
 
     start: str
     end: str
+    removed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -530,6 +532,9 @@ class Preparation:
             before the text is divided into tokens. Empty: nothing.
         counted: what stands before each picture of a prompt, with a place for its number from 0 on; empty: nothing.
         frame: what stands around the text of prompts with pictures; None: nothing.
+        sole: every prompt has one picture, at its start (BLIP).
+        class_row: the first row of a tile is that of its class token.
+        ids: ids of texts in ``text`` for which tokenizers have no token.
         alone: the most pictures that a prompt may have for each to be laid out as if it were alone (``several``).
         video: what is done to videos; None: the model sees none.
     """
@@ -549,5 +554,8 @@ class Preparation:
     spelled: str = ""
     counted: str = ""
     frame: Framed | None = None
+    sole: bool = False
+    class_row: bool = False
+    ids: tuple[tuple[str, int], ...] = ()
     alone: int = 1
     video: VideoPreparation | None = None

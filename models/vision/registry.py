@@ -11,6 +11,7 @@ from llmjax.models.vision.preparation import Preparation
 from llmjax.models.vision.spec import VisionSpec
 
 _DECLARED = {
+    "blip": "BlipForConditionalGeneration",
     "cohere2_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
     "deepseek_vl": "DeepseekVLForConditionalGeneration JanusForConditionalGeneration",
     "deepseek_vl2": "DeepseekVLV2ForCausalLM",

@@ -192,7 +192,8 @@ class VisionSpec:
         projector: what makes feature rows of the last layer's output.
         patch_bias: whether the embedding of patches has a bias.
         table: learned positions; None: none.
-        class_token: whether each tile begins with a learned vector, which no row is made of.
+        class_token: whether each tile begins with a learned vector.
+        class_row: whether a row is made of it, a tile's first (BLIP); False: none is.
         rope: None: no rotary positions.
         norm_patches: a norm of the embedded patches, before positions are added.
         norm_before, norm_after: norms before the first and after the last layer.
@@ -220,6 +221,7 @@ class VisionSpec:
     patch_bias: bool = True
     table: TablePositions | None = None
     class_token: bool = False
+    class_row: bool = False
     rope: Rope2D | None = None
     norm_patches: NormSpec | None = None
     norm_before: NormSpec | None = None

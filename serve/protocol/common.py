@@ -133,6 +133,16 @@ class StreamOptions(ApiModel):
     include_obfuscation: bool | None = None
 
 
+class AdapterScale(ApiModel):
+    """The factor of an adapter of ``--lora``."""
+
+    id: int
+    scale: Annotated[float, Field(allow_inf_nan=False)]
+
+
+AdapterScales = Annotated[list[AdapterScale], at_most(64)]
+
+
 class GenerationRequest(ApiModel):
     """What every request that generates text may carry; None means: the model's or the server's default."""
 
@@ -176,6 +186,7 @@ class GenerationRequest(ApiModel):
     # Hashed for each of n continuations, on the engine's thread.
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     request_id: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    lora: AdapterScales | None = None  # factors of llama-server's adapters
 
     # OpenAI's schema begins at 0, which asks for no more than ``n`` does.
     best_of: Annotated[Annotated[int, Field(ge=0, le=MAX_N)] | None, AfterValidator(lambda best: best or None)] = None

@@ -114,7 +114,7 @@ class ChatAnswer:
             "id": self.turn.job.id,
             "object": kind,
             "created": self.created,
-            "model": self.server.engine.info.model_name,
+            "model": self.turn.job.model,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
             **self.body.tier,

@@ -120,6 +120,8 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         cache_salt=cache_salt_of(request, body.cache_salt),
         owner=record_of(request).owner,
         client=client_of(request),
+        model=server.answer_name(body.model),
+        adaptation=server.adaptation(body.model, body.lora),
         keep=None if body.best_of is None else body.choices,
         searches=[beam_search_params(body, max_tokens=own.max_tokens or 1, asked=asked) for own in params]
         if body.use_beam_search
@@ -174,7 +176,7 @@ class CompletionAnswer:
             "id": self.job.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.server.engine.info.model_name,
+            "model": self.job.model,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
             **self.body.tier,

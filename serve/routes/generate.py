@@ -69,7 +69,7 @@ class GenerateAnswer:
         choices = [self._choice(choice) for choice in sorted(output.outputs, key=lambda choice: choice.index)]
         answer = {
             **self._envelope(choices),
-            "model": self.server.engine.info.model_name,
+            "model": self.job.model,
             "created": int(time.time()),
             "usage": self.tally.usage(),
         }

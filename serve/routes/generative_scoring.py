@@ -43,6 +43,8 @@ async def generative_scoring(request: Request) -> Response:
         priority=body.priority or 0,
         cache_salt=cache_salt_of(request, body.cache_salt),
         owner=record_of(request).owner,
+        model=server.answer_name(body.model),
+        adaptation=server.adaptation(body.model),
     )
     tally = Tally(job, record_of(request))
     work = collect(server.engine, job, tally)
@@ -51,7 +53,7 @@ async def generative_scoring(request: Request) -> Response:
         "id": id,
         "object": "list",
         "created": int(time.time()),
-        "model": server.engine.info.model_name,
+        "model": job.model,
         "data": [{"index": i, "object": "score", "score": _score(body, output)} for i, output in enumerate(outputs)],
         "usage": tally.usage(),
     }

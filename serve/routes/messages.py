@@ -189,7 +189,7 @@ class MessageAnswer:
             "id": self.turn.job.id,
             "type": "message",
             "role": "assistant",
-            "model": self.server.engine.info.model_name,
+            "model": self.turn.job.model,
         }
         return MessageWriter(message, show_thinking=thinking is None or thinking.display != "omitted")
 

@@ -9,18 +9,26 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from llmjax.serve.adapters import shown_path
 from llmjax.serve.context import Server, server_of
 
 
 def _card(server: Server, name: str) -> dict[str, Any]:
     engine = server.engine
+    adapter = engine.adapters.named(name)
+    root, parent = server.model_root, None
+    if adapter is not None:
+        root, parent = (
+            shown_path(server.config.lora_root, adapter.reference.path),
+            adapter.base or engine.info.model_name,
+        )
     return {
         "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "llmjax",
-        "root": server.model_root,
-        "parent": None,
+        "root": root,
+        "parent": parent,
         "max_model_len": engine.info.max_model_len,
         "input_modalities": _modalities(server),
     }
@@ -34,9 +42,10 @@ def _modalities(server: Server) -> list[str]:
 
 
 async def list_models(request: Request) -> Response:
-    """The names under which the model is served."""
+    """The names under which the model is served, and its adapters."""
     server = server_of(request)
-    names = server.engine.config.served_names or (server.engine.info.model_name,)
+    adapters = [adapter.reference.name for adapter in server.engine.adapters.listed]
+    names = [*(server.engine.config.served_names or (server.engine.info.model_name,)), *adapters]
     body = {"object": "list", "data": [_card(server, name) for name in names]}
     return Response(orjson.dumps(body), media_type="application/json")
 
@@ -46,7 +55,7 @@ async def get_model(request: Request) -> Response:
     server = server_of(request)
     name = request.path_params["model_id"]
     server.check_model(name)
-    shown_name = name if name in server.engine.config.served_names else server.engine.info.model_name
+    shown_name = name if name in server.engine.config.served_names else server.answer_name(name)
     return Response(orjson.dumps(_card(server, shown_name)), media_type="application/json")
 
 

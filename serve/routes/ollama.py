@@ -56,7 +56,9 @@ async def ollama_chat(request: Request) -> Response | ASGIApp:
         return _loaded(server, body, chat=True)
     with other_names(NAMES):
         turn = await _turn(request, server, chat_of(server, body, record.ignored))
-    return await _answered(request, body, _Answer(turn=turn, writer=_writer(server, chat=True), record=record))
+    return await _answered(
+        request, body, _Answer(turn=turn, writer=_writer(server, body.model, chat=True), record=record)
+    )
 
 
 async def ollama_generate(request: Request) -> Response | ASGIApp:
@@ -65,7 +67,7 @@ async def ollama_generate(request: Request) -> Response | ASGIApp:
     body = parse(await read_json(request, any_type=True), OllamaGenerateRequest, ignored=ignored_fields(request))
     if not body.prompt and not body.suffix:
         return _loaded(server, body, chat=False)
-    writer = _writer(server, chat=False)
+    writer = _writer(server, body.model, chat=False)
     with other_names(NAMES_OF_PROMPT):
         if body.is_plain:
             completion = completion_of(server, body, record.ignored)
@@ -109,15 +111,15 @@ def _with_room(server: Server, job: Job, *, most: int | None) -> Job:
     return replace(job, params=params)
 
 
-def _writer(server: Server, *, chat: bool) -> LineWriter:
-    return LineWriter(model=server.engine.info.model_name, chat=chat)
+def _writer(server: Server, model: str | None, *, chat: bool) -> LineWriter:
+    return LineWriter(model=server.answer_name(named(server, model)), chat=chat)
 
 
 def _loaded(server: Server, body: OllamaGenerating, *, chat: bool) -> Response:
     """The answer to a request that only wants the model to be there, as it always is."""
-    named(server, body.model)
+    name = server.answer_name(named(server, body.model))
     said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
-    head = {"model": server.engine.info.model_name, "created_at": now()}
+    head = {"model": name, "created_at": now()}
     return _json({**head, **said, "done": True, "done_reason": "load"})
 
 
@@ -201,7 +203,7 @@ async def ollama_embed(request: Request) -> Response:
         made = await _vectors_of(request, body.model, texts, field="input", kept=kept, dimensions=body.dimensions)
     vectors = await off_loop(lambda: [to_json(one.outputs.data) for one in made], size=len(made) * 1024)
     counts = {"total_duration": since(record.started), "load_duration": 0, "prompt_eval_count": record.prompt_tokens}
-    return _json({"model": server.engine.info.model_name, "embeddings": vectors, **counts})
+    return _json({"model": server.answer_name(named(server, body.model)), "embeddings": vectors, **counts})
 
 
 async def ollama_embeddings(request: Request) -> Response:
@@ -258,7 +260,7 @@ async def ollama_show(request: Request) -> Response:
         known[f"{family}.embedding_length"] = info.pooler.size
     parameters = "\n".join(f"{name} {value}" for name, value in sorted(info.default_sampling_params.items()))
     shown = {"license": "", "modelfile": "", "parameters": parameters, "template": template}
-    card = _card(server, info.model_name)
+    card = _card(server, server.answer_name(named(server, body.wanted)))
     return _json(
         {
             **shown,
@@ -293,14 +295,15 @@ def _fills_gaps(server: Server) -> bool:
 
 
 def _names(server: Server) -> list[str]:
-    return list(server.engine.config.served_names) or [server.engine.info.model_name]
+    own = list(server.engine.config.served_names) or [server.engine.info.model_name]
+    return own + [adapter.reference.name for adapter in server.engine.adapters.listed]
 
 
 def _card(server: Server, name: str) -> dict[str, Any]:
     info = server.engine.info
     begun = datetime.fromtimestamp(server.created, UTC).isoformat().replace("+00:00", "Z")
     details = {
-        "parent_model": "",
+        "parent_model": "" if server.engine.adapters.named(name) is None else info.model_name,
         "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
         "family": info.architecture,
         "families": [info.architecture],

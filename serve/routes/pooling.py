@@ -154,7 +154,7 @@ async def classify(request: Request) -> Response:
             for index, output in enumerate(made)
         ]
 
-    return await _answer(server, "classify", {"data": await off_loop(data, size=_size(made))}, made)
+    return await _answer(server, body.model, "classify", {"data": await off_loop(data, size=_size(made))}, made)
 
 
 async def score(request: Request) -> Response:
@@ -166,7 +166,7 @@ async def score(request: Request) -> Response:
     with other_names({"text_1": first, "text_2": second}):
         scores, made = await _scores(request, server, body, body.pairs, field="text_2")
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
-    return await _answer(server, "score", {"data": data}, made)
+    return await _answer(server, body.model, "score", {"data": data}, made)
 
 
 async def rerank(request: Request) -> Response:
@@ -181,7 +181,9 @@ async def rerank(request: Request) -> Response:
     if body.return_documents:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
-    return await _answer(server, "rerank", {"results": results, "meta": {"api_version": {"version": "2"}}}, made)
+    return await _answer(
+        server, body.model, "rerank", {"results": results, "meta": {"api_version": {"version": "2"}}}, made
+    )
 
 
 async def _scores(
@@ -243,7 +245,7 @@ async def _vectors(
     record_of(request).ignored.extend(body.without_effect())
     made = await made_vectors(request, server, body, inputs, params, field=field)
     if body.encoding_format in ("bytes", "bytes_only"):
-        return await _bytes(server, name, body, made)
+        return await _bytes(server, body.model, name, body, made)
     # Clients that ask for base64 without a word on the order read it as little-endian on every machine.
     form = VectorForm(body.embed_dtype or "float32", body.endianness or "little")
     write = to_json if body.encoding_format == "float" else form.to_base64
@@ -251,10 +253,12 @@ async def _vectors(
     def data() -> list[dict[str, Any]]:
         return [{"index": index, "object": kind, key: write(output.outputs.data)} for index, output in enumerate(made)]
 
-    return await _answer(server, name, {"data": await off_loop(data, size=_size(made))}, made)
+    return await _answer(server, body.model, name, {"data": await off_loop(data, size=_size(made))}, made)
 
 
-async def _bytes(server: Server, name: str, body: VectorFields, made: Sequence[PoolingRequestOutput]) -> Response:
+async def _bytes(
+    server: Server, model: str | None, name: str, body: VectorFields, made: Sequence[PoolingRequestOutput]
+) -> Response:
     """Vectors one after another; in vLLM's header `metadata`, if it is wanted, where each begins and ends."""
     form = VectorForm(body.embed_dtype or "float32", body.endianness or "native")
     parts = await off_loop(lambda: [form.to_bytes(output.outputs.data) for output in made], size=_size(made))
@@ -272,7 +276,7 @@ async def _bytes(server: Server, name: str, body: VectorFields, made: Sequence[P
         )
         start += len(part)
     if body.encoding_format == "bytes":
-        headers["metadata"] = orjson.dumps(_envelope(server, name, {"data": described}, made)).decode()
+        headers["metadata"] = orjson.dumps(_envelope(server, model, name, {"data": described}, made)).decode()
     return Response(b"".join(parts), media_type="application/octet-stream", headers=headers)
 
 
@@ -295,12 +299,15 @@ async def made_vectors(
     server.request_limits.check_priority(body.priority)
     own_name = body.request_id or record_of(request).id
     salt, priority = cache_salt_of(request, body.cache_salt), body.priority or 0
+    adaptation = server.adaptation(body.model)
     outputs_by_index: dict[int, PoolingRequestOutput] = {}
 
     async def work(waiting: Iterator[tuple[int, PooledTokens]]) -> None:
         for index, tokens in waiting:
             name = engine_id(own_name, record_of(request).owner)
-            stream = server.engine.encode(tokens, params, name, priority=priority, cache_salt=salt)
+            stream = server.engine.encode(
+                tokens, params, name, priority=priority, cache_salt=salt, lora_request=adaptation
+            )
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     outputs_by_index[index] = output
@@ -411,19 +418,23 @@ def _usage(made: Sequence[PoolingRequestOutput]) -> dict[str, Any]:
     }
 
 
-def _envelope(server: Server, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]) -> dict[str, Any]:
+def _envelope(
+    server: Server, model: str | None, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]
+) -> dict[str, Any]:
     return {
         "id": f"{name}-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
-        "model": server.engine.info.model_name,
+        "model": server.answer_name(model),
         **own,
         "usage": _usage(made),
     }
 
 
-async def _answer(server: Server, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]) -> Response:
-    whole = _envelope(server, name, own, made)
+async def _answer(
+    server: Server, model: str | None, name: str, own: dict[str, Any], made: Sequence[PoolingRequestOutput]
+) -> Response:
+    whole = _envelope(server, model, name, own, made)
     content = await off_loop(lambda: orjson.dumps(whole), size=_size(made))
     return Response(content, media_type="application/json")
 

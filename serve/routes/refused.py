@@ -12,7 +12,6 @@ from llmjax.serve.context import path_of
 from llmjax.serve.errors import ApiError, cut
 
 _TEXT = "models read and write text only"
-_ADAPTERS = "adapters are not supported; serve a model that they are merged into"
 _WEIGHTS = "weights come from files; a server that sleeps and is woken loads those of its model again"
 _SIZE = "how many processes run the model is decided at the start (--data-parallel-size)"
 _CHATS = "chats go to /v1/chat/completions, /v1/responses or /v1/messages"
@@ -25,8 +24,6 @@ REASONS: Mapping[str, str] = {
     "/v1/images/generations": _TEXT,
     "/v1/images/edits": _TEXT,
     "/v1/realtime": f"{_TEXT}; streams are server-sent events",
-    "/v1/load_lora_adapter": _ADAPTERS,
-    "/v1/unload_lora_adapter": _ADAPTERS,
     "/v1/responses/render": _RENDER,
     "/v1/messages/render": _RENDER,
     "/v1/completions/derender": _DERENDER,

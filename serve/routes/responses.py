@@ -394,7 +394,7 @@ def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
-        "model": server.engine.info.model_name,
+        "model": turn.job.model,
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "presence_penalty": params.presence_penalty,
         "previous_response_id": body.previous_response_id,

@@ -127,7 +127,32 @@ def test_tokens_of_images_see_one_another(window: int | None, monkeypatch: pytes
     np.testing.assert_allclose(np.asarray(out)[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
     causal = reference.ragged_paged_attention(data.q, written, data.batch, **data.rules)
     assert np.abs(expected - causal)[data.real].max() > 0.1
-    assert cuda.refuses(data.q, data.k, data.v, pages, batch) == "tokens see later ones"
+    assert cuda.refuses(data.q, data.k, data.v, pages, batch) == "tokens see others than those before them"
+
+
+@pytest.mark.parametrize("mix", ["decodes", "decodes and chunks"])
+@pytest.mark.parametrize("window", [None, 6])
+def test_tokens_see_a_part_of_the_keys(mix: str, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that sees none has zeros; kernels of devices refuse all of them."""
+    monkeypatch.setattr(portable, "KEY_BLOCK", 8)
+    monkeypatch.setattr(portable, "QUERY_BLOCK", 8)
+    decode = mix == "decodes"
+    case = Case(MIXES[mix], heads=6, kv_heads=2, head_dim=8, page_size=PAGE, window=window, padding=5, decode=decode)
+    data = make_data(case)
+    pages = filled_pages(case, data.filling, as_bits=False)
+
+    @jax.jit
+    def compute(q, k, v, pages, batch):
+        return portable.attend(q, k, v, pages, batch, None, **{"window": None, "softcap": None, **data.rules})
+
+    for keys in ({"first_key": 11}, {"end_key": 11}, {"first_key": 3, "end_key": 14}):
+        batch = replace(data.batch, **keys)
+        out, written = compute(data.q, data.k, data.v, pages, batch)
+        expected = reference.ragged_paged_attention(data.q, written, batch, **data.rules)
+        np.testing.assert_allclose(np.asarray(out)[data.real], expected[data.real], atol=2e-6, rtol=1e-5)
+        positions, first = np.asarray(batch.positions)[data.real], batch.first_key
+        assert not np.asarray(out)[data.real][positions < first].any() and (positions > 11).any()
+        assert cuda.refuses(data.q, data.k, data.v, pages, batch) == "tokens see others than those before them"
 
 
 PLUGIN = {

@@ -253,8 +253,9 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
     [
         ("--data-parallel-rank 1", "--data-parallel-rank: not supported yet; --tensor-parallel-size N divides every"),
         ("-dpn 1", "-dpn: not supported yet"),
-        ("--enable-lora-bias", "--enable-lora-bias: adapters are not supported yet; merge"),
-        ("--lora-modules a=b c=d", "--lora-modules: adapters are not supported yet"),
+        ("--prompt-adapters a=b", "--prompt-adapters: prompt adapters are not supported, only LoRA"),
+        ("--lora-modules a", "lora_modules must be name=path, or a JSON object"),
+        ("--lora-scaled a.gguf", "lora_scaled must be path:factor"),
         ("--num-gpu-blocks-override 5", "--num-gpu-blocks-override: size the KV cache with --kv-cache-memory-bytes"),
         ("--speculative-config.model x", "speculative_config needs num_speculative_tokens"),
         ("-lcs lookup.bin", "-lcs: prompts and outputs are looked up"),

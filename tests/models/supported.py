@@ -138,6 +138,7 @@ BEST_KNOWN: Mapping[str, str] = {
 
 SEEING_EXAMPLES: Mapping[str, str] = {
     "AyaVisionForConditionalGeneration": "CohereLabs/aya-vision-8b",
+    "BlipForConditionalGeneration": "Salesforce/blip-image-captioning-base",
     "Cohere2VisionForConditionalGeneration": "CohereLabs/command-a-vision-07-2025",
     "DeepseekVLForConditionalGeneration": "deepseek-community/deepseek-vl-1.3b-chat",
     "DeepseekVLV2ForCausalLM": "deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small",
@@ -168,6 +169,9 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen/Qwen3.5-35B-A3B",
     "SmolVLMForConditionalGeneration": "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
 }
+# Decoders that are nothing without the pictures of the model that they are in.
+INSIDE = frozenset({"BlipTextLMHeadModel"})
+ALONE = tuple(name for name in families.ARCHITECTURES if name not in INSIDE)
 # Is compared as no converter writes it.
 WITH_POOLER, WITH_POOLER_CLASS = "bert-reranker", "BertForSequenceClassification"
 # Of which llama.cpp makes no files: its converters do not know them, and no architecture of its is theirs.
@@ -265,7 +269,7 @@ def other_names() -> dict[str, str]:
     compared = compared_checkpoints()
     return {
         name: next(other for other in compared if family_of(other) is family_of(name))
-        for name in families.ARCHITECTURES
+        for name in ALONE
         if name not in compared
     }
 
@@ -289,7 +293,7 @@ def _lines() -> Iterator[str]:
         own = [{**conversions, **encoders}[checkpoint].name for checkpoint in checkpoints]
         named[name] = list(dict.fromkeys([*named.get(name, ()), *own]))
     yield INTRODUCTION
-    for name in sorted(families.ARCHITECTURES, key=str.lower):
+    for name in sorted(ALONE, key=str.lower):
         cells = [
             _names(compared.get(name, ())),
             ", ".join(f"`{n}`" for n in named.get(name, ())),

@@ -46,6 +46,7 @@ from llmjax.models.families import ARCHITECTURES
 from llmjax.models.layers.alibi import alibi_slopes
 from llmjax.models.layers.altup import AltUp, LowRank
 from llmjax.models.layers.chunks import Sharpening
+from llmjax.models.layers.picture import Picture
 from llmjax.models.layers.rope_lengths import LongFrequencies
 from llmjax.models.layers.state import AllTokens, LastState, LatentKV
 from llmjax.models.registry import LACKING
@@ -1304,6 +1305,7 @@ PARTLY_ROTATED = {
 # Families with positions elsewhere.
 ROPELESS = {
     *(f"{name}{end}" for name in ("Bert", "Roberta", "XLMRoberta") for end in ENCODERS),
+    "BlipTextLMHeadModel",
     "FalconMambaForCausalLM",
     "JambaForCausalLM",
     "KimiLinearForCausalLM",
@@ -1371,3 +1373,19 @@ def test_models_that_see_in_other_ways_are_refused_by_name(architecture: str) ->
         model_config({"architectures": [architecture], "hidden_size": 64})
     assert str(error.value).startswith(f"config.json: architecture {architecture!r} is not supported: ")
     assert LACKING[architecture] in str(error.value) and "hf_overrides" not in str(error.value)
+
+
+def test_captions_are_written_behind_a_picture() -> None:
+    """A layer of a file is two, of which the second sees the picture alone; the first position is that after it."""
+    keys = {"architectures": ["BlipForConditionalGeneration"], "text_config": {"model_type": "blip_text_model"}}
+    text = text_config({**keys, "vision_config": {"image_size": 384, "patch_size": 16}})
+    assert text is not None
+    model = model_config({**text, "num_attention_heads": 12, "encoder_hidden_size": 1024})
+    assert model.looks_up and model.num_layers == 24 and model.max_position == 577 + 512
+    assert model.positions is not None and (model.positions.first, model.positions.count) == (577, 512)
+    mixers = [layer.mixer for layer in model.layers]
+    assert all(isinstance(mixer, Attention) for mixer in mixers)
+    assert [mixer.picture for mixer in mixers] == [Picture(577), Picture(577, 1024)] * 12  # type: ignore[union-attr]
+    assert model.eos_token_ids == (102,) and model.head_activation == "gelu"
+    with pytest.raises(UnsupportedModel, match="is_decoder"):
+        model_config({**text, "is_decoder": False})

@@ -47,6 +47,7 @@ CLASSES = {  # the class: what to do
     "ChatTemplateError": "correct the template, or leave it to the model's",
     "CompileError": "`llmjax doctor --check-device`; report it with the message",
     "InvalidRequest": "correct the field that `error.field` names",
+    "UnknownAdapter": "name an adapter that is loaded",
     "PromptTooLong": "shorten the prompt, or raise `max_model_len`",
     "QueueFull": "wait `error.retry_after` seconds, or raise `max_num_queued_reqs`",
     "Asleep": "call `wake_up`",

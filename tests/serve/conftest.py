@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -31,6 +31,7 @@ TEMPLATE = (
 SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>"]
 MERGES = ["t h", "h e", "i n", "a n", "e r", "th e", "an d", "r e", "o n", "Ġ t", "Ġt he", "e n", "l l", "o u"]
 CONTEXT = 512
+T = TypeVar("T")
 
 
 def write_tokenizer(folder: Path) -> int:
@@ -124,6 +125,10 @@ class Running:
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=60)
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What a coroutine returns that is run in the server's event loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
 
     def wait_idle(self) -> None:
         """Returns once no request is left in the engine."""

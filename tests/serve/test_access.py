@@ -439,7 +439,7 @@ def test_the_engines_ids_say_whose_requests_are(running: Any) -> None:
                     (await client.post(path, json=body, headers=headers)).status_code for path, body in asked.items()
                 ]
 
-    assert asyncio.run_coroutine_threadsafe(main(), running.loop).result(60) == [200] * len(asked)
+    assert running.call(main()) == [200] * len(asked)
     assert len(seen) == len(asked) + 1
     assert all(is_of(name, owner) and not is_of(name, "") for name in seen)
 
@@ -484,5 +484,5 @@ def test_keys_share_no_cached_prefixes_unless_they_are_to(running: Any, salted: 
         asked = [("one", {}), ("one", {}), ("two", {}), ("one", {"cache_salt": "x"}), ("one", {"cache_salt": "x"})]
         return [await cached(key, **more) for key, more in asked]
 
-    counts = asyncio.run_coroutine_threadsafe(main(), running.loop).result(60)
+    counts = running.call(main())
     assert counts == [0, 48, 0 if salted is None else 48, 0, 48]

@@ -278,7 +278,6 @@ def test_there_are_no_other_caches_to_forget(admin: httpx.Client) -> None:
     ("path", "why"),
     [
         ("/v1/audio/transcriptions", "text"),
-        ("/v1/load_lora_adapter", "adapters"),
         ("/collective_rpc", "code in requests is never run"),
         ("/update_weights", "files"),
         ("/get_world_size", "files"),

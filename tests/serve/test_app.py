@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.front.adapters import AdapterRegistry
 from llmjax.engine.info import EngineState
 from llmjax.errors import EngineDead, GenerationFailed, QueueFull
 from llmjax.serve.app import create_app
@@ -36,6 +37,7 @@ class FailingEngine:
         drafts=0,
     )
     tokenizer = None
+    adapters = AdapterRegistry(config, names=())
     num_requests = 0
     states = (EngineState(serving=False),)
     sleep_state = "awake"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import httpx
@@ -22,7 +21,7 @@ def found(running: Running, prompt: str, params: BeamSearchParams) -> Any:
     async def search() -> Any:
         return [output async for output in running.engine.beam_search(prompt, params, "direct")][-1]
 
-    return asyncio.run_coroutine_threadsafe(search(), running.loop).result(60)
+    return running.call(search())
 
 
 def test_completions(running: Running, client: openai.OpenAI) -> None:

@@ -46,26 +46,28 @@ def chromium_of(playwright: Any) -> str:
 
 
 @pytest.fixture(scope="session")
-def chromium_path() -> str:
-    """The program of Chromium."""
+def playwright() -> Iterator[Any]:
+    """Playwright, of which a thread has room for one."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-    with sync_api.sync_playwright() as playwright:
-        return chromium_of(playwright)
+    sync_api.expect.set_options(timeout=PATIENCE)
+    with sync_api.sync_playwright() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def chromium_path(playwright: Any) -> str:
+    """The program of Chromium."""
+    return chromium_of(playwright)
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Any, chromium_path: str) -> Iterator[Any]:
     """A headless Chromium."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs Playwright: pip install playwright")
-    sync_api.expect.set_options(timeout=PATIENCE)
-    with sync_api.sync_playwright() as playwright:
-        found = chromium_of(playwright)
-        sandbox = [] if os.getuid() else ["--no-sandbox"]
-        chromium = playwright.chromium.launch(
-            executable_path=found, args=[*ARGUMENTS, f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1", *sandbox]
-        )
-        yield chromium
-        chromium.close()
+    sandbox = [] if os.getuid() else ["--no-sandbox"]
+    arguments = [*ARGUMENTS, f"--host-resolver-rules=MAP {ELSEWHERE} 127.0.0.1", *sandbox]
+    chromium = playwright.chromium.launch(executable_path=chromium_path, args=arguments)
+    yield chromium
+    chromium.close()
 
 
 @pytest.fixture(scope="session")

@@ -160,13 +160,15 @@ def test_several_answers_at_once_are_branches(visitor: Visitor) -> None:
 
 def test_what_was_written_outlives_a_reload(visitor: Visitor, server: Running) -> None:
     visitor.say("[[code]]")
-    expect(visitor.answers.last.locator("code")).to_contain_text("value_0040")
+    expect(visitor.answers.last.locator("code")).to_contain_text("value_0005")
+    server.call(server.engine.pause_generation("keep"))
     visitor.page.wait_for_timeout(1500)  # it is kept once a second
     visitor.page.get_by_role("textbox", name="Message").fill("a draft")
     visitor.page.reload()
     expect(visitor.answers.last.locator("code")).to_contain_text("value_0005")
     expect(visitor.answers.last).to_contain_text("This answer was interrupted.")
     expect(visitor.page.get_by_role("textbox", name="Message")).to_have_value("a draft")
+    server.call(server.engine.resume_generation())
     server.wait_idle()
 
 

@@ -120,7 +120,6 @@ export async function answer(id: string, parent: string, continued?: Message): P
   let begun = 0;
   let last = 0;
   let drawn = 0;
-  let saved = Date.now();
   const base = continued?.stats?.completionTokens ?? 0;
   const state: { finish: Message["state"]; error?: string } = { finish: "done" };
   const draw = () => {
@@ -128,11 +127,12 @@ export async function answer(id: string, parent: string, continued?: Message): P
     const now = Date.now();
     for (const [index, draft] of drafts.entries()) drafts[index] = { ...draft, touched: now };
     change(id, drafts);
-    if (now - saved > SAVED_EVERY) {
-      saved = now;
-      void save(id);
-    }
   };
+  // Also while the model is silent: other tabs see that somebody waits, and a reload loses nothing that was shown.
+  const saving = setInterval(() => {
+    draw();
+    void save(id);
+  }, SAVED_EVERY);
   try {
     const body = requestBody(conversation, continued ? [...before, continued] : before, continued !== undefined);
     for await (const chunk of stream<Chunk>("v1/chat/completions", body, controller.signal)) {
@@ -165,6 +165,7 @@ export async function answer(id: string, parent: string, continued?: Message): P
       if (error instanceof ApiError && error.status === 401) connection.set("key");
     }
   }
+  clearInterval(saving);
   cancelAnimationFrame(drawn);
   const now = Date.now();
   change(

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import EngineTotals, StatLogger
 from llmjax.engine.info import EngineInfo, EngineState
@@ -48,12 +49,13 @@ class Control(enum.Enum):
     FREEZE = "freeze"  # → None: no step begins, and requests stay as they are
     GO_ON = "go_on"  # → None: steps begin again
     START_PROFILE = "start_profile"  # → None: what is computed from now on is written down, in ``profile_dir``
+    LOAD_ADAPTER = "load_adapter"  # an adapter → None, when it is in host memory and is known to fit the model
     STOP_PROFILE = "stop_profile"  # → None, when it has been written
 
     @property
     def waits(self) -> bool:
         """Whether it takes long and changes nothing, so that steps continue meanwhile."""
-        return self in (Control.WAIT_READY, Control.WARM_UP)
+        return self in (Control.WAIT_READY, Control.WARM_UP, Control.LOAD_ADAPTER)
 
 
 class EngineClient(ABC):
@@ -110,8 +112,11 @@ class EngineClient(ABC):
         """Ends a request, or one of its continuations. Unknown ids are ignored: it may have just finished."""
 
     @abstractmethod
-    def control(self, control: Control) -> Future[Any]:
+    def control(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
         """Asks for something else.
+
+        Args:
+            adapter: the adapter that it is about, where it is about one.
 
         Returns:
             What ``Control`` says, or the error that came of it.

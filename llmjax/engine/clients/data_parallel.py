@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control, Deliver, Died, RunningEngine
@@ -117,7 +118,7 @@ class DataParallelEngine(RunningEngine):
             if number is not None:
                 self._places[number].engine.abort(request_id, index)
 
-    def control(self, control: Control) -> Future[Any]:
+    def control(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
         """Asks all engines that serve.
 
         Returns:
@@ -128,7 +129,7 @@ class DataParallelEngine(RunningEngine):
                 self._router.reset_prefixes()
             asked = [place.engine for place in self._places if place.serving]
             nobody = self._nobody()
-        return _together(control, [engine.control(control) for engine in asked], nobody=nobody)
+        return _together(control, [engine.control(control, adapter) for engine in asked], nobody=nobody)
 
     def check_health(self) -> None:
         """Raises EngineDead if no engine serves. An engine that hangs is noticed here and killed: it then counts as

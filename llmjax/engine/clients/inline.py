@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.engine.clients.client import Control, EngineClient
 from llmjax.engine.core.request import EngineOutput, EngineRequest
@@ -79,10 +80,10 @@ class InlineEngine(EngineClient):
                 raise
             raise cause from error
 
-    def control(self, control: Control) -> Future[Any]:
+    def control(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
         future: Future[Any] = Future()
         try:
-            future.set_result(obey(self.engine, control))
+            future.set_result(obey(self.engine, control, adapter))
         except Exception as error:
             future.set_exception(error)
         return future

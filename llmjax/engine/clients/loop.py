@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.engine.clients.client import Control, Deliver, Died, RunningEngine
 from llmjax.engine.core.request import EngineOutput, EngineRequest, SequenceTimes
@@ -34,6 +35,7 @@ class Ask:
     """Wants an answer, between two steps."""
 
     control: Control
+    adapter: AdapterReference | None = None
     answer: Future[Any] = field(default_factory=Future)
 
 
@@ -68,10 +70,10 @@ class EngineLoop:
         """Sends the loop a message. Any thread may call this."""
         self._inbox.put(message)
 
-    def ask(self, control: Control) -> Future[Any]:
+    def ask(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
         """Asks the loop for something. Any thread may call this, even if the loop has not begun or has ended, but then
         the answer may not come."""
-        ask = Ask(control)
+        ask = Ask(control, adapter)
         if control.waits:
             # A daemon: nobody who ends waits for the compiler.
             threading.Thread(target=_answer, args=(self._engine, ask), name="engine-wait", daemon=True).start()
@@ -190,8 +192,8 @@ class ThreadEngine(RunningEngine):
     def abort(self, request_id: int, index: int | None = None) -> None:
         self._loop.send(Abort(request_id, index))
 
-    def control(self, control: Control) -> Future[Any]:
-        answer = self._loop.ask(control)
+    def control(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
+        answer = self._loop.ask(control, adapter)
         if not self.running:  # it may have ended before it could see the question
             self._loop.refuse()
         return answer
@@ -245,7 +247,7 @@ def _answer(engine: LoadedEngine, ask: Ask) -> None:
     if not ask.answer.set_running_or_notify_cancel():
         return
     try:
-        ask.answer.set_result(obey(engine, ask.control))
+        ask.answer.set_result(obey(engine, ask.control, ask.adapter))
     except Exception as error:
         ask.answer.set_exception(error)
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control, Deliver, Died, RunningEngine
 from llmjax.engine.clients.wire import (
@@ -149,7 +150,7 @@ class ProcessEngine(RunningEngine):
     def abort(self, request_id: int, index: int | None = None) -> None:
         self._send(Abandon(request_id, index))
 
-    def control(self, control: Control) -> Future[Any]:
+    def control(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
         answer: Future[Any] = Future()
         answer.set_running_or_notify_cancel()
         with self._lock:
@@ -158,7 +159,7 @@ class ProcessEngine(RunningEngine):
                 return answer
             number = next(self._numbers)
             self._questions[number] = control, answer
-        self._send(Question(number, control))
+        self._send(Question(number, control, adapter))
         return answer
 
     def stop(self) -> None:

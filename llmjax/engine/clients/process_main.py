@@ -136,7 +136,7 @@ def _answer(loop: EngineLoop, question: Question, channel: Channel) -> None:
                 put_aside()
             channel.send(Answer(question.number, result=future.result()))
 
-    loop.ask(question.control).add_done_callback(answer)
+    loop.ask(question.control, question.adapter).add_done_callback(answer)
 
 
 class _Sender:

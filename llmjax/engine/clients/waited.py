@@ -6,6 +6,7 @@ import queue
 from concurrent.futures import Future
 from typing import Any
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.engine.clients.client import Control, EngineClient, RunningEngine
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.info import EngineInfo, EngineState
@@ -68,8 +69,8 @@ class WaitedEngine(EngineClient):
                 self._end(output.request_id, output.index)
         return brought
 
-    def control(self, control: Control) -> Future[Any]:
-        return self._engine.control(control)
+    def control(self, control: Control, adapter: AdapterReference | None = None) -> Future[Any]:
+        return self._engine.control(control, adapter)
 
     def close(self) -> None:
         self._engine.close()

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from llmjax.adapters.reference import Adaptation
+from llmjax.adapters.reference import Adaptation, AdapterReference
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.clients.client import Control
@@ -178,6 +178,7 @@ class Question(Message, tag="question"):
 
     number: int
     control: Control
+    adapter: AdapterReference | None = None
 
 
 class Leave(Message, tag="leave"):

@@ -7,8 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from llmjax.adapters.reference import Adaptation
+from llmjax.adapters.reference import Adaptation, AdapterReference, ScaledAdapter
 from llmjax.errors import LLMJaxError
+
+READ_SECONDS = 1.0  # how long one look at an adapter that is being read may take
 
 
 class AdapterLoader(Protocol):
@@ -110,6 +112,11 @@ class AdapterSlots:
         """Why contents cannot be had, by digest; each is returned once."""
         taken, self._failed = self._failed, {}
         return taken
+
+    def read(self, adapter: AdapterReference) -> None:
+        """Returns when an adapter has been read; any thread may call this. Raises LLMJaxError if it cannot be."""
+        while not self._loader.can_load(Adaptation.of([ScaledAdapter(reference=adapter)]), seconds=READ_SECONDS):
+            pass
 
     def wait(self, seconds: float) -> bool:
         """Whether somebody would run if contents had been there that are being read; waits for them up to so long."""

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.engine.constraint import Constraint
 from llmjax.engine.core.interfaces import PendingStep, Runner, Speculation
 from llmjax.engine.core.kv_cache import KVCache
@@ -25,6 +26,7 @@ from llmjax.sampling.settings import Feature, RequestSampling, request_sampling
 
 logger = logging.getLogger(__name__)
 
+NO_ADAPTERS = "this engine has no room for adapters (--enable-lora)"
 MESSAGE_SECONDS = 0.01  # how long a request may wait while only a compiler works
 
 
@@ -111,7 +113,7 @@ class Engine:
         if request.grammar is not None and request.matcher is None:
             raise GenerationFailed("the request's grammar could not be compiled")
         if request.adaptation is not None and self.scheduler.adapters is None:
-            raise InvalidRequest("this engine has no room for adapters (--enable-lora)", field="model")
+            raise InvalidRequest(NO_ADAPTERS, field="model")
         # Without a seed of its own a request draws one here, once, so that a preemption does not change its tokens.
         base = params.seed if params.seed is not None else int(self._rng.integers(2**63))
         first = request_sampling(
@@ -351,6 +353,17 @@ class Engine:
             if constraint.error is not None:
                 outputs.append(self._processor.refuse(pending.plan.rows[i].sequence))
         return outputs
+
+    def read_adapter(self, adapter: AdapterReference) -> None:
+        """Reads an adapter into host memory, so that requests for it need not wait. Any thread may call this.
+
+        Raises:
+            InvalidRequest: there are no adapters here.
+            LLMJaxError: it cannot be read, or does not fit the model or the settings.
+        """
+        if self.scheduler.adapters is None:
+            raise InvalidRequest(NO_ADAPTERS, field="model")
+        self.scheduler.adapters.read(adapter)
 
     def freeze(self) -> None:
         """Dispatches nothing until ``go_on`` is called; requests keep their pages, and new ones wait after them."""

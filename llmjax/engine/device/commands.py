@@ -31,8 +31,7 @@ class ProgramName(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def masked(cls, bucket: Bucket) -> ProgramName:
-        """The program that samples under masks after the steps of a bucket. It depends on rows and family alone: where
-        there are adapters, heads have theirs."""
+        """The program that samples under masks after the steps of a bucket. It depends on rows and family alone."""
         return cls("masked", Bucket(tokens=0, rows=bucket.rows, decode=bucket.decode))
 
 
@@ -72,18 +71,6 @@ class RunEncoder(Message, tag="run_encoder"):
     bucket: Bucket
     places: Values
     batch: dict[str, Values]
-
-
-class LoadAdapter(Message, tag="load_adapter"):
-    """Writes an adapter to one of the devices' places.
-
-    Args:
-        place: 1 to ``max_loras``.
-        values: see ``llmjax.engine.adapters.layout.put_adapter``.
-    """
-
-    place: int
-    values: list[Values]
 
 
 class Edit(Message, tag="edit"):
@@ -157,15 +144,5 @@ class WakeState(Message, tag="wake_state"):
 
 
 Command = (
-    RunStep
-    | RunMasked
-    | RunEncoder
-    | LoadAdapter
-    | Edit
-    | SetSampled
-    | ReadPages
-    | WritePages
-    | Sleep
-    | WakeWeights
-    | WakeState
+    RunStep | RunMasked | RunEncoder | Edit | SetSampled | ReadPages | WritePages | Sleep | WakeWeights | WakeState
 )

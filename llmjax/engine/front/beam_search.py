@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
+from llmjax.adapters.reference import Adaptation
 from llmjax.outputs import BeamSearchSequence, CompletionOutput, TokenLogprobs
 from llmjax.sampling.params import BeamSearchParams, RequestOutputKind, SamplingParams
 
@@ -47,6 +48,7 @@ class BeamSearch:
         eos: tokens that end a text.
         keep_logprobs: whether continuations have log-probabilities.
         cache_salt: the cache salt of every request of the search.
+        adaptation: adapters of every request; None: the model as it is.
     """
 
     def __init__(
@@ -58,10 +60,12 @@ class BeamSearch:
         eos: frozenset[int],
         keep_logprobs: bool = True,
         cache_salt: str | None = None,
+        adaptation: Adaptation | None = None,
     ) -> None:
         self.prompt = prompt
         self.params = params
         self.cache_salt = cache_salt
+        self.adaptation = adaptation
         self._end = len(prompt) + max_tokens
         self._eos = eos
         self._keep_logprobs = keep_logprobs

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from llmjax.adapters.reference import Adaptation
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.request import EngineOutput, EngineRequest
@@ -97,6 +98,7 @@ class Frontend:
         form: CheckedForm | None = None,
         thinking: ThinkingBudget | None = None,
         reading: ContentReading | None = None,
+        adaptation: Adaptation | None = None,
     ) -> EngineRequest:
         """Checks a request and remembers it.
 
@@ -106,6 +108,7 @@ class Frontend:
             form: the checked form of these parameters, where that has been asked for before.
             thinking: how long outputs may reason; None: for as long as they like.
             reading: which text is content, where stop strings are looked for; None: all of it.
+            adaptation: adapters that it is computed with; None: the model as it is.
 
         Returns:
             What to send to the engine.
@@ -116,7 +119,15 @@ class Frontend:
         arrival = time.monotonic()
         self._check_new(name, priority)
         read = self.requests.prompt(prompt, cache_salt=cache_salt)
-        request = self.requests.request(read, params, arrival=arrival, priority=priority, form=form, thinking=thinking)
+        request = self.requests.request(
+            read,
+            params,
+            arrival=arrival,
+            priority=priority,
+            form=form,
+            thinking=thinking,
+            adaptation=adaptation,
+        )
         continuations = [self.outputs.continuation(index, request, shown, reading) for index in range(params.n)]
         self._add(OpenRequest(name=name, request=request, prompt=read.text, continuations=continuations))
         return request
@@ -130,6 +141,7 @@ class Frontend:
         priority: int = 0,
         cache_salt: str | None = None,
         add_special_tokens: bool = True,
+        adaptation: Adaptation | None = None,
     ) -> EngineRequest:
         """Checks a request for a vector and remembers it; arguments, result and errors as for `open` and
         `PoolingPrompts.tokens`."""
@@ -143,6 +155,7 @@ class Frontend:
             max_tokens=1,
             stop_token_ids=frozenset(),
             pooling=pooled_request(tokens, self.pooling.pooler),
+            adaptation=adaptation,
             priority=priority,
             cache_salt=cache_salt if tokens.cache_salt is None else salt_of(tokens.cache_salt, cache_salt),
             arrival_time=arrival,

@@ -202,6 +202,10 @@ class Images:
             InvalidRequest: there are more or fewer placeholders than images or videos, or one is too large.
         """
         processor, info = self.processor, self._info
+        if processor.sole and len(images) != 1:
+            raise InvalidRequest(
+                f"a prompt of this model has one image, at its start; there are {len(images)}", field="multi_modal_data"
+            )
         if not images and not videos and not {*processor.placeholder[:1], *processor.video_placeholder[:1]} & set(ids):
             return ids, None
         if processor.video_placeholder:
@@ -223,6 +227,8 @@ class Images:
             counted=processor.counted,
             frame=processor.frame,
         )
+        if processor.sole and prompt.spans[0].start:
+            raise InvalidRequest("the image must be at the start of the prompt, before its text", field="prompt")
         if not images:
             return ids, None
         axes, delta = None, 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
+from llmjax.adapters.reference import Adaptation
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.media import PromptMedia
@@ -101,6 +102,7 @@ class Requests:
         priority: int,
         form: CheckedForm | None,
         thinking: ThinkingBudget | None,
+        adaptation: Adaptation | None,
     ) -> EngineRequest:
         """A request to generate; other arguments and errors as for `Frontend.open`.
 
@@ -126,6 +128,7 @@ class Requests:
             matcher=None if form is None else form.matcher,
             thinking=thinking,
             media=prompt.media,
+            adaptation=adaptation,
             priority=priority,
             cache_salt=prompt.cache_salt,
             arrival_time=arrival,
@@ -138,6 +141,7 @@ class Requests:
         *,
         cache_salt: str | None = None,
         keep_logprobs: bool = True,
+        adaptation: Adaptation | None = None,
     ) -> BeamSearch:
         """Checks a search and begins it; arguments and errors as for `Frontend.open`.
 
@@ -167,6 +171,7 @@ class Requests:
             eos=self._eos,
             keep_logprobs=keep_logprobs,
             cache_salt=read.cache_salt,
+            adaptation=adaptation,
         )
 
     def checked(self, params: SamplingParams) -> CheckedForm | None:

@@ -178,6 +178,9 @@ def test_a_configuration() -> None:
         kv_cache_memory_bytes=2**40,
         served_model_name=["a", "b"],  # sequences come as lists
         numa=[0],
+        lora_modules=["a=/b"],
+        lora=["c"],
+        lora_scaled=["d:0.5"],
     )
     share = MachineShare(rank=1, count=3, host_memory=2**34)
     start = passed(Start(config, share, 20), ToEngine)

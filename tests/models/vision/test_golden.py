@@ -151,6 +151,9 @@ def placed(each: Family, text: str, images: list[PreparedImage]) -> MediaPrompt:
 @pytest.mark.parametrize("name", NAMES)
 def test_prompts_have_the_same_tokens_and_positions(name: str, case: str) -> None:
     each = family(name)
+    if f"{case}/images" not in each.golden:  # a prompt must have one picture
+        assert each.processor.sole and case in ("none", "two")
+        return
     numbers = each.golden[f"{case}/images"].tolist()
     images = [each.prepared(number, several=len(numbers) > each.processor.alone) for number in numbers]
     prompt, processor = placed(each, each.golden[f"{case}/prompt"].tobytes().decode(), images), each.processor

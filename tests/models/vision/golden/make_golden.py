@@ -949,6 +949,31 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
             "img_line_break_token": "<|IMG_LINE_BREAK|>",
         },
     ),
+    "blip": lambda: Checkpoint(
+        "BlipForConditionalGeneration",
+        {
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "num_key_value_heads"},
+                "encoder_hidden_size": 60,
+                "num_hidden_layers": 2,
+                "max_position_embeddings": 90,
+                "sep_token_id": 260,
+            },
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+            },
+        },
+        "BlipImageProcessorPil",
+        {"size": {"height": 18, "width": 18}},
+        tokens=["[CLS]", "[SEP]", "<image>"],
+        picture="<image>",
+        processor="BlipProcessor",
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -1025,6 +1050,9 @@ def pictures() -> list[np.ndarray]:
 
 @torch.no_grad()
 def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
+    if checkpoint.architecture == "BlipForConditionalGeneration":
+        write_captioning(name, checkpoint, folder, seed)
+        return
     if hasattr(published, checkpoint.architecture):
         write_published(name, checkpoint, folder, seed)
         return
@@ -1119,6 +1147,51 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         sorted(cases)[:4],
         float(np.abs(cases["one/logits"]).max()),
     )
+
+
+def write_captioning(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
+    """`write` for BLIP, whose text attends to the rows of its one picture.
+
+    Its prompts are the rows, which stand at padding tokens and have no logits, then the token that begins a caption and
+    what it begins with.
+    """
+    cls = getattr(transformers, checkpoint.architecture)
+    config = cls.config_class(**json.loads(json.dumps(checkpoint.config)))
+    config._attn_implementation = "eager"
+    model = cls(config).eval().float()
+    randomize(model, seed)
+    model.tie_weights()
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    tokenizer = saved_tokenizer(checkpoint, folder)
+    processor = getattr(transformers, checkpoint.image_processor)(**checkpoint.pixels)
+    processor.save_pretrained(folder)
+    text, images, cases = config.text_config, pictures(), {}
+    for number, image in enumerate(images):
+        pixels = processor(images=[Image.fromarray(image)], return_tensors="pt")["pixel_values"]
+        cases[f"image{number}"], cases[f"image{number}/pixels"] = image, pixels.numpy()
+        cases[f"image{number}/rows"] = model.vision_model(pixels).last_hidden_state[0].numpy()
+    for case, after, number in [("one", "a photo of", 0), ("first", "", 2)]:
+        begun = tokenizer(after, add_special_tokens=False)["input_ids"]
+        ids = torch.tensor([[text.bos_token_id, *begun]], dtype=torch.long)
+        found = model(pixel_values=torch.tensor(cases[f"image{number}/pixels"]), input_ids=ids).logits
+        before = len(cases[f"image{number}/rows"])
+        cases[f"{case}/logits"] = np.pad(found[0].numpy(), ((before, 0), (0, 0)))
+        cases[f"{case}/tokens"] = np.array([text.pad_token_id] * before + ids[0].tolist(), np.int32)
+        cases[f"{case}/prompt"] = np.frombuffer(f"{checkpoint.picture}{after}".encode(), np.uint8)
+        cases[f"{case}/images"] = np.array([number], np.int32)
+        caption = model.generate(
+            pixel_values=torch.tensor(cases[f"image{number}/pixels"]),
+            input_ids=torch.cat([ids, ids[:, :1]], 1),
+            max_new_tokens=32,
+            do_sample=False,
+        )
+        cases[f"{case}/caption"] = caption[0, ids.shape[1] :].numpy().astype(np.int32)
+    cases["sizes"] = np.array(sizes := _sizes(), np.int32)
+    cases["counts"] = np.full(len(sizes), before + 1, np.int32)
+    cases["values"] = np.full(len(sizes), pixels.numel(), np.int32)
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
+    print(name, sum(each.numel() for each in model.parameters()), float(np.abs(cases["one/logits"]).max()))
 
 
 def save_as_published(model: torch.nn.Module, folder: Path) -> None:
