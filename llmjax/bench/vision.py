@@ -25,6 +25,7 @@ from llmjax.settings import settings_of
 
 if TYPE_CHECKING:
     from llmjax import LLM
+    from llmjax.config import EngineConfig
     from llmjax.media.image import PreparedImage
 
 MOST_SIDE = 16384  # pixels
@@ -46,12 +47,15 @@ class VisionOptions:
     output_len: int = setting(32, "tokens of an answer", aliases=("--max-output-len",))
     batch_size: int = setting(1, "requests at once", aliases=("--num-prompts",))
     num_iters: int = setting(3, "batches that are timed, of which the median counts")
+    beside: int = setting(0, "text streams whose pace beside the encoder is measured instead")
     output_json: str | None = setting(None, "file for the result as JSON")
 
     def __post_init__(self) -> None:
         for name in ("input_len", "output_len", "batch_size", "num_iters"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, not {getattr(self, name)}")
+        if self.beside < 0:
+            raise ConfigError(f"--beside must not be negative, but is {self.beside}")
         if not self.num_images or min(self.num_images) < 1:
             raise ConfigError("--num-images must be numbers of at least 1")
         self.sizes()
@@ -120,6 +124,8 @@ def main(argv: list[str]) -> int:
     options = options_of(VisionOptions, values)
     check_writable(options.output_json)
     config = configs_of(values, model=values.positional_model).engine
+    if options.beside:
+        return _beside(config, options)
     from llmjax import LLM
 
     llm = LLM.from_config(config)
@@ -138,6 +144,29 @@ def main(argv: list[str]) -> int:
     if options.output_json is not None:
         setup = {"benchmark": "vision", "model_id": llm.model_name, **as_setup(options)}
         write_json(Path(options.output_json), {**setup, "results": [asdict(one) for one in parts]})
+    return 0
+
+
+def _beside(config: EngineConfig, options: VisionOptions) -> int:
+    """Measures streams beside the encoder and prints the table."""
+    import asyncio
+
+    from llmjax.bench.vision_beside import measured
+
+    paces = [
+        asyncio.run(measured(config, files, streams=options.beside, images=max(options.num_images), size=size))
+        for size, files in _files(options, seed=config.seed).items()
+    ]
+    table = Table(title=f"{options.beside} streams, tokens/s", title_justify="left")
+    for column in ("pictures", "alone", "beside the encoder", "share", "encoder, s"):
+        table.add_column(column, justify="left" if column == "pictures" else "right", no_wrap=True)
+    for one in paces:
+        cells = (f"{one.alone:.1f}", f"{one.beside:.1f}", f"{one.share:.0%}", f"{one.encoder:.2f}")
+        table.add_row(f"{one.images} × {one.size}", *cells)
+    Console().print(table)
+    if options.output_json is not None:
+        setup = {"benchmark": "vision", "model_id": config.model, **as_setup(options)}
+        write_json(Path(options.output_json), {**setup, "results": [asdict(one) for one in paces]})
     return 0
 
 

@@ -252,7 +252,7 @@ def _open_folder(
         every = plain
         seen, plain = vision_tensors(every, vision[0], vision[1], path)
         of_encoder = {name: tensor for name, tensor in every.items() if name not in plain}
-        if not seen:
+        if not seen and weights:
             logger.warning("%s: the text model alone is read; its encoder of images is missing", path)
             vision = None
     if text is not None:

@@ -53,6 +53,20 @@ class Encoded:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Underway:
+    """A batch between two layers.
+
+    Attributes:
+        x: [P, W], the patches' vectors, with those of class tokens.
+        tapped: [N, D] each, what has been made of the outputs of layers in ``tapped``.
+    """
+
+    x: jax.Array
+    tapped: tuple[jax.Array, ...] = ()
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class Seen:
     """What each patch sees: see the arguments of ``attend_segments``."""
 
@@ -238,36 +252,49 @@ class VisionEncoder(nnx.Module):
 
     def __call__(self, batch: PatchBatch) -> Encoded:
         """The feature rows of a batch."""
-        spec = self.spec
+        return self.end(self.through(self.begin(batch), batch, range(len(self.layers))), batch)
+
+    def begin(self, batch: PatchBatch) -> Underway:
+        """A batch before the first layer."""
         x = normed(self.patch_embed(batch.patches.astype(self.activation_dtype)), self.norm_patches)
         if self.positions is not None:
             assert batch.places is not None and batch.place_shares is not None
             found = self.positions.get_value()[batch.places]  # [P, K, W]
             x = (x + jnp.einsum("pkw,pk->pw", found, batch.place_shares)).astype(x.dtype)
-        segments, positions = batch.segments, batch.positions
         if self.class_embed is not None:
-            x, segments, positions = self._with_class(x, segments, positions)
-        x = normed(x, self.norm_before)
-        rope, tapped = spec.rope, []
+            x = self._with_class(x)
+        return Underway(normed(x, self.norm_before))
+
+    def through(self, underway: Underway, batch: PatchBatch, layers: range) -> Underway:
+        """A batch after some layers, which follow those that it has passed; its patches are not looked at."""
+        spec, x, tapped = self.spec, underway.x, list(underway.tapped)
+        segments, positions = self._places(batch)
+        rope = spec.rope
         angles = None if rope is None else angles_of(positions, rope, spec.layers[0].attention.head_dim)
         reach = None if spec.longest is None else spec.longest - 1
         all_of_tile = Seen(segments, None if spec.tile is None else spec.tile + spec.class_token, reach)
         near = None if batch.windows is None or spec.window is None else Seen(batch.windows, reach=spec.window**2 - 1)
-        for number, layer in enumerate(self.layers):
+        for number in layers:
             seen = near if spec.layers[number].windowed else all_of_tile
             assert seen is not None
-            x = vision_layer(layer, x, seen, angles)
+            x = vision_layer(self.layers[number], x, seen, angles)
             if number in spec.tapped:
                 tapped.append(self.taps[spec.tapped.index(number)](x))
-        x = normed(x, self.norm_after)
+        return Underway(x, tuple(tapped))
+
+    def end(self, underway: Underway, batch: PatchBatch) -> Encoded:
+        """The feature rows of a batch after the last layer; its patches are not looked at."""
+        spec = self.spec
+        segments, positions = self._places(batch)
+        x = normed(underway.x, self.norm_after)
         if self.class_embed is not None and not spec.class_row:
             assert spec.tile is not None
             x = x.reshape(-1, spec.tile + 1, spec.size)[:, 1:].reshape(-1, spec.size)
         if spec.filled_from is not None:
             x = jnp.where(batch.segments[:, None] < 0, 0, x)
         rows = self._projected(x, segments, positions, batch)
-        empty = jnp.zeros((0, *rows.shape), rows.dtype)
-        return Encoded(rows, jnp.stack([self._gathered(tap, batch) for tap in tapped]) if tapped else empty)
+        tapped = [self._gathered(tap, batch) for tap in underway.tapped]
+        return Encoded(rows, jnp.stack(tapped) if tapped else jnp.zeros((0, *rows.shape), rows.dtype))
 
     def _projected(self, x: jax.Array, segments: jax.Array, positions: jax.Array, batch: PatchBatch) -> jax.Array:
         if self.resampler is not None:
@@ -275,10 +302,8 @@ class VisionEncoder(nnx.Module):
         rows = self._gathered(self.projector(x, end=self.arranged), batch)
         return self.projector(rows, start=self.arranged)
 
-    def _with_class(
-        self, x: jax.Array, segments: jax.Array, positions: jax.Array
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Patches, segments and positions with the class token before each tile."""
+    def _with_class(self, x: jax.Array) -> jax.Array:
+        """[P, W] with the class token before each tile."""
         spec = self.spec
         assert self.class_embed is not None and spec.tile is not None
         first = self.class_embed.get_value()
@@ -286,11 +311,17 @@ class VisionEncoder(nnx.Module):
             first = first + self.positions.get_value()[0]
         tiles = x.reshape(-1, spec.tile, spec.size)
         first = jnp.broadcast_to(first.astype(x.dtype), (len(tiles), 1, spec.size))
-        of_tile = segments.reshape(-1, spec.tile)
-        places = positions.reshape(-1, spec.tile, 2)
+        return jnp.concatenate([first, tiles], 1).reshape(-1, spec.size)
+
+    def _places(self, batch: PatchBatch) -> tuple[jax.Array, jax.Array]:
+        """Segments and positions, i32 [P] and [P, 2], with those of class tokens."""
+        spec = self.spec
+        if self.class_embed is None:
+            return batch.segments, batch.positions
+        of_tile = batch.segments.reshape(-1, spec.tile)
+        places = batch.positions.reshape(-1, spec.tile, 2)
         nowhere = 0 if spec.rope is None else -spec.rope.offset  # where nothing turns
         return (
-            jnp.concatenate([first, tiles], 1).reshape(-1, spec.size),
             jnp.concatenate([of_tile[:, :1], of_tile], 1).reshape(-1),
             jnp.concatenate([jnp.full_like(places[:, :1], nowhere), places], 1).reshape(-1, 2),
         )

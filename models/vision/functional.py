@@ -77,6 +77,11 @@ def encode(graph: EncoderGraph, params: Mapping[str, Any], batch: PatchBatch) ->
     Raises:
         ValueError: a name is missing or unknown.
     """
+    return encoder_of(graph, params)(batch)
+
+
+def encoder_of(graph: EncoderGraph, params: Mapping[str, Any]) -> VisionEncoder:
+    """The encoder with its weights; arguments and errors as those of `encode`."""
     state = state_of(params, names=graph.names, axes=graph.axes)
     encoder: VisionEncoder = nnx.merge(_definition(graph), state)
-    return encoder(batch)
+    return encoder

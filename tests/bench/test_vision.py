@@ -41,6 +41,17 @@ def test_each_part_is_timed(compile_cache_dir: str, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.slow
+def test_streams_beside_the_encoder(compile_cache_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    line = [str(SEEING / "qwen2-vl"), *flags(compile_cache_dir), "--num-images", "1", "--image-size", "24x36"]
+    assert vision.main([*line, "--beside", "1", "--num-iters", "2", "--output-json", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["results"]
+    assert (found["size"], found["images"]) == ("24x36", 1)
+    assert found["alone"] >= 0 and found["encoder"] > 0
+    assert "beside the encoder" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_command_line_of_vllm_gcu(compile_cache_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``python3 -m vllm_utils.benchmark_vision_language``, with the same flags."""
     picture = tmp_path / "a.png"

@@ -230,6 +230,28 @@ def test_a_preempted_request_sees_the_same(name: str, compile_cache_dir: str) ->
     tight.close()
 
 
+@pytest.mark.parametrize("name", at_levels(NAMES, fast=["qwen3-vl"], slow=["qwen2_5-vl", "llama4", "minicpmv"]))
+def test_an_encoder_that_goes_in_parts_beside_streams(
+    name: str, compile_cache_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer at a time between steps; what comes out is as if it were one run."""
+    monkeypatch.setattr("llmjax.engine.programs.compiler.PART_PRODUCTS", {True: 1.0, False: 1.0})
+    llm = engine_of(name, compile_cache_dir)
+    text, cases = prompt_of(name, "none"), ["one", "two", "first"]
+    outputs = llm.generate(
+        [text, *(prompt_of(name, case) for case in cases)],
+        [scored(max_tokens=24, ignore_eos=True), *[scored(max_tokens=2)] * 3],
+        use_tqdm=False,
+    )
+    check(name, "none", outputs[0], prompt=False)
+    for case, output in zip(cases, outputs[1:], strict=True):
+        check(name, case, output, prompt=False)
+    media = llm.engine.scheduler.media
+    media.check()
+    assert media.used == 0
+    llm.close()
+
+
 @pytest.mark.parametrize("name", at_levels(VIDEOS, fast=["qwen3-vl"], slow=["qwen2_5-vl", "glm4v"]))
 def test_logits_behind_videos_are_those_of_transformers(name: str, compile_cache_dir: str, tmp_path: Path) -> None:
     """In chunks that end inside a video's frames, and again from the prefix cache."""

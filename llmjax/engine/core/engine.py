@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from llmjax.adapters.reference import AdapterReference
 from llmjax.engine.constraint import Constraint
+from llmjax.engine.core.encoder_queue import EncoderQueue
 from llmjax.engine.core.interfaces import PendingStep, Runner, Speculation
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.outputs import OutputProcessor, output_of
-from llmjax.engine.core.pace import Pace
+from llmjax.engine.core.pace import EncoderPace, Pace
 from llmjax.engine.core.recorder import StepRecorder
 from llmjax.engine.core.request import EngineOutput, EngineRequest, Sequence, SequenceTimes, Status
 from llmjax.engine.core.scheduler import NO_DRAFTS, Scheduler, StepPlan
@@ -42,6 +44,7 @@ class Engine:
         scheduler: plans steps over ``kv``.
         runner: computes steps.
         pace: steps that a dispatch may take.
+        encoder_pace: when parts of the encoder's runs come between steps.
         vocab_size: number of the model's logits.
         seed: the seed for requests that have none.
         rewinds: whether tokens that were sampled can be taken back.
@@ -61,6 +64,7 @@ class Engine:
         rewinds: bool = True,
         speculation: Speculation | None = None,
         compilations: Callable[[], int] = lambda: 0,
+        encoder_pace: EncoderPace | None = None,
     ) -> None:
         self.kv = kv
         self.scheduler = scheduler
@@ -75,7 +79,9 @@ class Engine:
         self._speculation = speculation
         self._refusals = Refusals()
         self._processor = OutputProcessor(kv, finish=self._finish, give=partial(kv.give, device=runner))
-        self._recorder = StepRecorder(kv, scheduler, pace, compilations)
+        encoder_pace = encoder_pace or EncoderPace()
+        self._recorder = StepRecorder(kv, scheduler, pace, compilations, encoder_pace)
+        self._encoder = EncoderQueue(runner, encoder_pace)
         self._frozen = False
 
     @property
@@ -200,19 +206,20 @@ class Engine:
             return outputs
         if self.scheduler.held:
             ended = self._let_in()
-            if ended or (self.scheduler.only_held and self._pending is None):
+            if ended or (self.scheduler.only_held and self._pending is None and not self._encoder.busy):
                 return ended
         clock, waiting = self._recorder.clock, self._pending is not None
         clock.start()
         plan, outputs = self._plan()
         clock.lap("plan")
         outputs += self._end_unreadable()
+        encoding = self._encode(plan)
         dispatched = self._execute(plan)
         clock.lap("send")
         pending, self._pending = self._pending, dispatched
         if pending is not None:
             outputs += self._read(pending)
-        elif dispatched is None and not waiting and not self.scheduler.idle and not self._wait_for_adapters():
+        elif dispatched is None and not (waiting or encoding or self.scheduler.idle) and not self._wait_for_adapters():
             raise LLMJaxError(
                 f"nothing can be computed for {len(self.scheduler.running)} running and "
                 f"{self.scheduler.num_waiting} waiting sequences, and nothing will change that: {self.kv_stats()}"
@@ -235,15 +242,23 @@ class Engine:
         chunk_tokens = self._recorder.chunk_pace.tokens
         return self.scheduler.plan(max_steps=max_steps, drafts=drafts, chunk_tokens=chunk_tokens), outputs
 
+    def _encode(self, plan: StepPlan) -> bool:
+        """Starts what the encoder computes before the planned dispatch; returns whether there was anything."""
+        self._encoder.add(plan.encodings)
+        if not self._encoder.busy:
+            return False
+        streams = self.scheduler.streams and (bool(plan.rows) or self._pending is not None)
+        self.scheduler.media.arrived(self._encoder.advance(beside_streams=streams))
+        return True
+
     def _execute(self, plan: StepPlan) -> PendingStep | None:
         """Starts the planned dispatch; None: nothing is planned."""
-        if plan.encodings:
-            self.runner.encode(plan.encodings)
         if not plan.rows:
             return None
         self.kv.tier.move(self.runner)
         if (adapters := self.scheduler.adapters) is not None:
             adapters.dispatch(row.sequence.adapter_slot for row in plan.rows)
+        plan = replace(plan, encoder_parts=self._encoder.take_parts()) if self.scheduler.media.num_rows else plan
         dispatched = self.runner.dispatch(
             plan, tables=self.kv.take_changes(), sampling=self._sampling, media=self.scheduler.media
         )
@@ -290,8 +305,8 @@ class Engine:
         return outputs
 
     def _let_in(self) -> list[EngineOutput]:
-        """Queues the requests that no longer have to wait for the program that samples under masks, or for pages from
-        disk.
+        """Queues the requests that no longer have to wait for the program that samples under masks, for pages from
+        disk, or for images.
 
         Returns:
             Outputs that end those with a grammar, if there will never be such a program.
@@ -306,6 +321,7 @@ class Engine:
             except CompileError as error:
                 ended.append(self._processor.end(sequence, error))
                 continue
+            waits = waits or self.scheduler.media.awaits(sequence)
             waits = waits or not self.kv.tier.fetched(sequence, seconds=seconds)
             seconds = 0.0
             if not waits:
@@ -376,6 +392,8 @@ class Engine:
     def reset_prefix_cache(self, *, offloaded: bool = True) -> None:
         """Empties the prefix cache, as `KVCache.reset_prefix_cache` does, and publishes the change."""
         self.kv.reset_prefix_cache(offloaded=offloaded)
+        if not self._sequences:
+            self.scheduler.media.abandon(self._encoder.abandon())
         self.scheduler.media.forget()
         self.kv.listener.publish()
 

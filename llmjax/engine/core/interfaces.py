@@ -92,6 +92,21 @@ class AdapterPlaces(Protocol):
         """
 
 
+class EncoderRun(Protocol):
+    """A run of the encoder, which goes in parts."""
+
+    @property
+    def encodings(self) -> Sequence[images.Encoding]:
+        """Its images."""
+
+    @property
+    def left(self) -> int:
+        """Parts that have not been started."""
+
+    def start_part(self) -> None:
+        """Starts the next part, before all later dispatches run."""
+
+
 class Runner(Protocol):
     """Computes steps on the devices."""
 
@@ -118,8 +133,8 @@ class Runner(Protocol):
             CompileError: they never can.
         """
 
-    def encode(self, encodings: Sequence[images.Encoding]) -> None:
-        """Starts to encode images, before all later dispatches run."""
+    def encoder_run(self, encodings: Sequence[images.Encoding]) -> EncoderRun:
+        """A run of the encoder on the first of some images: on as many as go together."""
 
     def dispatch(
         self,

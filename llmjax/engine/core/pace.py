@@ -1,5 +1,5 @@
-"""The size of the next dispatch: few enough decode steps, and few enough prompt tokens beside decodes, that streams
-stay smooth and new requests soon start."""
+"""The size of the next dispatch: few enough decode steps, and few enough prompt tokens and images beside decodes, that
+streams stay smooth and new requests soon start."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ DISPATCH_SECONDS = 0.025
 CHUNK_SECONDS = 0.4  # how long streams wait for a step with prompt tokens
 LEAST_TOKENS = 64  # fewest tokens of such a step; fewer would make prompts slow, because each step reads all weights
 NEWEST = 0.25  # weight of the last such step among all
+ENCODER_SHARE = 1 / 6  # of the time, beside streams: they keep more than 80 % of their pace
 
 
 class Pace:
@@ -64,3 +65,47 @@ class ChunkPace:
         if tokens >= LEAST_TOKENS:
             new = seconds / tokens
             self._of_token = new if self._of_token is None else self._of_token + NEWEST * (new - self._of_token)
+
+
+class EncoderPace:
+    """When a part of an encoder's run may come between the steps of streams: when steps have had as much time since the
+    last one that the encoder has its share.
+
+    A part's time is that from step to step less that of a step without one.
+
+    Args:
+        share: the encoder's share of the time.
+    """
+
+    def __init__(self, *, share: float = ENCODER_SHARE) -> None:
+        self._steps_of_part = (1 - share) / share  # seconds of steps for one of the encoder
+        self._owed = 0.0  # seconds of steps that streams have to get first
+        self._of_step: float | None = None
+        self._unread = False  # how long the last part took is not known
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the next part may come before the next step."""
+        return not self._unread and self._owed <= 0
+
+    def begun(self) -> None:
+        """A part comes before the next step."""
+        self._unread = True
+
+    def record(self, *, steps: int, seconds: float, parts: int, decodes: bool) -> None:
+        """Notes that a dispatch of some steps took ``seconds`` with the parts that came before it.
+
+        Args:
+            decodes: whether they were steps of decodes alone.
+        """
+        if parts:
+            if not self._unread:
+                return  # there were no streams
+            self._unread = False
+            took = seconds - steps * (self._of_step or 0.0)
+            self._owed = max(took, 0.0) * self._steps_of_part
+            return
+        self._owed = max(self._owed - seconds, 0.0)
+        if decodes and steps and seconds:
+            new = seconds / steps
+            self._of_step = new if self._of_step is None else self._of_step + NEWEST * (new - self._of_step)

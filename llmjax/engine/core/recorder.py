@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from llmjax.engine.core.interfaces import PendingStep
 from llmjax.engine.core.kv_cache import KVCache
-from llmjax.engine.core.pace import ChunkPace, Pace
+from llmjax.engine.core.pace import ChunkPace, EncoderPace, Pace
 from llmjax.engine.core.scheduler import Scheduler, StepPlan
 from llmjax.engine.core.stats import DraftCounts, EngineTotals, HostClock, StatLogger, StepStats, TokenTimes
 
@@ -18,18 +18,27 @@ class StepRecorder:
         kv, scheduler: the engine's, for their counts.
         pace: decode steps that a dispatch may take.
         compilations: the number of programs that have been compiled until now.
+        encoder_pace: when parts of the encoder's runs come between steps.
 
     Attributes:
         chunk_pace: tokens of a step that has both decodes and parts of prompts.
         loggers: receivers of the counts.
     """
 
-    def __init__(self, kv: KVCache, scheduler: Scheduler, pace: Pace, compilations: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        kv: KVCache,
+        scheduler: Scheduler,
+        pace: Pace,
+        compilations: Callable[[], int],
+        encoder_pace: EncoderPace,
+    ) -> None:
         self.clock = HostClock()
         self.totals = EngineTotals()
         self.loggers: list[StatLogger] = [self.totals]
         self.pace = pace
         self.chunk_pace = ChunkPace()
+        self._encoder_pace = encoder_pace
         self._kv = kv
         self._scheduler = scheduler
         self._compilations = compilations
@@ -62,14 +71,16 @@ class StepRecorder:
         return seconds, steps
 
     def _learn(self, plan: StepPlan, steps: int, seconds: float) -> None:
+        decodes = plan.decode_only and not plan.admitted
+        self._encoder_pace.record(steps=steps, seconds=seconds, parts=plan.encoder_parts, decodes=decodes)
         if plan.waits and plan.decode_only:
             return  # one step, however long others may take
-        if plan.decode_only and not plan.admitted:
+        if plan.encoder_parts:
+            return  # the step began when they had ended
+        if decodes:
             self.pace.record(steps, seconds)
             return
         self.pace.restart()
-        if plan.encodings:
-            return  # the step began when they had been encoded
         if seconds and plan.rows[0].start >= plan.rows[0].sequence.num_prompt_tokens:  # the device was not idle before
             self.chunk_pace.record(plan.num_tokens, seconds)
 
@@ -94,7 +105,7 @@ class StepRecorder:
             prefix_cache_queries=sum(s.num_prompt_tokens for s in first_admitted),
             prefix_cache_hits=sum(s.num_cached_tokens for s in first_admitted),
             image_queries=plan.image_queries,
-            image_hits=plan.image_queries - len(plan.encodings),
+            image_hits=max(plan.image_queries - plan.images_asked, 0),
             num_preempted=plan.num_preempted,
             compilations=compiled - before,
             host=self.clock.take(),

@@ -63,8 +63,10 @@ class StepPlan:
     rows: list[Row]
     admitted: list[Sequence] = field(default_factory=list)
     num_preempted: int = 0
-    encodings: list[Encoding] = field(default_factory=list)  # images to encode before it
-    image_queries: int = 0  # images that it needs and sequences did not have before
+    encodings: list[Encoding] = field(default_factory=list)  # images that the encoder is asked for
+    image_queries: int = 0  # images that sequences have been given since the plan before
+    images_asked: int = 0  # of these, those that the encoder was asked for
+    encoder_parts: int = 0  # of the encoder's runs, which come before it
 
     @cached_property
     def num_tokens(self) -> int:
@@ -188,7 +190,7 @@ class Scheduler:
         return not self.running and not self._num_waiting and bool(self._held)
 
     def hold(self, sequence: Sequence) -> None:
-        """Keeps a new sequence out of the queue, where the others pass it."""
+        """Keeps a sequence out of the queue, where the others pass it."""
         sequence.status = Status.WAITING
         self._held.append(sequence)
 
@@ -213,11 +215,17 @@ class Scheduler:
             self._held.remove(sequence)
         elif sequence.status is Status.WAITING:
             self._num_waiting -= 1  # its place in the queue is dropped when it comes up
+        self.media.release(sequence)
         sequence.status = Status.FINISHED
 
     def waiting_for(self, digest: str) -> list[Sequence]:
         """The sequences that wait for adapters."""
         return self._waiting.of(digest)
+
+    @property
+    def streams(self) -> bool:
+        """Whether a running sequence is behind its prompt."""
+        return any(sequence.num_computed >= sequence.num_prompt_tokens for sequence in self.running)
 
     @property
     def only_decodes(self) -> bool:
@@ -251,7 +259,7 @@ class Scheduler:
         decodes: list[Sequence] = []
         chunks: list[Sequence] = []
         for sequence in self.running:
-            if missing := sequence.missing:
+            if (missing := sequence.missing) and not self.media.awaits(sequence):
                 one_by_one = missing == 1 or (sequence.forced and missing <= self.chunk_steps * len(self.running))
                 (decodes if one_by_one else chunks).append(sequence)
         if self.micro_batches > 1 and not drafts:
@@ -267,7 +275,7 @@ class Scheduler:
                 break
             count = min(sequence.missing, budget) if chunks else 1
             if sequence.num_computed < sequence.media_end and not (count := self.media.reach(sequence, count)):
-                continue  # the next image is not encoded with this plan
+                continue  # the next image is not encoded
             fits = sequence.num_computed + count <= sequence.room or self.kv.reserve(sequence, count)
             while not fits and not self.kv.waits_for_step(sequence):
                 victim = self.running[-1]
@@ -293,12 +301,14 @@ class Scheduler:
         admitted = self._admit(budget, rows) if not preempted else []
         if chunks or admitted:
             rows.sort(key=_longer_than_one)
+        queries, asked = self.media.take_counts() if rows else (0, 0)
         return StepPlan(
             rows=rows,
             admitted=admitted,
             num_preempted=preempted,
             encodings=self.media.take_encodings(),
-            image_queries=self.media.take_queries(),
+            image_queries=queries,
+            images_asked=asked,
         )
 
     @property
@@ -375,7 +385,13 @@ class Scheduler:
             if not count:
                 self.kv.release(sequence)
                 sequence.slot = -1
-                break
+                self.media.put_off(sequence)
+                if not self.media.awaits(sequence):
+                    break
+                self._waiting.leave(sequence)
+                self._num_waiting -= 1
+                self.hold(sequence)
+                continue
             chunk = min(missing, self.max_num_batched_tokens)
             if not self.kv.fits(sequence, chunk=chunk) or not self.kv.reserve(sequence, count):
                 self.kv.release(sequence)

@@ -43,6 +43,10 @@ class WaitingQueue:
         heapq.heappop(self._heaps[sequence.digest])
         return slot
 
+    def leave(self, sequence: Sequence) -> None:
+        """Takes out the sequence that ``first`` has returned, which cannot run now for another reason."""
+        heapq.heappop(self._heaps[sequence.digest])
+
     def of(self, digest: str) -> list[Sequence]:
         """The sequences that wait for an adapter."""
         return [sequence for _, sequence in self._heaps.get(digest, ()) if sequence.status is Status.WAITING]

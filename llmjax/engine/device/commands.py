@@ -59,18 +59,26 @@ class RunMasked(Message, tag="run_masked"):
     mask: Values
 
 
-class RunEncoder(Message, tag="run_encoder"):
-    """Encodes images.
+class PlaceImages(Message, tag="place_images"):
+    """Says which images the encoder's next run encodes.
 
     Args:
-        bucket: the shapes of their patches.
         places: i32 [N], rows of the media pool that the batch's rows go to.
         batch: the fields of a `PatchBatch`.
     """
 
-    bucket: Bucket
     places: Values
     batch: dict[str, Values]
+
+
+class RunEncoder(Message, tag="run_encoder"):
+    """Runs a part of the encoder on the images that were placed; the parts of a run come one after another.
+
+    Args:
+        bucket: the number of their patches, and as ``rows`` that of the part.
+    """
+
+    bucket: Bucket
 
 
 class Edit(Message, tag="edit"):
@@ -144,5 +152,15 @@ class WakeState(Message, tag="wake_state"):
 
 
 Command = (
-    RunStep | RunMasked | RunEncoder | Edit | SetSampled | ReadPages | WritePages | Sleep | WakeWeights | WakeState
+    RunStep
+    | RunMasked
+    | PlaceImages
+    | RunEncoder
+    | Edit
+    | SetSampled
+    | ReadPages
+    | WritePages
+    | Sleep
+    | WakeWeights
+    | WakeState
 )

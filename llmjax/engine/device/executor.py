@@ -13,6 +13,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.device.commands import (
     Command,
     Edit,
+    PlaceImages,
     ProgramName,
     ReadPages,
     RunEncoder,
@@ -27,6 +28,7 @@ from llmjax.engine.device.commands import (
 )
 from llmjax.engine.device.device_state import DeviceState, StepOutput
 from llmjax.engine.device.edits import StateEditor
+from llmjax.engine.device.encoder_state import EncoderState
 from llmjax.engine.device.heads import Sampled
 from llmjax.engine.device.page_moves import PageMover, PendingPages
 from llmjax.engine.device.rows import RowState
@@ -64,6 +66,7 @@ class Executor:
         self._take_weights()
         self.state = compiler.make_state()
         self._output: StepOutput | None = None  # output of the latest step
+        self._images: EncoderState | None = None  # of the encoder's run that has begun
         self._programs: dict[ProgramName, Executable] = {}
         editor = StateEditor(
             self.state, cache=compiler.cache, sharding=compiler.platform.sharding, samples=compiler.has_head
@@ -108,6 +111,8 @@ class Executor:
                 return self._run_step(command)
             case RunMasked():
                 return self._run_masked(command)
+            case PlaceImages():
+                self._images = EncoderState(command.places, PatchBatch(**command.batch))
             case RunEncoder():
                 self._run_encoder(command)
             case Edit():
@@ -151,7 +156,7 @@ class Executor:
         self._encoder_weights = self._compiler.encoder_weights
 
     def _free_state(self) -> None:
-        self._output, self._state_gone = None, True
+        self._output, self._images, self._state_gone = None, None, True
         for leaf in jax.tree.leaves(self.state):
             if not leaf.is_deleted():
                 leaf.delete()
@@ -186,9 +191,15 @@ class Executor:
         return masked
 
     def _run_encoder(self, command: RunEncoder) -> None:
-        program, batch = self._programs[ProgramName("encode", command.bucket)], PatchBatch(**command.batch)
-        media = program(self._encoder_weights, self.state.media, command.places, batch)
-        self.state = replace(self.state, media=media)
+        images, program = self._images, self._programs[ProgramName("encode", command.bucket)]
+        assert images is not None
+        last = command.bucket.rows == self._compiler.encoder_parts(command.bucket.tokens) - 1
+        media, places = (self.state.media, images.places) if last else (None, None)
+        made = program(self._encoder_weights, media, places, images.batch, images.underway)
+        if last:
+            self.state, self._images = replace(self.state, media=made), None
+        else:
+            self._images = images.after(made)
 
     def _read_pages(self, command: ReadPages) -> PendingPages:
         return self._page_mover.read(self.state.kv, command.group, command.pages)

@@ -23,7 +23,7 @@ from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.core.tier import PageContent
 from llmjax.engine.device.batch import Bucket
 from llmjax.engine.device.commands import Command, Edit, ProgramName, ReadPages, RunMasked, RunStep, WritePages
-from llmjax.engine.device.encoder import EncoderPrograms, commands_of
+from llmjax.engine.device.encoder import EncoderPrograms, EncoderRun, commands_of
 from llmjax.engine.device.executor import Executor
 from llmjax.engine.device.media import delta_of
 from llmjax.engine.device.page_moves import MOST_PAGES, ReadInTurn
@@ -41,6 +41,7 @@ from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.ranks.stages import LastStage, OneStage, Stages, Step
 from llmjax.errors import LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
+from llmjax.models.vision.packing import bucket as bucket_of_patches
 from llmjax.sampling.settings import RequestSampling
 
 
@@ -81,7 +82,12 @@ class Runner:
         )
 
         encoder, self.media = self.model.encoder, compiler.media
-        self._encoders = None if encoder is None else EncoderPrograms(encoder.graph.spec, self._compile_encoder)
+        self._encoders: EncoderPrograms | None = None
+        self._encoder_parts = compiler.encoder_parts
+        if encoder is not None:
+            self._encoders = EncoderPrograms(
+                encoder.graph.spec, parts=compiler.encoder_parts, build=self._compile_encoder
+            )
 
     def wait_ready(self) -> None:
         """Returns when any request without a grammar can be computed without waiting for the compiler.
@@ -133,12 +139,14 @@ class Runner:
         assert self._encoders is not None, "the front lets no image pass"
         return self._encoders.ready(media, seconds=seconds)
 
-    def encode(self, encodings: Listing[Encoding]) -> None:
-        """Starts to encode images, before all later dispatches run."""
+    def encoder_run(self, encodings: Listing[Encoding]) -> EncoderRun:
+        """A run of the encoder on the first of some images: on as many as go together."""
         encoder = self.model.encoder
-        assert encoder is not None and self.media is not None
-        for command in commands_of(encoder.graph.spec, encodings, nowhere=self.media.num_rows):
-            self._stages.apply(command)
+        assert encoder is not None and self.media is not None and self._encoders is not None
+        spec, own = encoder.graph.spec, encodings[: self._encoders.together(encodings)]
+        patches = bucket_of_patches(spec, sum(len(encoding.image.patches) for encoding in own))
+        commands = commands_of(spec, own, parts=self._encoder_parts(patches), nowhere=self.media.num_rows)
+        return EncoderRun(own, commands, self._stages.apply)
 
     def dispatch(
         self,

@@ -71,7 +71,14 @@ def with_dummy_weights(checkpoint: Checkpoint, *, max_model_len: int | None) -> 
     model = checkpoint.declared_config(max_model_len=max_model_len)
     _, shapes = models.abstract_model(model, dtype=jnp.dtype(jnp.bfloat16), activation_dtype=jnp.dtype(jnp.bfloat16))
     tensors = {name: _tensor(name, tuple(shape.shape)) for name, shape in shapes.items()}
-    return replace(checkpoint, tensors=MappingProxyType(tensors))
+    seen: dict[str, StoredTensor] = {}
+    if checkpoint.vision is not None:
+        from llmjax.models.vision.functional import abstract_encoder
+
+        types = {"dtype": jnp.dtype(jnp.bfloat16), "activation_dtype": jnp.dtype(jnp.bfloat16)}
+        declared = abstract_encoder(checkpoint.vision, **types)[1]
+        seen = {name: DummyTensor(name, tuple(shape.shape)) for name, shape in declared.items()}
+    return replace(checkpoint, tensors=MappingProxyType(tensors), vision_tensors=MappingProxyType(seen))
 
 
 def _tensor(name: str, shape: tuple[int, ...]) -> StoredTensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,13 +15,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from llmjax.engine.device.batch import BatchLayout, Bucket, make_buckets
 from llmjax.engine.device.device_state import DeviceState, Ends, make_device_state
+from llmjax.engine.device.encoder_state import without_patches
 from llmjax.engine.device.media import MediaShape
 from llmjax.engine.device.step import pass_on, sample_masked, step
 from llmjax.engine.drafts.proposal import DraftGraph
 from llmjax.engine.loading.memory import KVPlan, ProgramMemory
-from llmjax.engine.loading.model import LoadedModel
+from llmjax.engine.loading.model import LoadedEncoder, LoadedModel
 from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
-from llmjax.engine.programs.encode import batch_shapes, encode_images
+from llmjax.engine.programs.encode import batch_shapes, encode_part, parts_of
 from llmjax.errors import CompileError, ConfigError
 from llmjax.kernels.choices import Choices
 from llmjax.kernels.sharding import Axes
@@ -31,6 +33,9 @@ from llmjax.sampling.masks import mask_words
 # kernels one by one, while a graph of a prompt waits some milliseconds for its addresses.
 GRAPH_TOKENS = 256
 MEDIA_ROWS = 8192  # rows of the media pool, and so of an image, at most
+# Multiplications of a part of an encoder's run at most, if that is more than a layer. Streams wait for a part: on a CPU
+# it takes some tens of milliseconds, elsewhere a few.
+PART_PRODUCTS = MappingProxyType({True: 1e10, False: 1e12})  # on a CPU, and elsewhere
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,26 +275,52 @@ class StepCompiler:
 
     @property
     def encoder_weights(self) -> tuple[jax.Array, ...]:
-        """The encoder's weights, as ``encode_images`` takes them; empty: there is none."""
+        """The encoder's weights, as ``encode_part`` takes them; empty: there is none."""
         return () if self.model.encoder is None else tuple(self.model.encoder.params.values())
 
+    def encoder_parts(self, patches: int) -> int:
+        """In how many parts the encoder runs on a number of patches."""
+        return len(self._encoder_layers(patches))
+
     def encoder_spec(self, bucket: Bucket) -> ProgramSpec:
-        """The specification of the program that encodes a bucket's patches."""
-        encoder = self.model.encoder
-        assert encoder is not None
-        shapes = jax.tree.map(
-            lambda x: self._placed(jax.ShapeDtypeStruct(x.shape, x.dtype)), batch_shapes(encoder.graph, bucket.tokens)
+        """The specification of the program of a part of the encoder, see `RunEncoder`."""
+        places, batch = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch_shapes(self._encoder.graph, bucket.tokens)
         )
+        parts, part = self._encoder_layers(bucket.tokens), bucket.rows
+        layers, last, underway = parts[part], part == len(parts) - 1, None
+        if part:
+            begun = partial(encode_part, **self._encoder_names, first=0, end=layers.start)
+            underway = jax.eval_shape(begun, self.encoder_weights, None, None, batch, None)
+            batch = jax.eval_shape(without_patches, batch)
+        placed = jax.tree.map(self._placed, (places, batch, underway))
         return ProgramSpec(
-            function=encode_images,
-            arguments=(_shapes(self.encoder_weights), self.state_shapes.media, *shapes),
+            function=encode_part,
+            arguments=(
+                _shapes(self.encoder_weights),
+                self.state_shapes.media if last else None,
+                placed[0] if last else None,
+                *placed[1:],
+            ),
             device=self.platform.device,
-            static={"graph": encoder.graph, "names": tuple(encoder.params)},
-            donated=(1,),
+            static={**self._encoder_names, "first": layers.start, "end": layers.stop},
+            donated=(1,) if last else (4,) if part else (),
             options=self.options,
             sharding=self.platform.sharding,
             choices=self.choices,
         )
+
+    @property
+    def _encoder(self) -> LoadedEncoder:
+        assert self.model.encoder is not None
+        return self.model.encoder
+
+    @property
+    def _encoder_names(self) -> dict[str, Any]:
+        return {"graph": self._encoder.graph, "names": tuple(self._encoder.params)}
+
+    def _encoder_layers(self, patches: int) -> list[range]:
+        return parts_of(self._encoder.graph.spec, patches, products=PART_PRODUCTS[self.platform.is_cpu])
 
     # One object each for all buckets: their digests are worked out once.
 
@@ -328,7 +359,7 @@ class StepCompiler:
         return self.cache.get(self.masked_spec(bucket))
 
     def compile_encoder(self, bucket: Bucket) -> Executable:
-        """The program that encodes a bucket's patches: ``(weights, MediaState, places, PatchBatch) -> MediaState``."""
+        """The program of a part of the encoder; arguments and result as those of ``encode_part``."""
         return self.cache.get(self.encoder_spec(bucket))
 
     def bytes_beside_kv(self) -> int:

@@ -1,4 +1,4 @@
-"""The program that encodes images: their patches become rows of the media pool."""
+"""The programs that encode images, each a part of the encoder's layers: patches become rows of the media pool."""
 
 from __future__ import annotations
 
@@ -10,39 +10,83 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.engine.device.media import MediaState
+from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.packing import num_rows, pack
+from llmjax.models.vision.spec import VisionLayer, VisionSpec
 
 if TYPE_CHECKING:
+    from llmjax.models.vision.encoder import Underway
     from llmjax.models.vision.functional import EncoderGraph
 
 
-def encode_images(
+def encode_part(
     weights: tuple[jax.Array, ...],
-    media: MediaState,
-    places: jax.Array,
+    media: MediaState | None,
+    places: jax.Array | None,
     batch: PatchBatch,
+    underway: Underway | None,
     *,
     graph: EncoderGraph,
     names: tuple[str, ...],
-) -> MediaState:
-    """The pool with the rows of a batch of images.
+    first: int,
+    end: int,
+) -> Underway | MediaState:
+    """Takes a batch of images through some of an encoder's layers.
 
     Args:
         weights: the encoder's weights in the order of ``names``.
-        media: donated.
-        places: i32 [N], where the batch's rows go; rows of padding go where the pool has none.
+        media: donated, where these are the last layers; else None.
+        places: i32 [N], where the batch's rows go, if these are the last layers; rows of padding go where the pool has
+            none.
+        batch: its patches are looked at before the first layer alone.
+        underway: what the part before has made of the batch, donated if these are not the last layers; None: these are
+            the first ones.
         graph: the encoder (static).
         names: names of the weights (static).
-    """
-    from llmjax.models.vision.functional import encode  # with Flax, which a warm start does without
+        first, end: the layers (static).
 
-    encoded = encode(graph, dict(zip(names, weights, strict=True)), batch)
+    Returns:
+        What the next part takes, or the pool with the batch's rows.
+    """
+    from llmjax.models.vision.functional import encoder_of  # with Flax, which a warm start does without
+
+    encoder = encoder_of(graph, dict(zip(names, weights, strict=True)))
+    underway = encoder.through(encoder.begin(batch) if underway is None else underway, batch, range(first, end))
+    if media is None:
+        return underway
+    encoded = encoder.end(underway, batch)
     rows = jnp.concatenate((encoded.rows[None], encoded.tapped))  # [1 + K, N, D]
     return replace(media, rows=media.rows.at[:, places].set(rows.astype(media.rows.dtype), mode="drop"))
 
 
 def batch_shapes(graph: EncoderGraph, patches: int) -> tuple[np.ndarray[Any, Any], PatchBatch]:
-    """Arrays like those that the program for a number of patches takes: places, and a batch without images."""
+    """Arrays like those that the programs for a number of patches take: places, and a batch without images."""
     empty: Any = pack(graph.spec, [], patches=patches)
     return np.zeros(num_rows(graph.spec, patches), np.int32), PatchBatch(**empty)
+
+
+def parts_of(spec: VisionSpec, patches: int, *, products: float) -> list[range]:
+    """The layers of each part of an encoder's run.
+
+    Args:
+        patches: of a batch.
+        products: multiplications of a part at most; a layer is never divided.
+    """
+    parts, left = [range(0)], products
+    for number, layer in enumerate(spec.layers):
+        cost = _products(spec, layer, patches)
+        if cost > left and len(parts[-1]):
+            parts.append(range(number, number))
+            left = products
+        parts[-1] = range(parts[-1].start, number + 1)
+        left -= cost
+    return parts
+
+
+def _products(spec: VisionSpec, layer: VisionLayer, patches: int) -> float:
+    """Multiplications of a layer."""
+    inner = layer.attention.heads * layer.attention.head_dim
+    seen = spec.window**2 if layer.windowed and spec.window else min(patches, spec.tile or spec.longest or patches)
+    matrices = 3 if isinstance(layer.feed_forward, GatedMLP) else 2
+    return patches * (4.0 * spec.size * inner + matrices * spec.size * layer.feed_forward.inner + 2.0 * seen * inner)

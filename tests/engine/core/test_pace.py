@@ -1,11 +1,11 @@
-"""The number of steps that a dispatch may take, and of tokens in a step with prompt chunks."""
+"""The number of steps that a dispatch may take, of tokens in a step with prompt chunks, and the encoder's turns."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmjax.engine.core.pace import LEAST_TOKENS, ChunkPace, Pace
+from llmjax.engine.core.pace import LEAST_TOKENS, ChunkPace, EncoderPace, Pace
 
 
 def test_doubles_up_to_the_most() -> None:
@@ -57,3 +57,44 @@ def test_slow_steps_take_smaller_chunks() -> None:
     for _ in range(80):
         pace.record(64, 0.01)
     assert pace.tokens >= 4096
+
+
+def test_an_encoder_waits_until_steps_have_had_their_share() -> None:
+    pace = EncoderPace(share=0.25)
+
+    def step(seconds: float, *, parts: int = 0, steps: int = 1) -> None:
+        pace.record(steps=steps, seconds=seconds, parts=parts, decodes=True)
+
+    step(0.1)
+    assert pace.goes_on
+    pace.begun()
+    assert not pace.goes_on  # how long it takes is not known yet
+    step(0.3)  # of a step that was sent before
+    assert not pace.goes_on
+    step(1.15 + 0.2, parts=1, steps=1)  # a step takes 0.15 s now, the part 1.2 s
+    for _ in range(3):
+        assert not pace.goes_on
+        step(1.2)
+    assert pace.goes_on
+
+
+def test_what_an_encoder_took_without_streams_is_not_owed() -> None:
+    pace = EncoderPace(share=0.25)
+    pace.record(steps=1, seconds=9.0, parts=7, decodes=False)
+    assert pace.goes_on
+
+
+@given(st.lists(st.floats(0.001, 3), min_size=5, max_size=30))
+def test_an_encoder_never_has_more_than_its_share(parts: list[float]) -> None:
+    """Whatever parts take, and steps that vary little."""
+    pace, encoder, steps = EncoderPace(share=0.2), 0.0, 0.0
+    pace.record(steps=1, seconds=0.1, parts=0, decodes=True)
+    for part in parts:
+        assert pace.goes_on
+        pace.begun()
+        pace.record(steps=1, seconds=0.1 + part, parts=1, decodes=True)
+        encoder, steps = encoder + part, steps + 0.1
+        while not pace.goes_on:
+            pace.record(steps=1, seconds=0.1, parts=0, decodes=True)
+            steps += 0.1
+    assert encoder <= 0.2 / 0.8 * steps * (1 + 1e-6)

@@ -31,7 +31,7 @@ from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots, Ta
 from llmjax.engine.core.listener import CacheListener
 from llmjax.engine.core.media import Encoding, PromptImage, PromptMedia, Whole
 from llmjax.engine.core.media_rows import MediaRows
-from llmjax.engine.core.pace import ChunkPace, Pace
+from llmjax.engine.core.pace import ChunkPace, EncoderPace, Pace
 from llmjax.engine.core.page_pool import DUMMY_PAGE
 from llmjax.engine.core.request import EngineOutput, EngineRequest, Sequence, SequenceTimes
 from llmjax.engine.core.scheduler import LEAST_CHUNK, Row, Scheduler, StepPlan
@@ -153,6 +153,21 @@ class SimulatedPages:
         return self.found
 
 
+@dataclass
+class SimulatedRun:
+    """A run of the encoder, whose last part brings the rows."""
+
+    encodings: list[Encoding]
+    left: int
+    rows: dict[int, tuple[bytes, int]]
+
+    def start_part(self) -> None:
+        self.left -= 1
+        for encoding in () if self.left else self.encodings:
+            for index, place in enumerate(encoding.places.tolist()):
+                self.rows[place] = (encoding.image.digest, index)
+
+
 def tier_of(shape: Shape, taker: Taker | None = None) -> Tier:
     if not shape.host_pages:
         return NoTier()
@@ -229,10 +244,9 @@ class SimulatedDevice:
     def can_encode(self, media: PromptMedia, *, seconds: float = 0.0) -> bool:
         return True
 
-    def encode(self, encodings: Seq[Encoding]) -> None:
-        for encoding in encodings:
-            for index, place in enumerate(encoding.places.tolist()):
-                self.rows[place] = (encoding.image.digest, index)
+    def encoder_run(self, encodings: Seq[Encoding]) -> SimulatedRun:
+        own = encodings[: self.chance.randint(1, len(encodings))]
+        return SimulatedRun(list(own), left=self.chance.randint(1, 3), rows=self.rows)
 
     def can_load(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
         if adaptation.digest in self.unreadable:
@@ -524,6 +538,7 @@ class SimulatedEngine(Engine):
                 adapters=AdapterSlots(shape.adapters, device) if shape.adapters else None,
             ),
             pace=Pace(shape.decode_steps, seconds=1e9),
+            encoder_pace=EncoderPace(share=1.0),
             speculation=SometimesWorthIt(
                 SpeculativeConfig(
                     num_speculative_tokens=shape.drafts,

@@ -19,7 +19,7 @@ from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
 from llmjax.settings import parse_text, settings_of
-from tests.checkpoints import GOLDEN
+from tests.checkpoints import GOLDEN, SEEING
 
 
 def config_of(name: str, folder: Path) -> Path:
@@ -111,3 +111,13 @@ def test_vllm_s_other_formats_are_recognized_by_the_files() -> None:
     setting = settings_of(EngineConfig)["load_format"]
     assert {parse_text(setting, word, source="s") for word in ("auto", "safetensors", "gguf")} == {"auto"}
     assert parse_text(setting, "dummy", source="s") == "dummy"
+
+
+def test_an_encoder_of_images_is_random_too(tmp_path: Path) -> None:
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(SEEING / "qwen2-vl" / name, tmp_path)
+    made, real = loaded(tmp_path, load_format="dummy").encoder, loaded(SEEING / "qwen2-vl").encoder
+    assert made is not None and real is not None
+    assert {name: (one.shape, one.dtype) for name, one in made.params.items()} == {
+        name: (one.shape, one.dtype) for name, one in real.params.items()
+    }
