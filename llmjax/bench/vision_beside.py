@@ -38,7 +38,7 @@ class Beside:
 
     @property
     def share(self) -> float:
-        """Of their pace."""
+        """The part of their pace that they keep."""
         return self.beside / self.alone
 
 
@@ -50,7 +50,7 @@ async def measured(config: EngineConfig, files: Sequence[bytes], *, streams: int
         files: pictures, of which each request gets the next ones; the first request's are not counted, as it compiles.
         streams: text streams.
         images: pictures of a request.
-        size: what is said of the pictures.
+        size: width and height of the pictures.
 
     Raises:
         ConfigError: the model sees no pictures, or there are too few of them.

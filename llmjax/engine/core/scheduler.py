@@ -224,7 +224,7 @@ class Scheduler:
 
     @property
     def streams(self) -> bool:
-        """Whether a running sequence is behind its prompt."""
+        """Whether a running sequence generates tokens."""
         return any(sequence.num_computed >= sequence.num_prompt_tokens for sequence in self.running)
 
     @property

@@ -70,7 +70,7 @@ def parts_of(spec: VisionSpec, patches: int, *, products: float) -> list[range]:
     """The layers of each part of an encoder's run.
 
     Args:
-        patches: of a batch.
+        patches: the number of patches in a batch.
         products: multiplications of a part at most; a layer is never divided.
     """
     parts, left = [range(0)], products
