@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,8 @@ from llmjax.kernels.loops import for_loop
 from llmjax.kernels.registry import Implementation, Operation, later
 
 CUDA = "llmjax.kernels.cuda.experts"  # Pallas is a tenth of what a start would import
+
+Tree = TypeVar("Tree")
 
 MOST_ROWS = 256  # of a block: beyond it a product is no faster per row, and its temporaries only grow
 
@@ -44,13 +47,13 @@ def experts_by_blocks(
 
     The loop ends with the last block in use, so only experts in use are read, and only one is dequantized at a time.
     """
-    blocks = _blocks(chosen, shares, weights.count)
+    blocks = blocks_of(chosen, shares, weights.count)
     choices, flat_shares = chosen.shape[1], shares.reshape(-1)
 
     def add(i: jax.Array, out: jax.Array) -> jax.Array:
         expert, rows, used = blocks.at(i)
         tokens = rows // choices
-        expert_weights = _one(weights, expert)
+        expert_weights = one_of(weights, expert)
         lower, upper = (linear(wide[tokens], p.weight, p.bias) for p in (expert_weights.gate, expert_weights.up))
         made = linear(gated(activation, lower, upper), expert_weights.down.weight, expert_weights.down.bias)
         return out.at[tokens].add(jnp.where(used[:, None], made * flat_shares[rows, None], 0))
@@ -61,7 +64,7 @@ def experts_by_blocks(
 
 
 @dataclass(frozen=True)
-class _Blocks:
+class Blocks:
     """Choices sorted by expert, each expert's cut into blocks of ``size``; the last block of each may not be full."""
 
     order: jax.Array  # i32 [T * K], the choice (token * K + k) at each place
@@ -90,13 +93,14 @@ class _Blocks:
         return expert, self.order[place], within < self.counts[expert]
 
 
-def _blocks(chosen: jax.Array, shares: jax.Array, num_experts: int) -> _Blocks:
+def blocks_of(chosen: jax.Array, shares: jax.Array, num_experts: int) -> Blocks:
+    """Choices in blocks; its arguments are those of `experts`."""
     # What has no share is sorted after the last expert.
     keys = jnp.where(shares == 0, num_experts, chosen).reshape(-1)
     counts = jnp.bincount(keys, length=num_experts)
     # Twice the mean, so that most experts fill one block, and an even choice wastes at most half of it.
     size = min(MOST_ROWS, len(chosen), 1 << (2 * len(keys) // num_experts).bit_length())
-    return _Blocks(
+    return Blocks(
         order=jnp.argsort(keys),
         starts=jnp.cumsum(counts) - counts,
         counts=counts,
@@ -105,8 +109,8 @@ def _blocks(chosen: jax.Array, shares: jax.Array, num_experts: int) -> _Blocks:
     )
 
 
-def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
-    """The matrices of one expert, without the leading dimension."""
+def one_of(weights: Tree, expert: jax.Array) -> Tree:
+    """The matrices of one expert, without the leading dimension, from a tree of stacks."""
 
     def slice_of(leaf: jax.Array) -> jax.Array:
         # XLA on a CPU would widen a whole stack of bfloat16 to slice it.
@@ -116,7 +120,7 @@ def _one(weights: ExpertWeights, expert: jax.Array) -> ExpertWeights:
 
     # It would also move what does not depend on the loop out of it, and copy stacks there.
     weights, expert = jax.lax.optimization_barrier((weights, expert))
-    one: ExpertWeights = jax.tree.map(slice_of, weights)
+    one: Tree = jax.tree.map(slice_of, weights)
     return one
 
 

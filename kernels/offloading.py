@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from llmjax.kernels.adapted import Adapted
+from llmjax.kernels.adapted_experts import adapted_experts
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.experts import experts
 from llmjax.kernels.qtensor import QTensor
@@ -49,8 +51,10 @@ class SplitStack:
 def experts_anywhere(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
 ) -> jax.Array:
-    """``llmjax.kernels.experts.experts``, with weights that are `SplitStack`s or ordinary ones."""
+    """``llmjax.kernels.experts.experts``, with weights that are `SplitStack`s, have adapters, or are ordinary ones."""
     first = weights.gate.weight
+    if isinstance(first, Adapted):
+        return adapted_experts(x, chosen, shares, weights, activation=activation)
     if not isinstance(first, SplitStack):
         return experts(x, chosen, shares, weights, activation=activation)
     count, offloaded = first.shape[0], first.offloaded.shape[0]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
+from llmjax.kernels.adapted import Adapted
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.kernels.linear import linear
 from llmjax.models.config import ModelConfig
@@ -188,18 +189,23 @@ class CausalLM(nnx.Module):
                 stacks[i] = stacks[i].after(state)
         return Hidden(hidden=x if streams is None else streams.narrowed(x), kv=tuple(stacks))
 
-    def headed(self, x: jax.Array) -> jax.Array:
-        """Applies the pooler's matrices to pooled vectors, f32 [N, D] to [N, size of a vector]."""
+    def headed(self, x: jax.Array, places: jax.Array | None = None) -> jax.Array:
+        """Applies the pooler's matrices to pooled vectors, f32 [N, D] to [N, size of a vector].
+
+        Args:
+            places: as in `logits`.
+        """
         for dense in self.head or ():
-            x = dense(x)
+            x = dense(x, places)
         return x
 
-    def logits(self, hidden: jax.Array, used: jax.Array | None = None) -> jax.Array:
+    def logits(self, hidden: jax.Array, used: jax.Array | None = None, places: jax.Array | None = None) -> jax.Array:
         """Applies the final norm and the head to the rows that need them.
 
         Args:
             hidden: [N, D], rows of ``Hidden.hidden``.
             used: i32 [], how many of the first rows are needed; None: all.
+            places: i32 [N], whose adapters the rows have; None: there are no adapters.
 
         Returns:
             f32 [N, V]; where the vocabulary is divided over devices, only this device's part.
@@ -209,9 +215,12 @@ class CausalLM(nnx.Module):
         if self.lm_head is None:
             assert self.model.embed_tokens is not None
             offset = None if self.head_bias is None else self.head_bias.bias.get_value()
-            logits = linear(x, self.model.embed_tokens.weight.get_value(), offset, used)
+            weight = self.model.embed_tokens.weight.get_value()
+            if isinstance(weight, Adapted):
+                weight = weight.weight if places is None else weight.as_head.at(places)
+            logits = linear(x, weight, offset, used)
         else:
-            logits = self.lm_head(x, used)
+            logits = self.lm_head.of_rows(x, places, used)
         if self.config.logit_scale != 1:
             logits = logits * self.config.logit_scale
         cap = self.config.final_softcap

@@ -1,7 +1,8 @@
 """The golden checkpoints, of which the repository has an archive each, as folders in Hugging Face layout.
 
 What is in them is said by the scripts that write them, ``tests/models/golden/make_golden.py`` (GOLDEN),
-``tests/models/vision/golden/make_golden.py`` (SEEING) and ``tests/engine/golden/make_pooling.py`` (POOLED).
+``tests/models/vision/golden/make_golden.py`` (SEEING), ``tests/engine/golden/make_pooling.py`` (POOLED) and
+``tests/adapters/golden/make_golden.py`` (ADAPTERS).
 """
 
 from __future__ import annotations
@@ -52,4 +53,5 @@ def unpacked(archives: Path, parent: Path) -> Path:
 
 GOLDEN = unpacked(TESTS / "models" / "golden", UNPACKED / "models")
 SEEING = unpacked(TESTS / "models" / "vision" / "golden", UNPACKED / "vision")
+ADAPTERS = unpacked(TESTS / "adapters" / "golden", UNPACKED / "adapters")
 POOLED = unpacked(TESTS / "engine" / "golden" / "pooling", UNPACKED / "pooling")

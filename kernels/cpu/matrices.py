@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.adapted import Adapted
 from llmjax.kernels.choices import BY_XLA, NATIVE, ROWS, TABLE, Choice, choice_of
 from llmjax.kernels.cpu.library import Library
 from llmjax.kernels.qtensor import CPU_TILE, INT8_VECTORS, QTensor
@@ -31,8 +32,10 @@ MAX_ROWS = MappingProxyType({"amx": 16, "avx512bf16": 128})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
 
-def refuses(weight: jax.Array | QTensor) -> str | None:
+def refuses(weight: jax.Array | QTensor | Adapted) -> str | None:
     """Why the library does not take a weight; None: it does. Whether it is the fastest is not asked."""
+    if isinstance(weight, Adapted):
+        return "adapters change it"
     if not isinstance(weight, QTensor):
         if weight.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
             return f"weights are {weight.dtype}"

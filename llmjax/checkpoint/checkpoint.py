@@ -31,7 +31,7 @@ from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_poole
 from llmjax.checkpoint.overrides import check_reached, overridden
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.sentence_transformers import LogitScore, SentenceModules
-from llmjax.checkpoint.stored_tensor import StoredTensor
+from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
 from llmjax.checkpoint.vision import vision_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
@@ -122,6 +122,18 @@ class Checkpoint:
     def declared_config(self, *, max_model_len: int | None = None) -> ModelConfig:
         """The model that the config alone describes, whatever tensors there are; see `model_config`."""
         return _model_config(self.config, self.path, max_model_len=max_model_len, convert=self.convert)
+
+    def by_model_names(self, stored: Mapping[str, StoredStack]) -> dict[str, StoredTensor]:
+        """Tensors that were made for this model, for example of an adapter, by the model's names.
+
+        Args:
+            stored: by their names in a folder in Hugging Face's layout.
+
+        Raises:
+            CheckpointError: they cannot be tensors of this model.
+        """
+        nested = self.gguf is None and models.text_config(dict(self.whole_config)) is not None
+        return _by_model_names(stored, self.config, self.path, convert=self.convert, nested=nested)
 
     def _has_own_head(self) -> bool:
         """Whether a head is stored that differs from the embedding: Transformers 5 and later check that too."""
@@ -255,8 +267,6 @@ def _open_folder(
         if not seen and weights:
             logger.warning("%s: the text model alone is read; its encoder of images is missing", path)
             vision = None
-    if text is not None:
-        plain = {models.text_name(name): tensor for name, tensor in plain.items()}
     modules = SentenceModules.read(path) if runner != "generate" and convert != "classify" else None
     logit_score = LogitScore.read(path) if runner != "generate" and convert != "embed" else None
     if logit_score is not None:
@@ -266,11 +276,7 @@ def _open_folder(
     pools = models.makes_vectors(config, convert=convert)
     if pools and runner == "generate":
         raise CheckpointError(f"{path}: {_named(config)} does not generate text; leave runner and task at auto")
-    if pools:
-        plain = with_pooler_names(plain)
-    tensors = with_stacked_experts(plain, path)
-    if (names := models.tensor_names(config)) is not None:
-        tensors = with_model_names(tensors, names, _model_config(config, path, convert=convert), path)
+    tensors = _by_model_names(plain, config, path, convert=convert, nested=text is not None)
     if pools and modules is not None:
         tensors = {**{name: tensor for name, tensor in tensors.items() if name != HEAD}, **modules.tensors}
     tensors, quantization = _with_unit_head(tensors, config), stored_method(config, path)
@@ -288,6 +294,29 @@ def _open_folder(
         vision_tensors=MappingProxyType(seen),
         vision_files=MappingProxyType(of_encoder),
     )
+
+
+def _by_model_names(
+    stored: Mapping[str, StoredStack],
+    config: Mapping[str, Any],
+    path: Path,
+    *,
+    convert: Conversion | None,
+    nested: bool,
+) -> dict[str, StoredTensor]:
+    """Tensors of a folder by the model's names.
+
+    Args:
+        nested: whether the text model is a part of the folder's model.
+    """
+    if nested:
+        stored = {models.text_name(name): tensor for name, tensor in stored.items()}
+    if models.makes_vectors(config, convert=convert):
+        stored = with_pooler_names(stored)
+    tensors = with_stacked_experts(stored, path)
+    if (names := models.tensor_names(config)) is not None:
+        tensors = with_model_names(tensors, names, _model_config(config, path, convert=convert), path)
+    return tensors
 
 
 def _vision(config: Mapping[str, Any], path: Path) -> tuple[VisionSpec, Mapping[str, str]] | None:

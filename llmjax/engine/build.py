@@ -14,6 +14,7 @@ from llmjax.checkpoint.identity import fingerprint
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.collector import paused
 from llmjax.config import EngineConfig
+from llmjax.engine.core.adapters import AdapterSlots
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.pace import Pace
@@ -209,6 +210,7 @@ def _engine(
         listener=None if publisher is None else CacheEvents.of(publisher, kv_plan, model.config),
         giver=giver,
     )
+    runner = Runner(compiler, config, group=group)
     return LoadedEngine(
         config=config,
         platform=compiler.platform,
@@ -225,8 +227,9 @@ def _engine(
             media=None
             if compiler.media is None
             else MediaRows(compiler.media.num_rows, budget=compiler.max_num_batched_tokens),
+            adapters=None if model.adapters is None else AdapterSlots(config.max_loras, runner),
         ),
-        runner=Runner(compiler, config, group=group),
+        runner=runner,
         pace=Pace(compiler.decode_steps),
         speculation=None if config.speculative is None else Speculation(config.speculative),
         compilations=CompileCounter(),  # listens until it is closed: nothing before this may have failed

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from llmjax.kernels.adapted import Adapted
 from llmjax.kernels.blocks import Projection
 from llmjax.kernels.linear import linear
 from llmjax.models.modules.parameter import parameter
@@ -36,6 +37,17 @@ class Linear(nnx.Module):
     def __call__(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
         """[T, in] to [T, out]; for ``used`` see ``llmjax.kernels.linear.linear``."""
         return linear(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value(), used)
+
+    def of_rows(self, x: jax.Array, places: jax.Array | None, used: jax.Array | None = None) -> jax.Array:
+        """`__call__` of rows that are not the step's tokens.
+
+        Args:
+            places: i32 [T], whose adapters the rows have; None: there are no adapters.
+        """
+        weight = self.weight.get_value()
+        if places is not None and isinstance(weight, Adapted):
+            weight = weight.at(places)
+        return linear(x, weight, None if self.bias is None else self.bias.get_value(), used)
 
     def product(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
         """`__call__` without the bias."""

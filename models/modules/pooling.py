@@ -24,9 +24,9 @@ class DenseModule(nnx.Module):
         self.dense = Linear(size, spec.size, bias=spec.bias, dtype=jnp.dtype(jnp.float32), plain=True)
         self.norm = None if spec.norm is None else build_norm(spec.norm, spec.size)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """f32 [N, in] to [N, size]."""
-        x = self.dense(x)
+    def __call__(self, x: jax.Array, places: jax.Array | None = None) -> jax.Array:
+        """f32 [N, in] to [N, size]; for ``places`` see `Linear.of_rows`."""
+        x = self.dense.of_rows(x, places)
         x = x if self.spec.activation is None else ACTIVATIONS[self.spec.activation](x)
         return normed(x, self.norm)
 

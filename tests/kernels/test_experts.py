@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmjax.kernels.experts import EXPERTS, _blocks, experts, experts_by_blocks
+from llmjax.kernels.experts import EXPERTS, blocks_of, experts, experts_by_blocks
 from llmjax.kernels.experts_reference import experts_reference
 from tests.kernels.experts_case import Maker
 
@@ -94,7 +94,7 @@ def test_experts_without_tokens_and_choices_without_share_are_not_looked_at() ->
     st.lists(st.sampled_from([0.0, 0.5]), min_size=21, max_size=21),
 )
 def test_blocks_hold_every_choice_with_a_share_once(chosen: list[int], shares: list[float]) -> None:
-    blocks = _blocks(jnp.array(chosen).reshape(7, 3), jnp.array(shares).reshape(7, 3), 5)
+    blocks = blocks_of(jnp.array(chosen).reshape(7, 3), jnp.array(shares).reshape(7, 3), 5)
     found = []
     for i in range(int(blocks.count)):
         expert, rows, used = blocks.at(jnp.int32(i))

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmjax.arrays import Ints
 
 if TYPE_CHECKING:
-    from llmjax.adapters.reference import Adaptation
     from llmjax.engine.core import media as images
     from llmjax.engine.core import media_rows, request, scheduler
     from llmjax.engine.drafts.drafter import Drafter
@@ -68,28 +67,6 @@ class PendingStep(Protocol):
 
     def tokens(self) -> list[tuple[int, ...]]:
         """Waits for the tokens that each row sampled."""
-
-
-class AdapterPlaces(Protocol):
-    """The devices' places for adapters; the runner of an engine with ``enable_lora`` has them."""
-
-    def can_load(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
-        """Whether adapters are ready to be loaded, after waiting up to ``seconds`` for it. If they are not, another
-        thread begins to read them.
-
-        Raises:
-            LLMJaxError: they never are, because they do not fit the model or the settings.
-        """
-
-    def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
-        """Writes adapters to a place of the devices, before all later dispatches run; waits where they are not ready.
-
-        Args:
-            slot: 1 to ``max_loras``. Rows with this number in ``Sequence.adapter_slot`` are computed with them.
-
-        Raises:
-            LLMJaxError: as `can_load`.
-        """
 
 
 class EncoderRun(Protocol):

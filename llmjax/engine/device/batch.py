@@ -33,19 +33,20 @@ class Bucket:
     steps: int = 1  # steps that one dispatch may take; more than 1 only in the decode family
     drafts: int = 0  # drafts of a row; more than 0 only in the drafted family, which no other plan can use
     spans: bool = False  # tokens of images may see later ones, for which attention has other kernels
+    adapters: bool = False  # rows may have adapters, whose products take time even where no row has one
 
     def holds(self, plan: StepPlan) -> bool:
         if len(plan.rows) > self.rows or plan.num_tokens > self.tokens:
             return False
-        if plan.spans and not self.spans:
+        if (plan.spans and not self.spans) or (plan.adapters and not self.adapters):
             return False
         if self.drafts or plan.drafts:
             return plan.drafts <= self.drafts and plan.drafts > 0
         return plan.steps <= self.steps and (plan.decode_only or not self.decode)
 
-    def cost(self) -> tuple[int, bool, bool, bool]:
+    def cost(self) -> tuple[int, bool, bool, bool, bool]:
         """A key to sort by: decode before mixed at equal size; the largest mixed bucket is last."""
-        return (self.tokens, not self.decode, not self.drafts, self.spans)
+        return (self.tokens, not self.decode, not self.drafts, self.spans, self.adapters)
 
 
 def make_buckets(
@@ -57,6 +58,7 @@ def make_buckets(
     drafts: int = 0,
     drafted_rows: int = 0,
     spans: bool = False,
+    adapters: bool = False,
 ) -> list[Bucket]:
     """Mixed buckets of 16, 32, … tokens with all rows. Models that generate also have decode buckets of 1, 2, 4, …
     rows, and, if there are drafts, drafted buckets of these rows for each number of drafts. Other models have only
@@ -67,6 +69,7 @@ def make_buckets(
         drafts: most drafts of a row.
         drafted_rows: most rows of a step with drafts.
         spans: whether there are images whose tokens see one another; steps with them have mixed buckets of their own.
+        adapters: whether rows may have adapters; steps with such rows have buckets of their own.
     """
     decode = [Bucket(tokens=n, rows=n, decode=True, steps=decode_steps) for n in _doubling(1, max_num_seqs)]
     sizes = _doubling(16, max_num_batched_tokens)
@@ -80,7 +83,8 @@ def make_buckets(
         for n in _doubling(1, min(drafted_rows, max_num_seqs))
         if n * (1 + length) <= max_num_batched_tokens
     ]
-    return decode + mixed + drafted if generates else mixed
+    buckets = decode + mixed + drafted if generates else mixed
+    return buckets + [replace(bucket, adapters=True) for bucket in buckets if adapters]
 
 
 def _doubling(first: int, last: int) -> list[int]:

@@ -31,7 +31,8 @@ class ProgramName(msgspec.Struct, array_like=True, frozen=True):
 
     @classmethod
     def masked(cls, bucket: Bucket) -> ProgramName:
-        """The program that samples under masks after the steps of a bucket. It depends on rows and family alone."""
+        """The program that samples under masks after the steps of a bucket. It depends on rows and family alone: where
+        there are adapters, heads have theirs."""
         return cls("masked", Bucket(tokens=0, rows=bucket.rows, decode=bucket.decode))
 
 
@@ -79,6 +80,18 @@ class RunEncoder(Message, tag="run_encoder"):
     """
 
     bucket: Bucket
+
+
+class LoadAdapter(Message, tag="load_adapter"):
+    """Writes an adapter to one of the devices' places.
+
+    Args:
+        place: 1 to ``max_loras``.
+        values: see ``llmjax.engine.adapters.layout.put_adapter``.
+    """
+
+    place: int
+    values: list[Values]
 
 
 class Edit(Message, tag="edit"):
@@ -156,6 +169,7 @@ Command = (
     | RunMasked
     | PlaceImages
     | RunEncoder
+    | LoadAdapter
     | Edit
     | SetSampled
     | ReadPages

@@ -13,6 +13,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.device.commands import (
     Command,
     Edit,
+    LoadAdapter,
     PlaceImages,
     ProgramName,
     ReadPages,
@@ -72,6 +73,9 @@ class Executor:
             self.state, cache=compiler.cache, sharding=compiler.platform.sharding, samples=compiler.has_head
         )
         self._editor = threads.submit(editor.compiled)
+        self._put_adapter: Future[Executable] | None = None
+        if (adapters := compiler.model.adapters) is not None:
+            self._put_adapter = threads.submit(adapters.compiled, compiler.cache)
         self._mover: Future[PageMover] | None = None
         if config.moves_pages:
             self._mover = threads.submit(PageMover(compiler).compiled)
@@ -92,6 +96,8 @@ class Executor:
     def wait_ready(self) -> None:
         """Returns when edits and page moves are compiled."""
         self._editor.result()
+        if self._put_adapter is not None:
+            self._put_adapter.result()
         if self._mover is not None:
             self._mover.result()
 
@@ -115,6 +121,8 @@ class Executor:
                 self._images = EncoderState(command.places, PatchBatch(**command.batch))
             case RunEncoder():
                 self._run_encoder(command)
+            case LoadAdapter():
+                self._load_adapter(command)
             case Edit():
                 self.state = self._editor.result().apply(self.state, command)
             case SetSampled():
@@ -152,8 +160,15 @@ class Executor:
     def _take_weights(self) -> None:
         """Has later steps use the weights that the model has now."""
         self._weights = self._compiler.weights
+        self._adapted_weights = self._compiler.adapted_weights
         self._head_weights = self._compiler.head_weights
         self._encoder_weights = self._compiler.encoder_weights
+
+    def _load_adapter(self, command: LoadAdapter) -> None:
+        adapters = self._compiler.model.adapters
+        assert adapters is not None and self._put_adapter is not None
+        adapters.put(self._put_adapter.result(), command.place, command.values)
+        self._take_weights()
 
     def _free_state(self) -> None:
         self._output, self._images, self._state_gone = None, None, True
@@ -169,7 +184,8 @@ class Executor:
     def _run_step(self, command: RunStep) -> StepOutput | jax.Array:
         program = self._programs[ProgramName.step(command.bucket)]
         before = () if self._compiler.model.graph.config.embeds else (self._hidden(command),)
-        self.state, output = program(self._weights, self.state, command.packed, *before)
+        weights = self._adapted_weights if command.bucket.adapters else self._weights
+        self.state, output = program(weights, self.state, command.packed, *before)
         if not self._compiler.has_head:
             hidden: jax.Array = output
             self._group.send_hidden(np.asarray(hidden).tobytes())

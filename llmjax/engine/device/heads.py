@@ -100,7 +100,7 @@ def sample(
 
     def found(own: _Own) -> tuple[SampleOutput, jax.Array]:
         hidden, last_token, asked, mask = own
-        logits = model.logits(hidden, up_to_last(asked.samples))
+        logits = model.logits(hidden, up_to_last(asked.samples), rows.word("adapter", asked.slot))
         chosen = sampler.choose(
             logits, state.sampler, asked, last_token=last_token, max_logprobs=max_logprobs, mask=mask
         )
@@ -190,7 +190,7 @@ def verify(
     after = jnp.arange(1, 1 + drafts)  # places of drafts
     here = jnp.minimum(first[row][:, None] + after, fed.shape[0] - 1)
     uncounted = jnp.where(after <= place[:, None], fed[here], state.sampler.vocab_size)
-    logits = model.logits(hidden, up_to_last(asked.samples))
+    logits = model.logits(hidden, up_to_last(asked.samples), rows.word("adapter", slot))
     chosen = sampler.choose(
         logits, state.sampler, asked, last_token=fed, max_logprobs=max_logprobs, uncounted=uncounted
     )
@@ -228,11 +228,20 @@ def _finite(logits: jax.Array) -> jax.Array:
     return all_sum((~own).astype(jnp.int32), "vocab") == 0
 
 
-def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: int, max_logprobs: int) -> LogprobArrays:
+def score(
+    model: CausalLM,
+    state: DeviceState,
+    hidden: jax.Array,
+    batch: StepBatch,
+    *,
+    vocab_size: int,
+    max_logprobs: int,
+) -> LogprobArrays:
     """Log-probabilities of the prompt token after each position, a block of logits at a time.
 
     Args:
         model: the model, with its weights.
+        state: the state that ``forward`` returned.
         hidden: [T, D], from ``forward``.
         batch: the batch that ``forward`` was given, in the mixed family.
         vocab_size: size of the whole model's vocabulary.
@@ -247,13 +256,14 @@ def score(model: CausalLM, hidden: jax.Array, batch: StepBatch, *, vocab_size: i
     block = max(1, min(LOGPROB_BLOCK, tokens, LOGPROB_BYTES // (4 * vocab_size)))
 
     scored = partial(token_logprobs, max_logprobs=max_logprobs)
+    places = state.rows.word("adapter", batch.slot[batch.row])
 
     def all_blocks(found: LogprobArrays) -> LogprobArrays:
         def put(i: jax.Array, found: LogprobArrays) -> LogprobArrays:
             # A gather, and no slice: XLA does not take a slice by a loop's counter into a CUDA graph.
             at = i * block + jnp.arange(block)
             rows = jnp.minimum(at, tokens - 1)
-            logits = model.logits(hidden[rows])
+            logits = model.logits(hidden[rows], places=places[rows])
             new = on_whole_rows(scored, logits, targets[rows], vocab_size=vocab_size)
             return jax.tree.map(lambda all, part: all.at[at].set(part, mode="drop"), found, new)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -50,9 +51,10 @@ def pool(
         raw, sums = normed[batch.last], state.pooled
     else:
         raw, sums = _summed(normed, state.pooled, batch, kind=pooler.kind, position=position)
-    vectors = model.headed(raw)
+    places = rows.word("adapter", batch.slot)
+    vectors = model.headed(raw, places)
     # Of embeddings the matrices after pooling are a text's; a label may be a token's.
-    of_tokens = model.headed if pooler.task == "classify" else (lambda x: x)
+    of_tokens = partial(model.headed, places=places[batch.row]) if pooler.task == "classify" else (lambda x: x)
     shape = jax.eval_shape(of_tokens, normed)
     token_vectors = jax.lax.cond(
         batch.any_prompt_logprobs, of_tokens, lambda x: jnp.zeros(shape.shape, shape.dtype), normed

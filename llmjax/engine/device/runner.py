@@ -12,8 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.adapters.read import AdapterReader
+from llmjax.adapters.reference import Adaptation
 from llmjax.arrays import Ints
 from llmjax.config import EngineConfig
+from llmjax.engine.adapters.store import AdapterStore
 from llmjax.engine.core import interfaces
 from llmjax.engine.core.layer_states import TableChanges
 from llmjax.engine.core.media import Encoding, PromptMedia
@@ -22,7 +25,16 @@ from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row, StepPlan
 from llmjax.engine.core.tier import PageContent
 from llmjax.engine.device.batch import Bucket
-from llmjax.engine.device.commands import Command, Edit, ProgramName, ReadPages, RunMasked, RunStep, WritePages
+from llmjax.engine.device.commands import (
+    Command,
+    Edit,
+    LoadAdapter,
+    ProgramName,
+    ReadPages,
+    RunMasked,
+    RunStep,
+    WritePages,
+)
 from llmjax.engine.device.encoder import EncoderPrograms, EncoderRun, commands_of
 from llmjax.engine.device.executor import Executor
 from llmjax.engine.device.media import delta_of
@@ -56,6 +68,7 @@ class Runner:
     Attributes:
         executor: applies the commands at this rank.
         programs: the compiled steps.
+        adapters: those that have been read; None: there are no places for any.
         media: the shape of the media pool; None: the model sees nothing.
     """
 
@@ -81,6 +94,12 @@ class Runner:
             compiler, self._compile_masked, threads=self._threads, kept=apart.get(MASKED)
         )
 
+        self.adapters = None
+        if self.model.adapters is not None:
+            reader = AdapterReader(
+                self.model.checkpoint, self.model.config, self.model.adapters.whole_shapes, config.max_lora_rank
+            )
+            self.adapters = AdapterStore(reader, self.model.adapters, most=config.max_cpu_loras)
         encoder, self.media = self.model.encoder, compiler.media
         self._encoders: EncoderPrograms | None = None
         self._encoder_parts = compiler.encoder_parts
@@ -147,6 +166,22 @@ class Runner:
         patches = bucket_of_patches(spec, sum(len(encoding.image.patches) for encoding in own))
         commands = commands_of(spec, own, parts=self._encoder_parts(patches), nowhere=self.media.num_rows)
         return EncoderRun(own, commands, self._stages.apply)
+
+    def can_load(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
+        """Whether adapters are ready to be loaded, after waiting up to ``seconds`` for it. If they are not, they are
+        being read from now on.
+
+        Raises:
+            CheckpointError: they cannot be read, or do not fit the model or the settings.
+        """
+        assert self.adapters is not None, "the front lets no adapter pass"
+        return self.adapters.ready(adaptation, seconds=seconds)
+
+    def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
+        """Writes adapters into a slot, 1 to ``max_loras``, after all earlier dispatches have run and before all later
+        ones; raises as `can_load`."""
+        assert self.adapters is not None
+        self._stages.apply(LoadAdapter(slot, self.adapters.values(adaptation)))
 
     def dispatch(
         self,
@@ -236,6 +271,8 @@ class Runner:
         self._masked.close(wait=wait)
         if self._encoders is not None:
             self._encoders.close(wait=wait)
+        if self.adapters is not None:
+            self.adapters.close(wait=wait)
         self._group.close()
 
     def _compile_step(self, bucket: Bucket) -> Executable:

@@ -8,12 +8,12 @@ has its tokens or samples a stop id. With drafts of the next tokens it takes one
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 
 from llmjax import models
+from llmjax.engine.adapters.layout import AdapterLayout
 from llmjax.engine.device.batch import BatchLayout, StepBatch
 from llmjax.engine.device.device_state import NO_TOKEN, DeviceState, Ends, StepOutput
 from llmjax.engine.device.heads import Sampled, ends, few_rows, sample, score, verify
@@ -49,12 +49,13 @@ def step(
     max_logprobs: int,
     draft: DraftGraph | None = None,
     spans: tuple[Span, ...] | None = None,
+    adapters: AdapterLayout | None = None,
 ) -> tuple[DeviceState, StepOutput]:
     """Runs one dispatch: ``forward`` and its heads.
 
     Args:
-        weights: the model's weights in the order of ``names``, then those of the draft model. A tuple, because sorting
-            a dict's keys at every dispatch costs time.
+        weights: the model's weights in the order of ``names``, then those of the draft model, then the arrays of
+            adapters. A tuple, because sorting a dict's keys at every dispatch costs time.
         state: donated.
         packed: i32 [layout.size], from ``BatchLayout.pack``.
         graph: the model's graph definition (static).
@@ -65,10 +66,15 @@ def step(
         draft: a model that makes drafts (static); None: there is none.
         spans: spans of the groups of layers for which the batch has page tables, where this rank has only some of the
             model's layers (static); None: the model's own.
+        adapters: the adapters that rows may have (static); None: none has one.
     """
     state, batch = begin(state, packed, layout=layout)
-    merged = partial(_merged, graph=graph, names=names)
-    own, others = weights[: len(names)], weights[len(names) :]
+    of = state.rows.word("adapter", batch.slot[batch.row])  # the place of each token's adapter
+    ends_at = len(names) + (0 if draft is None else len(draft.names))
+    own, others, changes = weights[: len(names)], weights[len(names) : ends_at], weights[ends_at:]
+
+    def merged(own: tuple[jax.Array, ...], changes: tuple[jax.Array, ...] = changes) -> models.CausalLM:
+        return _merged(own, changes, of, graph=graph, names=names, adapters=adapters)
 
     def run(model: models.CausalLM, state: DeviceState, batch: StepBatch) -> tuple[DeviceState, jax.Array]:
         groups = spans if draft is None else draft.spans
@@ -83,7 +89,7 @@ def step(
         return state if draft is None else take_in(draft_merged(others), state, batch, draft=draft)[0]
 
     if graph.config.pooler is not None:
-        model = merged(weights)
+        model = merged(own)
         state, hidden = run(model, state, batch)
         position = batch.ragged(page_size=state.kv[0].page_size)[1]
         state, pooled = pool(model, state, hidden, batch, position=position)
@@ -117,17 +123,19 @@ def step(
         return state, StepOutput(
             tokens=sampled.tokens[None],
             logprobs=jax.tree.map(lambda x: x[None], sampled.logprobs),
-            prompt_logprobs=score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=max_logprobs),
+            prompt_logprobs=score(
+                model, state, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=max_logprobs
+            ),
             ends=last,
         )
 
     def once(loop: _Loop) -> _Loop:
         # The barrier ties the weights to the iteration. Otherwise XLA moves what depends only on them out of the loop,
         # and converts the whole embedding to f32 at every dispatch.
-        done, own, others = jax.lax.optimization_barrier((loop.done, weights[: len(names)], weights[len(names) :]))
-        model, now = merged(rounding_decodes(own)), batch.after(done, loop.state.rows)
+        done, now_own, now_others, now_changes = jax.lax.optimization_barrier((loop.done, own, others, changes))
+        model, now = merged(rounding_decodes(now_own), now_changes), batch.after(done, loop.state.rows)
         state, hidden = run(model, loop.state, now)
-        state = followed(rounding_decodes(others), state, now)
+        state = followed(rounding_decodes(now_others), state, now)
         last = ends(hidden, now)
         state, sampled = sample(model, state, last, max_logprobs=max_logprobs, waits=now.waits)
         return _Loop(
@@ -207,11 +215,12 @@ def sample_masked(
     names: tuple[str, ...],
     decode: bool,
     max_logprobs: int,
+    adapters: AdapterLayout | None = None,
 ) -> tuple[DeviceState, Sampled]:
     """The second dispatch of a step whose batch ``waits``.
 
     Args:
-        weights, names, graph: as for ``step``, of the model without its layers.
+        weights, names, graph, adapters: as for ``step``, of the model without its layers.
         max_logprobs: as for ``step``.
         state: the state after the first dispatch, without what layers keep; donated.
         ends: the rows' ends, which the first dispatch returned.
@@ -221,14 +230,30 @@ def sample_masked(
     Returns:
         The state, and the sampled tokens as in ``StepOutput``.
     """
-    model = _merged(rounding_decodes(weights) if decode else weights, graph=graph, names=names)
+    own, changes = weights[: len(names)], weights[len(names) :]
+    of = state.rows.word("adapter", ends.slot)
+    own = rounding_decodes(own) if decode else own
+    model = _merged(own, changes, of, graph=graph, names=names, adapters=adapters)
     few = 0 if decode else few_rows(mask.shape[0])
     state, sampled = sample(model, state, ends, max_logprobs=max_logprobs, mask=mask, few=few)
     return state, jax.tree.map(lambda x: x[None], sampled)
 
 
-def _merged(arrays: tuple[jax.Array, ...], *, graph: ModelGraph, names: tuple[str, ...]) -> models.CausalLM:
-    return models.merge(graph, dict(zip(names, arrays, strict=True)))
+def _merged(
+    arrays: tuple[jax.Array, ...],
+    changes: tuple[jax.Array, ...] = (),
+    of: jax.Array | None = None,
+    *,
+    graph: ModelGraph,
+    names: tuple[str, ...],
+    adapters: AdapterLayout | None = None,
+) -> models.CausalLM:
+    """The model with its weights and with the adapters that ``changes`` holds, of rows with places ``of``."""
+    params = dict(zip(names, arrays, strict=True))
+    if adapters is not None:
+        assert of is not None
+        params = adapters.applied(params, changes, of)
+    return models.merge(graph, params)
 
 
 def begin(state: DeviceState, packed: jax.Array, *, layout: BatchLayout) -> tuple[DeviceState, StepBatch]:

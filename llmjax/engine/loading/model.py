@@ -21,6 +21,7 @@ from llmjax.checkpoint.identity import identity
 from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
+from llmjax.engine.adapters.stacks import AdapterStacks
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.engine.loading.copies import with_copies
 from llmjax.engine.loading.dummy import with_dummy_weights
@@ -88,13 +89,15 @@ class LoadedModel:
     mapped_bytes: int = 0  # bytes of weights that take memory only when a step reads them
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
     encoder: LoadedEncoder | None = None  # of images; None: the model sees none
+    adapters: AdapterStacks | None = None  # places for adapters; None: it has none
     dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all weights."""
+        """Bytes of all weights, and of the places for adapters."""
         encoder = 0 if self.encoder is None else self.encoder.num_bytes
-        return sum(weight.nbytes for weight in self.params.values()) + encoder
+        adapters = 0 if self.adapters is None else self.adapters.num_bytes
+        return sum(weight.nbytes for weight in self.params.values()) + encoder + adapters
 
     @property
     def digest(self) -> str:
@@ -227,6 +230,17 @@ def load_model(
         params[name] = placer.place(name, tensor, one, shape, cut=division.cut(name, axes, shape.shape))
     if config.dequantized_copies:
         params = with_copies(params, without=frozenset(graph.without_layers.names))
+    adapters = None
+    if config.enable_lora:
+        _check_adapters(config)
+        adapters = AdapterStacks.of(
+            whole,
+            shapes,
+            places=config.max_loras,
+            rank=config.max_lora_rank,
+            division=division,
+            platform=platform,
+        )
     encoder = _load_encoder(checkpoint, platform, programs, placer) if _sees(config, checkpoint, platform) else None
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
@@ -256,7 +270,18 @@ def load_model(
         dequantized_from=dequantized,
         kv_calibration=calibration,
         encoder=encoder,
+        adapters=adapters,
     )
+
+
+def _check_adapters(config: EngineConfig) -> None:
+    """Refuses settings that adapters do not go with."""
+    if config.is_staged:
+        raise ConfigError(
+            "enable_lora: stages (pipeline_parallel_size) have no adapters so far; use tensor_parallel_size"
+        )
+    if config.num_experts_offload_per_rank:
+        raise ConfigError("enable_lora: experts in the host's memory (num_experts_offload_per_rank) have no adapters")
 
 
 def _open(config: EngineConfig, path: Path) -> Checkpoint:

@@ -80,6 +80,12 @@ class StepCompiler:
         drafts = () if self.draft_model is None else self.draft_model.params.values()
         return (*self.model.params.values(), *drafts)
 
+    @property
+    def adapted_weights(self) -> tuple[jax.Array, ...]:
+        """The weights and the arrays of adapters, as ``step`` takes them where rows have adapters."""
+        adapters = self.model.adapters
+        return (*self.weights, *(() if adapters is None else adapters.arrays))
+
     @cached_property
     def _draft_graph(self) -> DraftGraph | None:
         draft, spans = self.draft_model, tuple(group.span for group in self.kv_plan.groups)
@@ -101,6 +107,7 @@ class StepCompiler:
             drafts=self.drafts,
             drafted_rows=self.drafted_rows,
             spans=self.media is not None and self.media.whole,
+            adapters=self.model.adapters is not None,
         )
         return {
             bucket: BatchLayout(
@@ -217,9 +224,16 @@ class StepCompiler:
             static["spans"] = tuple(group.span for group in self.kv_plan.groups)
         if self.has_head:
             static |= {"max_logprobs": self.max_logprobs, "draft": self._draft_graph}
+        if bucket.adapters and self.model.adapters is not None:
+            static["adapters"] = self.model.adapters.layout
         return ProgramSpec(
             function=step if self.has_head else pass_on,
-            arguments=(self._weight_shapes, self.state_shapes, packed, *([] if before is None else [before])),
+            arguments=(
+                self._adapted_shapes if bucket.adapters else self._weight_shapes,
+                self.state_shapes,
+                packed,
+                *([] if before is None else [before]),
+            ),
             device=self.platform.device,
             static=static,
             donated=(1,),
@@ -247,7 +261,8 @@ class StepCompiler:
     @property
     def head_weights(self) -> tuple[jax.Array, ...]:
         """The head's weights, as ``sample_masked`` takes them."""
-        return tuple(self.model.params[name] for name in self._head_names)
+        adapters, own = self.model.adapters, tuple(self.model.params[name] for name in self._head_names)
+        return own if adapters is None else (*own, *adapters.layout.head_arrays(adapters.arrays))
 
     def masked_spec(self, bucket: Bucket) -> ProgramSpec:
         """The specification of the program that samples after that of a bucket, once the host has said which tokens are
@@ -266,6 +281,7 @@ class StepCompiler:
                 "names": self._head_names,
                 "decode": bucket.decode,
                 "max_logprobs": self.max_logprobs,
+                "adapters": None if model.adapters is None else model.adapters.layout.of_head,
             },
             donated=(1,),
             options=self.options,
@@ -327,6 +343,10 @@ class StepCompiler:
     @cached_property
     def _weight_shapes(self) -> Any:
         return _shapes(self.weights)
+
+    @cached_property
+    def _adapted_shapes(self) -> Any:
+        return _shapes(self.adapted_weights)
 
     @cached_property
     def _names(self) -> tuple[str, ...]:

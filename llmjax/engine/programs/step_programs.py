@@ -120,13 +120,17 @@ class StepPrograms:
 
     def most_steps(self, rows: int) -> int:
         """Decode steps that one dispatch of this many rows may take with the programs that there are."""
-        there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
-        return max((bucket.steps for bucket in there if bucket.rows >= rows), default=1)
+        return self._most(lambda bucket: bucket.steps, rows, least=1)
 
     def most_drafts(self, rows: int) -> int:
         """Drafts that each of this many rows may have with the programs that there are."""
-        there = (bucket for bucket in self._order if bucket in self._programs or bucket in self._kept)
-        return max((bucket.drafts for bucket in there if bucket.rows >= rows), default=0)
+        return self._most(lambda bucket: bucket.drafts, rows, least=0)
+
+    def _most(self, number: Callable[[Bucket], int], rows: int, *, least: int) -> int:
+        """The largest number of a bucket that is there for this many rows, whether they have adapters or not."""
+        there = [b for b in self._order if b.rows >= rows and (b in self._programs or b in self._kept)]
+        families = {bucket.adapters for bucket in self._order}
+        return min(max((number(b) for b in there if b.adapters == own), default=least) for own in families)
 
     def _at_hand(self, bucket: Bucket) -> Program | None:
         program = self._programs.get(bucket)

@@ -55,7 +55,7 @@ class Split:
             scores = (
                 None
                 if layout.bucket.decode
-                else score(model, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=TOP)
+                else score(model, state, hidden, batch, vocab_size=state.sampler.vocab_size, max_logprobs=TOP)
             )
             return *sample(model, state, ends(hidden, batch), max_logprobs=TOP), scores
 

@@ -1,0 +1,81 @@
+"""Weights with adapters: what the adapters in the places of a device change of a matrix.
+
+The matrices of all places lie side by side, see ``adapted_linear.py`` for products with them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import jax
+import jax.numpy as jnp
+
+from llmjax.kernels.qtensor import QTensor
+
+BIAS_COLUMNS = 16  # the columns of biases are a multiple of it, as kernels want them
+NO_PLACE = 0  # of rows that are computed with the weights as they are; places count from 1
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Delta:
+    """What adapters of rank r in S places change of a matrix [out, in].
+
+    Of an embedding, whose rows are looked up, ``a`` is [vocabulary, S * r], and there are neither biases nor gains. Of
+    a stack of E experts, ``a`` is [S, E, r, in] and ``b`` [S, E, out, r].
+    """
+
+    a: jax.Array  # [S * r, in]
+    b: jax.Array  # f32 [out, S * r + bias_columns(S)]: the columns of each place, then the bias of each
+    gain: jax.Array | None = None  # f32 [out, S], what the product is multiplied with, less one
+    summed: str | None = field(default=None, metadata={"static": True})  # axis along which devices add products up
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Places:
+    """Which rows are computed with the adapter of which place."""
+
+    of: jax.Array  # i32 [T], or NO_PLACE
+    gained: jax.Array  # bool [], whether any of them has gains
+    count: int = field(metadata={"static": True})  # S
+
+    @property
+    def chosen(self) -> jax.Array:
+        """f32 [T, bias_columns(S)]: 1 where a row has the adapter of a place."""
+        return (self.of[:, None] == jnp.arange(1, bias_columns(self.count) + 1)).astype(jnp.float32)
+
+    def only_own(self, shrunk: jax.Array) -> jax.Array:
+        """Products with all ``a``, [T, S * r], with zeros in place of those with other places'."""
+        own = self.of[:, None] == jnp.arange(shrunk.shape[1]) // (shrunk.shape[1] // self.count) + 1
+        return jnp.where(own, shrunk, 0)  # no product: rows that nobody looks at may hold anything
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Adapted:
+    """A weight [out, in] or a stack of them, and what adapters change of it."""
+
+    weight: jax.Array | QTensor  # as it is
+    delta: Delta | None
+    places: Places
+    head: Delta | None = None  # of a tied head, where the weight is the embedding
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The weight's shape."""
+        return tuple(self.weight.shape)
+
+    def at(self, of: jax.Array) -> Adapted:
+        """The weight for other rows, i32 [N]."""
+        return replace(self, places=replace(self.places, of=of))
+
+    @property
+    def as_head(self) -> Adapted:
+        """The embedding as a tied head."""
+        return replace(self, delta=self.head, head=None)
+
+
+def bias_columns(places: int) -> int:
+    """Columns of biases, one for each place, and columns of zeros."""
+    return -(-places // BIAS_COLUMNS) * BIAS_COLUMNS

@@ -1,0 +1,275 @@
+"""The arrays of adapters on the devices, and the values that an adapter has in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import NamedSharding, PartitionSpec
+
+from llmjax.adapters.adapter import Adapter, LowRank
+from llmjax.engine.adapters.layout import EMBEDDING, HEAD, AdaptedParameter, AdapterLayout, Use, put_adapter
+from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
+from llmjax.kernels.adapted import bias_columns
+from llmjax.kernels.sharding import on_devices
+from llmjax.models import ModelGraph
+from llmjax.parallel.division import Cut, Division
+from llmjax.parallel.shards import cut_array
+from llmjax.platforms import Platform
+
+Values = list[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """The axis of an array that devices divide."""
+
+    cut: Cut
+    axis: int
+
+    def whole(self, size: int) -> int:
+        """The size of the axis on all devices together, which may be filled up."""
+        return int(self.cut.entries.size)
+
+    def spread(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The parts of all devices, one after another."""
+        own = replace(self.cut, axis=self.axis)
+        return np.concatenate([cut_array(values, own, i) for i in range(len(self.cut.entries))], self.axis)
+
+
+@dataclass(frozen=True)
+class _Array:
+    """An array of which each device has all, or a part."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    divided: _Axis | None = None
+
+    def placed(self, platform: Platform) -> jax.ShapeDtypeStruct:
+        """Its shape on all devices together, and where it lies."""
+        sharding, shape = platform.sharding, list(self.shape)
+        if sharding is None or self.divided is None:
+            return jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=platform.everywhere)
+        axis = self.divided.axis
+        shape[axis] = self.divided.whole(shape[axis])
+        spec = PartitionSpec(*[None] * axis, *sharding.mesh.axis_names)
+        return jax.ShapeDtypeStruct(tuple(shape), self.dtype, sharding=NamedSharding(sharding.mesh, spec))
+
+
+@dataclass(frozen=True)
+class AdaptedShape:
+    """A parameter that adapters may change, with its shape and how devices divide it.
+
+    Attributes:
+        shape: the shape of the whole parameter, [out, in] or [experts, out, in].
+    """
+
+    parameter: AdaptedParameter
+    shape: tuple[int, ...]
+    cut: Cut | None
+
+    def _along(self, axis: int, own: int) -> _Axis | None:
+        """The division of an array's axis ``own`` that is the weight's ``axis``."""
+        return None if self.cut is None or self.cut.axis != axis else _Axis(self.cut, own)
+
+    def arrays(self, layout: AdapterLayout, dtype: jnp.dtype) -> list[_Array]:
+        """The arrays of all places."""
+        places, rank, f32 = layout.places, layout.rank, jnp.float32
+        if self.parameter.use is Use.EXPERTS:
+            count, size_out, size_in = self.shape
+            experts = self._along(0, 1)
+            return [
+                _Array((places, count, rank, size_in), dtype, experts or self._along(2, 3)),
+                _Array((places, count, size_out, rank), f32, experts or self._along(1, 2)),
+            ]
+        size_out, size_in = self.shape
+        if self.parameter.use is Use.ROWS:
+            return [
+                _Array((size_out, places * rank), dtype, self._along(0, 0)),
+                _Array((size_in, places * rank), f32),
+            ]
+        return [
+            _Array((places * rank, size_in), dtype, self._along(1, 1)),
+            _Array((size_out, places * rank + bias_columns(places)), f32, self._along(0, 0)),
+            _Array((size_out, places), f32, self._along(0, 0)),
+        ]
+
+    def values(self, rank: int) -> list[_Array]:
+        """The values of one place, see `put_adapter`."""
+        f32 = jnp.float32
+        if self.parameter.use is Use.EXPERTS:
+            count, size_out, size_in = self.shape
+            experts = self._along(0, 0)
+            return [
+                _Array((count, rank, size_in), f32, experts or self._along(2, 2)),
+                _Array((count, size_out, rank), f32, experts or self._along(1, 1)),
+            ]
+        size_out, size_in = self.shape
+        if self.parameter.use is Use.ROWS:
+            return [_Array((size_out, rank), f32, self._along(0, 0)), _Array((size_in, rank), f32)]
+        of_rows = self._along(0, 0)
+        return [
+            _Array((rank, size_in), f32, self._along(1, 1)),
+            _Array((size_out, rank), f32, of_rows),
+            _Array((size_out,), f32, of_rows),
+            _Array((size_out,), f32, of_rows),
+        ]
+
+    def parts(self, part: LowRank | None, rank: int) -> Iterator[npt.NDArray[np.float32]]:
+        """An adapter's values, filled up with zeros; None: it does not change this parameter."""
+        for array, own in zip(self.values(rank), self._given(part), strict=True):
+            whole = np.zeros(array.shape, np.float32)
+            if own is not None:
+                whole[tuple(map(slice, own.shape))] = own
+            yield whole if array.divided is None else array.divided.spread(whole)
+
+    def _given(self, part: LowRank | None) -> list[npt.NDArray[np.float32] | None]:
+        product = self.parameter.use is Use.PRODUCT
+        if part is None:
+            return [None] * (4 if product else 2)
+        if self.parameter.use is Use.ROWS:  # its rows are what products would take as inputs
+            return [part.a.T, part.b]
+        more = [part.bias, None if part.gain is None else part.gain - 1] if product else []
+        return [part.a, part.b, *more]
+
+
+class AdapterStacks:
+    """The devices' places for adapters, all empty at first.
+
+    Args:
+        shapes: the parameters that adapters may change.
+        places, rank: see `AdapterLayout`.
+        dtype: type of the matrices that rows are multiplied with first.
+
+    Attributes:
+        layout: the layout of the arrays.
+        arrays: on the devices; replaced by `put`.
+    """
+
+    def __init__(
+        self, shapes: list[AdaptedShape], *, places: int, rank: int, dtype: jnp.dtype, platform: Platform
+    ) -> None:
+        self.layout = AdapterLayout(places, rank, tuple(one.parameter for one in shapes))
+        self.shapes = shapes
+        self._platform = platform
+        gained = _Array((places + 1,), jnp.int32)
+        arrays = [gained, *(array for one in shapes for array in one.arrays(self.layout, dtype))]
+        self._placed = tuple(array.placed(platform) for array in arrays)
+        self.arrays = tuple(jnp.zeros(one.shape, one.dtype, device=one.sharding) for one in self._placed)
+
+    @classmethod
+    def of(
+        cls,
+        graph: ModelGraph,
+        shapes: Mapping[str, jax.ShapeDtypeStruct],
+        *,
+        places: int,
+        rank: int,
+        division: Division,
+        platform: Platform,
+    ) -> AdapterStacks:
+        """The places for adapters of a model.
+
+        Args:
+            graph, shapes: the whole model, as ``abstract_model`` declares it.
+        """
+        found = []
+        for name, axes in zip(graph.names, graph.axes, strict=True):
+            if (use := use_of(name, len(shapes[name].shape), graph)) is not None:
+                whole = tuple(shapes[name].shape)
+                found.append(_adapted(name, use, axes, whole, division.cut(name, axes, whole)))
+        config = graph.config
+        if config.tie_word_embeddings and config.has_head and config.pooler is None:
+            whole = tuple(shapes[EMBEDDING].shape)
+            axes = ("vocab", "hidden")
+            found.append(_adapted(HEAD, Use.PRODUCT, axes, whole, division.cut(EMBEDDING, axes, whole)))
+        return cls(found, places=places, rank=rank, dtype=graph.dtype, platform=platform)
+
+    @property
+    def whole_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters that adapters may change, by name."""
+        return {one.parameter.name: one.shape for one in self.shapes}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Shapes of the arrays, and where they lie."""
+        return self._placed
+
+    def values_of(self, adapter: Adapter) -> Values:
+        """An adapter's values, for `put`: all devices' parts, one after another.
+
+        Args:
+            adapter: one whose parts this model has, of a rank up to the layout's.
+        """
+        has_gains = any(part.gain is not None for part in adapter.parts.values())
+        values: Values = [np.array(has_gains, np.int32)]
+        for one in self.shapes:
+            values += one.parts(adapter.parts.get(one.parameter.name), self.layout.rank)
+        return values
+
+    def put(self, program: Executable, place: int, values: Values) -> None:
+        """Writes an adapter to a place.
+
+        Args:
+            program: what `put_spec` specifies.
+        """
+        given = tuple(on_devices(value, like.sharding) for value, like in zip(values, self._values, strict=True))
+        self.arrays = program(self.arrays, given, np.array(place, np.int32))
+
+    def compiled(self, cache: ProgramCache) -> Executable:
+        """The program that `put` takes."""
+        return cache.get(self.put_spec)
+
+    @cached_property
+    def put_spec(self) -> ProgramSpec:
+        """The specification of the program that writes an adapter."""
+        platform = self._platform
+        place = jax.ShapeDtypeStruct((), jnp.int32, sharding=platform.everywhere)
+        return ProgramSpec(
+            function=put_adapter,
+            arguments=(self._placed, self._values, place),
+            device=platform.device,
+            static={"layout": self.layout},
+            donated=(0,),
+            sharding=platform.sharding,
+            results=tuple(_spec_of(one) for one in self._placed),
+        )
+
+    @cached_property
+    def _values(self) -> tuple[jax.ShapeDtypeStruct, ...]:
+        flag = _Array((), jnp.int32)
+        every = [flag, *(array for one in self.shapes for array in one.values(self.layout.rank))]
+        return tuple(array.placed(self._platform) for array in every)
+
+
+def use_of(name: str, dimensions: int, graph: ModelGraph) -> Use | None:
+    """What a model does with a parameter that adapters may change; None: they may not."""
+    if name == EMBEDDING:
+        return Use.ROWS
+    if name == HEAD or (name.startswith("head.") and name.endswith(".dense.weight")):
+        return Use.PRODUCT
+    if not name.startswith("model.layers.") or not name.endswith(".weight") or name in graph.plain:
+        return None
+    return {2: Use.PRODUCT, 3: Use.EXPERTS}.get(dimensions)
+
+
+def _adapted(
+    name: str, use: Use, axes: tuple[str | None, ...], shape: tuple[int, ...], cut: Cut | None
+) -> AdaptedShape:
+    summed = axes[1] if use is Use.PRODUCT and cut is not None and cut.axis == 1 else None
+    return AdaptedShape(AdaptedParameter(name, use, summed), shape, cut)
+
+
+def _spec_of(array: jax.ShapeDtypeStruct) -> PartitionSpec:
+    return array.sharding.spec if isinstance(array.sharding, NamedSharding) else PartitionSpec()

@@ -1,0 +1,94 @@
+"""Adapters in the host's memory: read by a thread while steps run, and ready to be written to the devices."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, wait
+from pathlib import Path
+
+from llmjax.adapters.adapter import Adapter, summed
+from llmjax.adapters.read import AdapterReader
+from llmjax.adapters.reference import Adaptation, AdapterReference
+from llmjax.engine.adapters.stacks import AdapterStacks, Values
+from llmjax.engine.programs.threads import CompileThreads
+from llmjax.errors import CheckpointError
+
+LEAST_KEPT = 8  # adapters that are kept without a setting
+
+
+class AdapterStore:
+    """The adapters that have been read.
+
+    Args:
+        reader: reads them.
+        stacks: the places that they go to.
+        most: adapters that are kept in memory; None: twice as many as places, at least ``LEAST_KEPT``.
+    """
+
+    def __init__(self, reader: AdapterReader, stacks: AdapterStacks, *, most: int | None) -> None:
+        self._reader, self._stacks = reader, stacks
+        self._most = most or max(2 * stacks.layout.places, LEAST_KEPT)
+        self._kept: OrderedDict[str, Adapter] = OrderedDict()  # by digest; the thread's alone
+        self._under_way: OrderedDict[str, Future[Values]] = OrderedDict()  # by digest, in the order of their use
+        self._thread = CompileThreads(1)  # which the interpreter does not wait for
+
+    def ready(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
+        """Whether `values` need not wait, after waiting up to ``seconds`` for it.
+
+        Raises:
+            CheckpointError: adapters cannot be read, or do not fit the model or the settings.
+        """
+        future = self._values(adaptation)
+        if not future.done() and wait([future], timeout=seconds).not_done:
+            return False
+        self._result(adaptation, future)
+        return True
+
+    def values(self, adaptation: Adaptation) -> Values:
+        """The values of adapters for a place, which are then no longer kept; raises as `ready`."""
+        values = self._result(adaptation, self._values(adaptation))
+        self._under_way.pop(adaptation.digest, None)
+        return values
+
+    def close(self, *, wait: bool = True) -> None:
+        """Stops reading, as `CompileThreads.close` does."""
+        self._thread.close(wait=wait)
+
+    def _values(self, adaptation: Adaptation) -> Future[Values]:
+        future = self._under_way.get(adaptation.digest)
+        if future is None:
+            future = self._under_way[adaptation.digest] = self._thread.submit(self._read, adaptation)
+            while len(self._under_way) > self._most:  # whose requests have gone
+                self._under_way.popitem(last=False)
+        self._under_way.move_to_end(adaptation.digest)
+        return future
+
+    def _result(self, adaptation: Adaptation, future: Future[Values]) -> Values:
+        try:
+            return future.result()
+        except BaseException:
+            self._under_way.pop(adaptation.digest, None)  # the files may be other ones the next time
+            raise
+
+    def _read(self, adaptation: Adaptation) -> Values:
+        scaled = [(self._adapter(part.reference), part.scale) for part in adaptation.parts]
+        names = dict.fromkeys(name for adapter, _ in scaled for name in adapter.parts)
+        parts = {
+            name: summed([adapter.parts[name].scaled(scale) for adapter, scale in scaled if name in adapter.parts])
+            for name in names
+        }
+        whole = Adapter(digest=adaptation.digest, parts=parts)
+        if whole.rank > self._stacks.layout.rank:
+            raise CheckpointError(
+                f"{adaptation.name}: the ranks of these adapters add up to {whole.rank}; max_lora_rank is "
+                f"{self._stacks.layout.rank}"
+            )
+        return self._stacks.values_of(whole)
+
+    def _adapter(self, reference: AdapterReference) -> Adapter:
+        if (kept := self._kept.get(reference.digest)) is None:
+            kept = self._kept[reference.digest] = self._reader.read(Path(reference.path), reference.digest)
+        self._kept.move_to_end(reference.digest)
+        while len(self._kept) > self._most:
+            self._kept.popitem(last=False)
+        return kept
