@@ -73,6 +73,7 @@ _DECLARED = {
     "mistral": ("MistralForCausalLM MinistralForCausalLM Ministral3ForCausalLM", "ministral mistral ministral3"),
     "mixtral": ("MixtralForCausalLM", "mixtral"),
     "modernbert": ("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification", "modernbert"),
+    "moondream": ("MoondreamForCausalLM", ""),
     "mpt": ("MptForCausalLM MPTForCausalLM", "mpt"),
     "nemotron": ("NemotronForCausalLM", "nemotron"),
     "nemotron_h": ("NemotronHForCausalLM", "nemotron_h"),

@@ -59,6 +59,8 @@ OF_AXES = {
 }
 # Models whose files have the text model's keys at the top level, with those of other parts beside them.
 BESIDE = {"Phi3VForCausalLM": "Phi3ForCausalLM"}
+# The same where files have the text model's keys, under its own names, in an object of their own.
+WITHIN = {"HfMoondream": "MoondreamForCausalLM"}
 OF_OTHERS = ("vision_config", "img_processor", "embd_layer", "model_type", "version")
 # The same where files say by ``version`` which text model it is.
 OF_VERSIONS = {"MiniCPMV": {2.6: "Qwen2ForCausalLM", 4.0: "LlamaForCausalLM", 4.5: "Qwen3ForCausalLM"}}
@@ -77,6 +79,10 @@ SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch
 PREFIX = re.compile(r"^(?:(?:language_model|language|llm)\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
 
 
+MATRIX = "model.text.wte"
+"""Moondream's name of its embedding, which lacks the ending that others have."""
+
+
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The config.json that the text model would have by itself; None: the model is not nested in another.
 
@@ -90,6 +96,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if isinstance(named, str) and named in BESIDE:
         return _without_others(config, BESIDE[named])
+    if isinstance(named, str) and named in WITHIN:
+        return _within(config, WITHIN[named])
     if isinstance(named, str) and named in OF_VERSIONS:
         return _of_version(config, OF_VERSIONS[named])
     if not isinstance(named, str) or named not in MULTIMODAL or not isinstance(text, Mapping):
@@ -135,6 +143,17 @@ def _without_others(config: Mapping[str, Any], architecture: str) -> dict[str, A
     return {**text, "architectures": [architecture]}
 
 
+def _within(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+    """The keys of a text model in an object ``config``, with the ids of the tokens around texts (Moondream)."""
+    held = config.get("config")
+    text, tokens = ((held.get(key) if isinstance(held, Mapping) else None) or {} for key in ("text", "tokenizer"))
+    if not isinstance(text, Mapping) or not isinstance(tokens, Mapping):
+        raise UnsupportedModel("config.json: config.text and config.tokenizer must be objects")
+    outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
+    ids = {f"{key}_token_id": tokens[f"{key}_id"] for key in ("bos", "eos") if f"{key}_id" in tokens}
+    return {**outer, **text, **ids, "architectures": [architecture]}
+
+
 def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a text model whose frequencies are not scaled, under the name that others have for that."""
     plain = {**_MISSING.get(text["model_type"], {}), **text}
@@ -148,4 +167,6 @@ def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str) -> str:
     """A tensor's name in a text model by itself; tensors of other parts keep theirs."""
+    if name == MATRIX:
+        return f"{MATRIX}.weight"
     return PREFIX.sub(lambda found: found[1] or "", name)

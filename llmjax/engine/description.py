@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from llmjax.adapters.reference import AdapterReference
 from llmjax.config import EngineConfig
@@ -19,6 +19,7 @@ from llmjax.engine.loading.model import LoadedModel
 from llmjax.kernels.cpu.library import describe, why_slow
 from llmjax.kernels.qtensor import INT8_DECODES, QTensor
 from llmjax.models.classifiers import ORIGINAL_QWEN3
+from llmjax.models.vision.spec import VisionSpec
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +73,14 @@ def _vision(engine: LoadedEngine) -> VisionInfo | None:
         max_tokens=one_step if media.whole else engine.kv_plan.max_model_len,
         side=encoder.graph.spec.side,
         axes=media.axes,
-        whole=None if not media.whole else "prompt" if encoder.graph.spec.whole_prompt else "image",
+        whole=_whole(encoder.graph.spec),
     )
+
+
+def _whole(spec: VisionSpec) -> Literal["image", "text", "prompt"] | None:
+    if not spec.bidirectional:
+        return None
+    return "prompt" if spec.whole_prompt else "text" if spec.whole_text else "image"
 
 
 def describe_activations(activations: Collection[str], *, cpu: bool) -> str:

@@ -51,15 +51,15 @@ class VisionInfo:
         max_tokens: most tokens of an image with all that stands between its rows, or of a prompt that is ``whole``.
         side: patches along each side of an image that become one row.
         axes: whether tokens have positions on three axes.
-        whole: what has tokens that see one another, so that it has to be in one step: each image, or a prompt with
-            images; None: each token sees those before it.
+        whole: what has tokens that see one another, so that it has to be in one step: each image, each image with the
+            text around it, or a prompt with images; None: each token sees those before it.
     """
 
     max_rows: int
     max_tokens: int
     side: int
     axes: bool
-    whole: Literal["image", "prompt"] | None
+    whole: Literal["image", "text", "prompt"] | None
 
 
 @dataclass(frozen=True, kw_only=True)

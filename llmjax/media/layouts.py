@@ -19,6 +19,7 @@ from llmjax.models.vision.preparation import (
     Cropped,
     FilledGrid,
     NearestGrid,
+    Overlapped,
     Padded,
     PaddedViews,
     PanAndScan,
@@ -32,6 +33,7 @@ from llmjax.models.vision.preparation import (
     Stretched,
     least_patches,
     most_patches,
+    pooled,
 )
 
 MAX_ASPECT = 200
@@ -100,6 +102,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _scanned(image, layout, preparation)
         case PaddedViews():
             return _views(image, layout, preparation, several=several)
+        case Overlapped():
+            return _overlapped(image, layout, preparation)
         case NearestGrid():
             return _on_grid(image, layout, preparation)
         case Canvas():
@@ -375,6 +379,50 @@ def _views(image: Image.Image, layout: PaddedViews, preparation: Preparation, *,
     grids = np.arange(along**2).reshape(along, along), tiled_grid(size[0] // tile, size[1] // tile, along)
     lines = [np.pad(grid, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for grid in grids]
     return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
+
+
+def overlapped_grid(height: int, width: int, layout: Overlapped) -> tuple[int, int]:
+    """Rows and columns of tiles; formula: Moondream's ``select_tiling``."""
+    edge = 2 * layout.margin
+    window, high, wide = layout.tile - edge, height - edge, width - edge
+    if high <= window or wide <= window:
+        return 1, 1
+    least = -(-high // window), -(-wide // window)
+    if least[0] * least[1] > layout.most:
+        shrunk = math.sqrt(layout.most / (least[0] * least[1]))
+        return max(1, math.floor(least[0] * shrunk)), max(1, math.floor(least[1] * shrunk))
+    rows = max(math.floor(math.sqrt(layout.most * high / wide)), least[0])
+    columns = max(math.floor(math.sqrt(layout.most * wide / high)), least[1])
+    if rows * columns > layout.most:
+        if columns > rows:
+            columns = layout.most // rows
+        else:
+            rows = layout.most // columns
+    return max(1, rows), max(1, columns)
+
+
+def _overlapped(image: Image.Image, layout: Overlapped, preparation: Preparation) -> LaidOut:
+    tile, patch = layout.tile, preparation.patch
+    window, along, margin = tile - 2 * layout.margin, tile // patch, layout.margin // patch
+    grid = overlapped_grid(image.height, image.width, layout)
+    large = resized(image, tuple(count * window + 2 * layout.margin for count in grid), preparation)  # type: ignore[arg-type]
+    corners = [(column * window, row * window) for row in range(grid[0]) for column in range(grid[1])]
+    tiles = [resized(image, (tile, tile), preparation), *(large.crop((x, y, x + tile, y + tile)) for x, y in corners)]
+    # Of each line and column of patches: the tile that it is taken from, and its place in it.
+    lines = []
+    for count in grid:
+        at = np.arange(count * window // patch + 2 * margin)
+        of = np.clip((at - margin) // (window // patch), 0, count - 1)
+        lines.append((of, at - of * (window // patch), pooled(len(at), along)))
+    (rows, row, down), (columns, column, across) = lines
+    whole = (1 + rows[:, None] * grid[1] + columns) * along**2 + row[:, None] * along + column
+    most = max(end - start for start, end in down) * max(end - start for start, end in across)
+    sources, shares = np.zeros((2 * along**2, most), np.int32), np.zeros((2 * along**2, most), np.float32)
+    sources[::2, 0], shares[::2, 0] = np.arange(along**2), 1
+    for number, ((top, bottom), (left, right)) in enumerate((y, x) for y in down for x in across):
+        cells = whole[top:bottom, left:right].reshape(-1)
+        sources[2 * number + 1, : len(cells)], shares[2 * number + 1, : len(cells)] = cells, 1 / len(cells)
+    return LaidOut(tiles, Arrangement(0, 0, 1, along**2, along**2), sources, shares)
 
 
 def _cropped(image: Image.Image, layout: Cropped, preparation: Preparation) -> LaidOut:

@@ -52,7 +52,11 @@ class ImageProcessor(Protocol):
 
     @property
     def sole(self) -> bool:
-        """Whether every prompt has one picture, at its start."""
+        """Whether a prompt has no more than one picture, at its start."""
+
+    @property
+    def needed(self) -> bool:
+        """Whether a prompt has at least one picture."""
 
     def spelled(self, text: str) -> str:
         """A prompt with the placeholder in place of other spellings of it."""
@@ -113,6 +117,11 @@ class PillowProcessor:
     def sole(self) -> bool:
         """See ``ImageProcessor.sole``."""
         return self.preparation.sole
+
+    @property
+    def needed(self) -> bool:
+        """See ``ImageProcessor.needed``."""
+        return self.preparation.needed
 
     def spelled(self, text: str) -> str:
         """See ``ImageProcessor.spelled``."""

@@ -97,6 +97,7 @@ def pictures(sight: Sight) -> Preparation:
         text=Surrounded(after=BEGIN),
         frame=Framed(start="[CLS]", end="[SEP]", removed=True),
         sole=True,
+        needed=True,
         class_row=True,
         ids=((BEGIN, text.integer("bos_token_id", minimum=0)),),
     )

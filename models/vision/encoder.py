@@ -25,6 +25,7 @@ from llmjax.models.vision.rotation import turn
 from llmjax.models.vision.spec import (
     Fed,
     Halved,
+    Joined,
     Merged,
     Normed,
     Projected,
@@ -35,6 +36,9 @@ from llmjax.models.vision.spec import (
     VisionLayer,
     VisionSpec,
 )
+
+FEW = 8
+"""Sources of a row that are added at once."""
 
 
 @jax.tree_util.register_dataclass
@@ -177,6 +181,8 @@ class Steps(nnx.Module):
                     self._set(number, build_norm(norm, size))
                 case Merged(side, order):
                     size = size if order == "mean" else size * side**2
+                case Joined(count):
+                    size *= count
                 case Standardized(learned=True):
                     self._set(number, Standardizing(size))
                 case Projected(out, bias):
@@ -196,6 +202,9 @@ class Steps(nnx.Module):
         for number, step in list(enumerate(self.steps))[start:end]:
             if isinstance(step, Merged):
                 x = _merged(x, step)
+                continue
+            if isinstance(step, Joined):
+                x = x.reshape(len(x) // step.count, -1)
                 continue
             if isinstance(step, Halved):
                 values, gates = jnp.split(x.astype(jnp.float32), 2, axis=-1)
@@ -333,10 +342,23 @@ class VisionEncoder(nnx.Module):
         if batch.sources is None:
             return rows
         assert batch.source_shares is not None
+        if self.spec.sources > FEW:  # one after another, for all at once would take as many times the memory
+            return _summed(rows, batch.sources, batch.source_shares)
         found = rows[jnp.maximum(batch.sources, 0)].astype(jnp.float32)  # [N, J, D]
         for number, learned in enumerate(self.learned):
             found = jnp.where(batch.sources[..., None] == -1 - number, learned.get_value(), found)
         return jnp.einsum("njd,nj->nd", found, batch.source_shares).astype(rows.dtype)
+
+
+def _summed(rows: jax.Array, sources: jax.Array, shares: jax.Array) -> jax.Array:
+    """Weighted sums of rows [M, D], by i32 [N, J] and f32 [N, J]; none of them is a learned one."""
+
+    def add(total: jax.Array, each: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        source, share = each
+        return total + rows[source].astype(jnp.float32) * share[:, None], None
+
+    start = jnp.zeros((len(sources), rows.shape[-1]), jnp.float32)
+    return jax.lax.scan(add, start, (sources.T, shares.T))[0].astype(rows.dtype)
 
 
 def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:

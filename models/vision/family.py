@@ -49,7 +49,7 @@ class VisionFamily:
         processor: the same of preprocessor_config.json.
         video: the same of video_preprocessor_config.json.
         aliases: other names of keys of ``vision_config``, see ``Fields``.
-        shown_by: the key of config.json that a model which sees has.
+        shown_by: the key of config.json that a model which sees has; empty: each sees.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
         keywords: keys of config.json that say how pictures are prepared, so that a request may have its own.
     """

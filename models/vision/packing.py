@@ -50,7 +50,7 @@ def num_rows(spec: VisionSpec, patches: int) -> int:
         assert spec.tile is not None
         return rows + patches // spec.tile
     if not spec.learned:
-        return rows
+        return rows // spec.joined
     assert spec.tile is not None
     ends = rows // math.isqrt(spec.tile // spec.side**2)  # each line of a tile may end with one
     return rows + ends + (spec.learned - 1) * (patches // spec.tile)
@@ -110,7 +110,7 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     if spec.table is not None:
         found |= {"places": places, "place_shares": place_shares}
     if spec.sources:
-        found |= _sources(spec, pictures, num_rows(spec, patches))
+        found |= _sources(spec, pictures, num_rows(spec, patches) * spec.joined)
     return found
 
 
@@ -201,8 +201,8 @@ def _sources(spec: VisionSpec, pictures: Sequence[Picture], rows: int) -> dict[s
             sources[row : row + merged, 0], shares[row : row + merged, 0] = first + np.arange(merged), 1
         else:
             assert picture.shares is not None
-            part = slice(row, row + picture.num_rows), slice(0, picture.sources.shape[1])
+            part = slice(row, row + len(picture.sources)), slice(0, picture.sources.shape[1])
             sources[part] = np.where(picture.sources < 0, picture.sources, picture.sources + first)
             shares[part] = picture.shares
-        row, first = row + picture.num_rows, first + merged
+        row, first = row + picture.num_rows * spec.joined, first + merged
     return {"sources": sources, "source_shares": shares}

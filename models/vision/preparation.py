@@ -116,6 +116,37 @@ class PaddedViews:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overlapped:
+    """The whole picture, and tiles of it that overlap; each row has a patch of the whole and the mean of what the tiles
+    have there (Moondream).
+
+    Attributes:
+        margin: pixels along a tile's edges that lie in its neighbors too, twice as many in all.
+        most: how many tiles there may be, beside the whole.
+    """
+
+    tile: int
+    margin: int
+    most: int
+
+    def most_pooled(self, patch: int) -> int:
+        """The most patches of tiles of which there is a mean."""
+        along, window = self.tile // patch, (self.tile - 2 * self.margin) // patch
+        widest = [
+            max(end - start for start, end in pooled(count * window + 2 * self.margin // patch, along))
+            for count in range(1, self.most + 1)
+        ]
+        grids = ((rows, columns) for rows in range(self.most) for columns in range(self.most // (rows + 1)))
+        return max(widest[rows] * widest[columns] for rows, columns in grids)
+
+
+def pooled(count: int, size: int) -> list[tuple[int, int]]:
+    """First and last place, the latter excluded, of each of ``size`` means of ``count`` values; formula: torch's
+    ``adaptive_avg_pool2d``."""
+    return [(number * count // size, -(-(number + 1) * count // size)) for number in range(size)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PanAndScan:
     """The whole picture and, where it is long, its parts side by side, each stretched to one size (Gemma 3).
 
@@ -226,6 +257,7 @@ Layout = (
     | Split
     | Pinpoints
     | PaddedViews
+    | Overlapped
     | PanAndScan
     | Squared
     | NearestGrid
@@ -532,7 +564,8 @@ class Preparation:
             before the text is divided into tokens. Empty: nothing.
         counted: what stands before each picture of a prompt, with a place for its number from 0 on; empty: nothing.
         frame: what stands around the text of prompts with pictures; None: nothing.
-        sole: every prompt has one picture, at its start (BLIP).
+        sole: a prompt has no more than one picture, at its start (BLIP, Moondream).
+        needed: a prompt has at least one (BLIP).
         class_row: the first row of a tile is that of its class token.
         ids: ids of texts in ``text`` for which tokenizers have no token.
         alone: the most pictures that a prompt may have for each to be laid out as if it were alone (``several``).
@@ -555,6 +588,7 @@ class Preparation:
     counted: str = ""
     frame: Framed | None = None
     sole: bool = False
+    needed: bool = False
     class_row: bool = False
     ids: tuple[tuple[str, int], ...] = ()
     alone: int = 1

@@ -24,6 +24,7 @@ _DECLARED = {
     "llama4": "Llama4ForConditionalGeneration",
     "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
     "minicpmv": "MiniCPMV",
+    "moondream": "HfMoondream",
     "paligemma": "PaliGemmaForConditionalGeneration",
     "phi3_v": "Phi3VForCausalLM",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
@@ -55,7 +56,7 @@ def vision_family(config: Mapping[str, Any]) -> VisionFamily | None:
     for file in files_of(architecture):
         families += importlib.import_module(f"llmjax.models.vision.{file}").FAMILIES
     for family in families:
-        shown = config.get(family.shown_by)
+        shown = config.get(family.shown_by) if family.shown_by else {}
         if architecture not in family.architectures or not isinstance(shown, Mapping):
             continue
         if not family.vision_types or shown.get("model_type") in family.vision_types:

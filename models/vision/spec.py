@@ -142,6 +142,13 @@ class Projected:
 
 
 @dataclass(frozen=True)
+class Joined:
+    """A step of the projector: this many rows, as they are put in order, become one (Moondream)."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class Fed:
     """A step of the projector: a feed-forward sublayer, without a residual."""
 
@@ -159,7 +166,7 @@ class Halved:
     activation: str
 
 
-Step = Normed | Merged | Standardized | Projected | Fed | Halved
+Step = Normed | Merged | Joined | Standardized | Projected | Fed | Halved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +210,7 @@ class VisionSpec:
         sources: merged patches of which a feature row is a sum; 0: rows are merged patches as they are.
         arranged: the step of the projector before which rows are put so, with learned ones; None: after the last.
         bidirectional: in the text model, a picture's rows see each other whatever their order (Gemma 3).
+        whole_text: what stands around a picture's rows in its text is among what they see, and sees them (Moondream).
         whole_prompt: in prompts with pictures all tokens see each other, not the rows of a picture alone (PaliGemma).
         resampler: makes feature rows in place of a projector; None: there is none.
         longest: most patches of a frame or tile, where they differ and have a limit.
@@ -233,11 +241,17 @@ class VisionSpec:
     sources: int = 0
     arranged: int | None = None
     bidirectional: bool = False
+    whole_text: bool = False
     whole_prompt: bool = False
     resampler: Resampling | None = None
     longest: int | None = None
     tile: int | None = None
     filled_from: int | None = None
+
+    @property
+    def joined(self) -> int:
+        """Rows, as they are put in order, that make one feature row."""
+        return next((step.count for step in self.projector if isinstance(step, Joined)), 1)
 
     @property
     def unit(self) -> int:

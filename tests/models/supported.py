@@ -139,6 +139,7 @@ BEST_KNOWN: Mapping[str, str] = {
 SEEING_EXAMPLES: Mapping[str, str] = {
     "AyaVisionForConditionalGeneration": "CohereLabs/aya-vision-8b",
     "BlipForConditionalGeneration": "Salesforce/blip-image-captioning-base",
+    "HfMoondream": "vikhyatk/moondream2",
     "Cohere2VisionForConditionalGeneration": "CohereLabs/command-a-vision-07-2025",
     "DeepseekVLForConditionalGeneration": "deepseek-community/deepseek-vl-1.3b-chat",
     "DeepseekVLV2ForCausalLM": "deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small",
@@ -170,7 +171,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "SmolVLMForConditionalGeneration": "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
 }
 # Decoders that are nothing without the pictures of the model that they are in.
-INSIDE = frozenset({"BlipTextLMHeadModel"})
+INSIDE = frozenset({"BlipTextLMHeadModel", "MoondreamForCausalLM"})
 ALONE = tuple(name for name in families.ARCHITECTURES if name not in INSIDE)
 # Is compared as no converter writes it.
 WITH_POOLER, WITH_POOLER_CLASS = "bert-reranker", "BertForSequenceClassification"

@@ -1286,6 +1286,7 @@ PARTIAL = {
     "GPTNeoXForCausalLM",
     "NemotronForCausalLM",
     "Phi3ForCausalLM",
+    "MoondreamForCausalLM",
     "PhiForCausalLM",
     "Qwen3NextForCausalLM",
     "StableLMEpochForCausalLM",

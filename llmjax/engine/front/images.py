@@ -202,7 +202,7 @@ class Images:
             InvalidRequest: there are more or fewer placeholders than images or videos, or one is too large.
         """
         processor, info = self.processor, self._info
-        if processor.sole and len(images) != 1:
+        if processor.sole and not processor.needed <= len(images) <= 1:
             raise InvalidRequest(
                 f"a prompt of this model has one image, at its start; there are {len(images)}", field="multi_modal_data"
             )
@@ -227,7 +227,7 @@ class Images:
             counted=processor.counted,
             frame=processor.frame,
         )
-        if processor.sole and prompt.spans[0].start:
+        if processor.sole and prompt.spans and prompt.spans[0].start:
             raise InvalidRequest("the image must be at the start of the prompt, before its text", field="prompt")
         if not images:
             return ids, None
@@ -280,6 +280,8 @@ def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo
     """
     if info.whole is None:
         return ()
+    if info.whole == "text":
+        return tuple(Whole(one.start, one.end) for one in images)
     if info.whole == "image":
         runs = (run for one in images for run in np.split(one.rows, np.flatnonzero(np.diff(one.rows) > 1) + 1))
         return tuple(Whole(int(run[0]), int(run[-1]) + 1) for run in runs)

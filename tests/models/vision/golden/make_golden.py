@@ -974,6 +974,43 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         picture="<image>",
         processor="BlipProcessor",
     ),
+    "moondream": lambda: Checkpoint(
+        "HfMoondream",
+        {
+            "architectures": ["HfMoondream"],
+            "model_type": "moondream1",
+            "config": {
+                "text": {
+                    "dim": 56,
+                    "ff_dim": 72,
+                    "n_layers": 2,
+                    "vocab_size": VOCAB,
+                    "max_context": 512,
+                    "n_heads": 7,
+                    "n_kv_heads": 7,
+                },
+                "vision": {
+                    "enc_dim": 60,
+                    "enc_patch_size": published.HfMoondreamProcessor.patch,
+                    "enc_n_layers": 2,
+                    "enc_ff_dim": 44,
+                    "enc_n_heads": 5,
+                    "proj_out_dim": 56,
+                    "proj_inner_dim": 48,
+                    "crop_size": published.HfMoondreamProcessor.tile,
+                    "max_crops": published.HfMoondreamProcessor.crops,
+                    "overlap_margin": published.HfMoondreamProcessor.margin,
+                },
+                "tokenizer": {"bos_id": 256, "eos_id": 256},
+            },
+        },
+        image_processor="",
+        pixels={},
+        tokens=[],
+        picture="<image>",
+        processor="HfMoondreamProcessor",
+        bos="<|endoftext|>",
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -1180,13 +1217,13 @@ def write_captioning(name: str, checkpoint: Checkpoint, folder: Path, seed: int)
         cases[f"{case}/tokens"] = np.array([text.pad_token_id] * before + ids[0].tolist(), np.int32)
         cases[f"{case}/prompt"] = np.frombuffer(f"{checkpoint.picture}{after}".encode(), np.uint8)
         cases[f"{case}/images"] = np.array([number], np.int32)
-        caption = model.generate(
+        continuation = model.generate(
             pixel_values=torch.tensor(cases[f"image{number}/pixels"]),
             input_ids=torch.cat([ids, ids[:, :1]], 1),
             max_new_tokens=32,
             do_sample=False,
         )
-        cases[f"{case}/caption"] = caption[0, ids.shape[1] :].numpy().astype(np.int32)
+        cases[f"{case}/continued"] = continuation[0, ids.shape[1] :].numpy().astype(np.int32)
     cases["sizes"] = np.array(sizes := _sizes(), np.int32)
     cases["counts"] = np.full(len(sizes), before + 1, np.int32)
     cases["values"] = np.full(len(sizes), pixels.numel(), np.int32)
@@ -1276,12 +1313,17 @@ def write_published(name: str, checkpoint: Checkpoint, folder: Path, seed: int) 
     texts = prompts(checkpoint.picture)
     if checkpoint.architecture == "DeepseekVLV2ForCausalLM":
         texts |= three(checkpoint.picture)
+    if getattr(processor, "most", 2) == 1:
+        texts |= {"one": (f"{checkpoint.picture}\n\nQuestion: What?\n\nAnswer:", [0])}
+        texts.pop("two")
     for case, (text, numbers) in texts.items():
         inputs = processor(text, [Image.fromarray(images[number]) for number in numbers])
         cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
         cases[f"{case}/images"] = np.array(numbers, np.int32)
         cases[f"{case}/tokens"] = inputs["input_ids"][0].numpy().astype(np.int32)
         cases[f"{case}/logits"] = model(inputs).numpy()
+        if "two" not in texts:
+            cases[f"{case}/continued"] = continued(model, inputs)
     sizes = _sizes()
     cases["sizes"] = np.array(sizes, np.int32)
     counts, values = [], []
@@ -1298,6 +1340,16 @@ def write_published(name: str, checkpoint: Checkpoint, folder: Path, seed: int) 
     cases["counts"], cases["values"] = np.array(counts, np.int32), np.array(values, np.int32)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
     print(name, sum(each.numel() for each in model.parameters()), float(np.abs(cases["one/logits"]).max()))
+
+
+def continued(model: torch.nn.Module, inputs: dict[str, Any]) -> np.ndarray:
+    """The 32 likeliest tokens that follow one after another."""
+    ids = inputs["input_ids"]
+    start = ids.shape[1]
+    for _ in range(32):
+        token = model({**inputs, "input_ids": ids})[-1].argmax()
+        ids = torch.cat([ids, token.reshape(1, 1)], 1)
+    return ids[0, start:].numpy().astype(np.int32)
 
 
 class _Nothing:

@@ -537,3 +537,164 @@ class DeepseekVLV2Processor:
         pad = self.tile // self.patch % 2 * self.patch
         tiles = torch.cat([tiles for tiles, _ in inputs["pictures"]])[:, :, :used, :used]
         return nn.functional.pad(tiles, (0, pad, 0, pad), value=-1.0).numpy()
+
+
+class PlainBlock(nn.Module):
+    """A layer of Moondream 2, of its encoder or of its text model: attention, and a plain MLP."""
+
+    def __init__(self, size: int, inner: int, heads: int, *, norms: tuple[str, ...]) -> None:
+        super().__init__()
+        self.heads = heads
+        for norm in norms:
+            setattr(self, norm, nn.LayerNorm(size))
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(size, 3 * size), "proj": nn.Linear(size, size)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(size, inner), "fc2": nn.Linear(inner, size)})
+
+    def fed(self, x: torch.Tensor) -> torch.Tensor:
+        """The MLP."""
+        return self.mlp["fc2"](nn.functional.gelu(self.mlp["fc1"](x), approximate="tanh"))
+
+    def mixed(self, x: torch.Tensor, turned: Any = None, mask: torch.Tensor | None = None) -> torch.Tensor:
+        """Attention of [.., n, W]; ``turned`` rotates queries and keys."""
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(-3, -2) for part in self.attn["qkv"](x).chunk(3, -1))
+        if turned is not None:
+            q, k = turned(q), turned(k)
+        out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.attn["proj"](out.transpose(-3, -2).flatten(-2))
+
+
+class HfMoondream(Published):
+    """Moondream 2: the features of a picture and of its tiles joined patch by patch, and Phi 1.5."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        self.config, vision, text = config, config["config"]["vision"], config["config"]["text"]
+        self.vision, self.text = vision, text
+        self.along = vision["crop_size"] // vision["enc_patch_size"]
+        self.model = nn.Module()
+        seen = self.model.vision = nn.Module()
+        size = vision["enc_dim"]
+        seen.patch_emb = nn.Linear(3 * vision["enc_patch_size"] ** 2, size)
+        seen.pos_emb = nn.Parameter(torch.zeros(1, self.along**2, size))
+        seen.blocks = nn.ModuleList(
+            PlainBlock(size, vision["enc_ff_dim"], vision["enc_n_heads"], norms=("ln1", "ln2"))
+            for _ in range(vision["enc_n_layers"])
+        )
+        seen.post_ln = nn.LayerNorm(size)
+        inner = vision["proj_inner_dim"]
+        seen.proj_mlp = nn.ModuleDict({"fc1": nn.Linear(2 * size, inner), "fc2": nn.Linear(inner, text["dim"])})
+        said = self.model.text = nn.Module()
+        said.wte = nn.Parameter(torch.zeros(text["vocab_size"], text["dim"]))
+        said.blocks = nn.ModuleList(
+            PlainBlock(text["dim"], text["ff_dim"], text["n_heads"], norms=("ln",)) for _ in range(text["n_layers"])
+        )
+        said.post_ln = nn.LayerNorm(text["dim"])
+        said.lm_head = nn.Linear(text["dim"], text["vocab_size"])
+        self.model.region = nn.Module()  # by which it finds places in pictures
+        self.model.region.coord_encoder = nn.Linear(4, text["dim"])
+
+    def rows_of(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """See ``Published.rows_of``."""
+        seen, patch, margin = self.model.vision, self.vision["enc_patch_size"], self.vision["overlap_margin"]
+        ((tiles, (rows, columns)),) = inputs["pictures"]
+        x = tiles.unfold(2, patch, patch).unfold(3, patch, patch).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        x = seen.patch_emb(x) + seen.pos_emb
+        for block in seen.blocks:
+            x = x + block.mixed(block.ln1(x))
+            x = x + block.fed(block.ln2(x))
+        x = seen.post_ln(x).unflatten(1, (self.along, self.along))
+        window = self.along - 2 * margin
+        stitched = torch.full((rows * window + 2 * margin, columns * window + 2 * margin, x.shape[-1]), math.nan)
+        for row in range(rows):
+            for column in range(columns):
+                top, left = margin * (row > 0), margin * (column > 0)
+                end, right = self.along - margin * (row < rows - 1), self.along - margin * (column < columns - 1)
+                part = x[1 + row * columns + column, top:end, left:right]
+                stitched[row * window + top : row * window + end, column * window + left : column * window + right] = (
+                    part
+                )
+        mean = nn.functional.adaptive_avg_pool2d(stitched.permute(2, 0, 1), (self.along, self.along)).permute(1, 2, 0)
+        both = torch.cat([x[0], mean], -1).flatten(0, 1)
+        return seen.proj_mlp["fc2"](nn.functional.gelu(seen.proj_mlp["fc1"](both), approximate="tanh"))
+
+    def forward(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits, [n, V]; the token before a picture and its rows see one another."""
+        said, ids = self.model.text, inputs["input_ids"][0]
+        x, count = said.wte[ids].clone(), len(ids)
+        mask = torch.ones(count, count, dtype=torch.bool).tril()
+        if inputs["pictures"]:
+            prefix = 1 + self.along**2
+            x[1:prefix] = self.rows_of(inputs)
+            mask[:prefix, :prefix] = True
+        for block in said.blocks:
+            n = block.ln(x)
+            x = x + block.mixed(n, lambda each: self.turned(each), mask) + block.fed(n)
+        return said.lm_head(said.post_ln(x))
+
+    def turned(self, x: torch.Tensor) -> torch.Tensor:
+        """Queries or keys [heads, n, h] of which the first half of entries is rotated, and put pair by pair."""
+        rotated = x.shape[-1] // 2
+        rates = 10000.0 ** -(torch.arange(0, rotated, 2).float() / rotated)
+        angles = torch.outer(torch.arange(x.shape[1]).float(), rates)
+        first, second = x[..., :rotated].chunk(2, -1)
+        pairs = first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()
+        return torch.cat([torch.stack(pairs, -1).flatten(-2), x[..., rotated:]], -1)
+
+
+class HfMoondreamProcessor:
+    """Tiles that overlap, and placeholders, by ``prepare_crops`` with Pillow."""
+
+    most = 1  # pictures of a prompt
+    tile, patch, margin, crops, row_token = 30, 6, 1, 6, 319
+
+    def __init__(self, tokenizer: Any, settings: dict[str, Any]) -> None:
+        self.tokenizer, self.settings = tokenizer, settings
+
+    def save(self, folder: Path) -> None:
+        """There is no file of it."""
+
+    def __call__(self, text: str, images: list[Image.Image]) -> dict[str, Any]:
+        before, _, after = text.partition("<image>") if images else ("", "", text)
+        assert not before
+        ids = self.tokenizer(after, add_special_tokens=False)["input_ids"]
+        if images:
+            ids = [self.tokenizer.bos_token_id, *[self.row_token] * (self.tile // self.patch) ** 2, *ids]
+        return {
+            "input_ids": torch.tensor([ids], dtype=torch.long),
+            "pictures": [self.views(image) for image in images],
+            "row_token": self.row_token,
+        }
+
+    def views(self, image: Image.Image) -> tuple[torch.Tensor, tuple[int, int]]:
+        """The whole and the tiles of a grid, and its rows and columns."""
+        edge = 2 * self.margin * self.patch
+        window = self.tile - edge
+        rows, columns = self.grid(image.height - edge, image.width - edge, window)
+        large = image.resize((columns * window + edge, rows * window + edge), Image.Resampling.LANCZOS)
+        views = [np.asarray(image.resize((self.tile, self.tile), Image.Resampling.LANCZOS))]
+        for row in range(rows):
+            for column in range(columns):
+                top, left = row * window, column * window
+                views.append(np.asarray(large)[top : top + self.tile, left : left + self.tile])
+        values = torch.from_numpy(np.stack(views)).permute(0, 3, 1, 2)
+        return (values.float() / 255 - 0.5) / 0.5, (rows, columns)
+
+    def grid(self, height: int, width: int, window: int) -> tuple[int, int]:
+        """Rows and columns that fit the picture's aspect, no more than there may be, and no fewer than cover it."""
+        if min(height - window, width - window) <= 0:
+            return 1, 1
+        rows, columns, most = math.ceil(height / window), math.ceil(width / window), self.crops
+        if rows * columns > most:
+            ratio = math.sqrt(most / (rows * columns))
+            return max(1, int(rows * ratio)), max(1, int(columns * ratio))
+        rows = max(int(math.sqrt(most * height / width)), rows)
+        columns = max(int(math.sqrt(most * width / height)), columns)
+        if rows * columns > most and columns > rows:
+            columns = most // rows
+        elif rows * columns > most:
+            rows = most // columns
+        return max(1, rows), max(1, columns)
+
+    def pixels(self, inputs: dict[str, Any]) -> np.ndarray:
+        """The views, [T, 3, H, W]."""
+        return torch.cat([views for views, _ in inputs["pictures"]]).numpy()
