@@ -26,7 +26,8 @@ async def load_adapter(request: Request) -> Response:
     try:
         await server.engine.load_adapter(body.lora_name, path, base=body.base_model_name, replace=body.load_inplace)
     except CheckpointError as error:
-        raise ApiError(str(error), param="lora_path", code="invalid_adapter") from error
+        message = str(error).replace(str(path), body.lora_path)
+        raise ApiError(message, param="lora_path", code="invalid_adapter") from error
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -13,21 +14,20 @@ from llmjax.engine.adapters.stacks import AdapterStacks, Values
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.errors import CheckpointError
 
-LEAST_KEPT = 8  # adapters that are kept without a setting
-
 
 class AdapterStore:
-    """The adapters that have been read.
+    """The adapters that have been read. Any thread may ask for them.
 
     Args:
         reader: reads them.
         stacks: the places that they go to.
-        most: adapters that are kept in memory; None: twice as many as places, at least ``LEAST_KEPT``.
+        most: adapters that are kept in memory, and sums of them: at least as many as there are places.
     """
 
-    def __init__(self, reader: AdapterReader, stacks: AdapterStacks, *, most: int | None) -> None:
+    def __init__(self, reader: AdapterReader, stacks: AdapterStacks, *, most: int) -> None:
         self._reader, self._stacks = reader, stacks
-        self._most = most or max(2 * stacks.layout.places, LEAST_KEPT)
+        self._most = most
+        self._lock = threading.Lock()  # guards the futures
         self._kept: OrderedDict[str, Adapter] = OrderedDict()  # by digest; the thread's alone
         self._under_way: OrderedDict[str, Future[Values]] = OrderedDict()  # by digest, in the order of their use
         self._thread = CompileThreads(1)  # which the interpreter does not wait for
@@ -55,13 +55,14 @@ class AdapterStore:
         self._thread.close(wait=wait)
 
     def _values(self, adaptation: Adaptation) -> Future[Values]:
-        future = self._under_way.get(adaptation.digest)
-        if future is None:
-            future = self._under_way[adaptation.digest] = self._thread.submit(self._read, adaptation)
-            while len(self._under_way) > self._most:  # whose requests have gone
-                self._under_way.popitem(last=False)
-        self._under_way.move_to_end(adaptation.digest)
-        return future
+        with self._lock:
+            future = self._under_way.get(adaptation.digest)
+            if future is None:
+                future = self._under_way[adaptation.digest] = self._thread.submit(self._read, adaptation)
+                while len(self._under_way) > self._most:  # whose requests have gone
+                    self._under_way.popitem(last=False)
+            self._under_way.move_to_end(adaptation.digest)
+            return future
 
     def _result(self, adaptation: Adaptation, future: Future[Values]) -> Values:
         try:

@@ -99,7 +99,7 @@ class Runner:
             reader = AdapterReader(
                 self.model.checkpoint, self.model.config, self.model.adapters.whole_shapes, config.max_lora_rank
             )
-            self.adapters = AdapterStore(reader, self.model.adapters, most=config.max_cpu_loras)
+            self.adapters = AdapterStore(reader, self.model.adapters, most=config.most_cpu_loras)
         encoder, self.media = self.model.encoder, compiler.media
         self._encoders: EncoderPrograms | None = None
         self._encoder_parts = compiler.encoder_parts
