@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from llmjax.kernels.qtensor import QTensor
 
-BIAS_COLUMNS = 16  # the columns of biases are a multiple of it, as kernels want them
 NO_PLACE = 0  # of rows that are computed with the weights as they are; places count from 1
 
 
@@ -21,13 +20,13 @@ NO_PLACE = 0  # of rows that are computed with the weights as they are; places c
 class Delta:
     """What adapters of rank r in S places change of a matrix [out, in].
 
-    Of an embedding, whose rows are looked up, ``a`` is [vocabulary, S * r], and there are neither biases nor gains. Of
-    a stack of E experts, ``a`` is [S, E, r, in] and ``b`` [S, E, out, r].
+    Of an embedding, whose rows are looked up, ``a`` is [vocabulary, S * r], and there are no vectors. Of a stack of E
+    experts, ``a`` is [S, E, r, in] and ``b`` [S, E, out, r].
     """
 
     a: jax.Array  # [S * r, in]
-    b: jax.Array  # f32 [out, S * r + bias_columns(S)]: the columns of each place, then the bias of each
-    gain: jax.Array | None = None  # f32 [out, S], what the product is multiplied with, less one
+    b: jax.Array  # [S * r, out], in the type of ``a``
+    vectors: jax.Array | None = None  # f32 [2 * S, out]: a bias of each place, then factors of the product, less one
     summed: str | None = field(default=None, metadata={"static": True})  # axis along which devices add products up
 
 
@@ -37,13 +36,17 @@ class Places:
     """Which rows are computed with the adapter of which place."""
 
     of: jax.Array  # i32 [T], or NO_PLACE
-    gained: jax.Array  # bool [], whether any of them has gains
-    count: int = field(metadata={"static": True})  # S
+    special: jax.Array  # i32 [S + 1], whether the adapter of a place has biases or factors of products
+
+    @property
+    def count(self) -> int:
+        """S."""
+        return int(self.special.shape[0]) - 1
 
     @property
     def chosen(self) -> jax.Array:
-        """f32 [T, bias_columns(S)]: 1 where a row has the adapter of a place."""
-        return (self.of[:, None] == jnp.arange(1, bias_columns(self.count) + 1)).astype(jnp.float32)
+        """f32 [T, S]: 1 where a row has the adapter of a place."""
+        return (self.of[:, None] == jnp.arange(1, self.count + 1)).astype(jnp.float32)
 
     def only_own(self, shrunk: jax.Array) -> jax.Array:
         """Products with all ``a``, [T, S * r], with zeros in place of those with other places'."""
@@ -74,8 +77,3 @@ class Adapted:
     def as_head(self) -> Adapted:
         """The embedding as a tied head."""
         return replace(self, delta=self.head, head=None)
-
-
-def bias_columns(places: int) -> int:
-    """Columns of biases, one for each place, and columns of zeros."""
-    return -(-places // BIAS_COLUMNS) * BIAS_COLUMNS

@@ -68,7 +68,8 @@ def _by_blocks(
 
 def _product(x: jax.Array, projection: Projection, delta: Delta) -> jax.Array:
     """A product of an expert, with what the adapter of these rows adds, f32."""
-    added: jax.Array = LINEAR(LINEAR(x, delta.a, None).astype(jnp.float32), delta.b, None)
+    shrunk = LINEAR(x, delta.a, None).astype(jnp.float32)
+    added: jax.Array = LINEAR(shrunk, delta.b.astype(jnp.float32), None)
     return linear(x, projection.weight, projection.bias) + added.astype(jnp.float32)
 
 

@@ -1,9 +1,10 @@
 """Products with weights that have adapters, each row with its own.
 
-Two products serve every row: one with all ``a`` gives S * r numbers of a row, of which those of other places are
-zeroed, and one with all ``b`` adds up the rest. That is exact, moves no matrix, and costs little while S * r is small
-beside the matrix; rows sorted by place (Punica, Chen et al. 2023, arXiv:2310.18547) would have to be moved. Both
-products take the row as it is, whatever the kernel of the weight rounds it to, and what is between them is f32.
+In C++ the rows of each adapter are multiplied with its matrices alone. Elsewhere two products serve every row: one with
+all ``a`` gives S * r numbers of a row, of which those of other places are zeroed, and one with all ``b`` adds up the
+rest. That is exact, moves no matrix, and costs little while S * r is small beside the matrix; rows sorted by place
+(Punica, Chen et al. 2023, arXiv:2310.18547) would have to be moved. Both take the row as it is, whatever the kernel of
+the weight rounds it to, and what is between the two products is f32.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from llmjax.kernels.adapted import Adapted
+from llmjax.kernels.adapted import Adapted, Delta, Places
+from llmjax.kernels.cpu import adapted as cpu
 from llmjax.kernels.dense_linear import LINEAR
+from llmjax.kernels.registry import Implementation, Operation
 from llmjax.kernels.sharding import own_number, parts
 
 
@@ -30,20 +33,29 @@ def changed(product: jax.Array, x: jax.Array, adapted: Adapted, used: jax.Array 
     delta, places = adapted.delta, adapted.places
     if delta is None:
         return product
-    chosen = places.chosen
-    if (gain := delta.gain) is not None:
-        product = jax.lax.cond(
-            places.gained,
-            lambda product: product * (1 + jnp.dot(chosen[:, : places.count], gain.T, precision="highest")),
-            lambda product: product,
-            product,
-        )
-    shrunk = places.only_own(LINEAR(x.astype(jnp.float32), delta.a, None, used))
-    once = chosen
+    assert delta.vectors is not None
+    vectors = delta.vectors
     if delta.summed is not None and parts(delta.summed) > 1:  # only one device adds the bias to the sum
-        once = jnp.where(own_number(delta.summed) == 0, chosen, 0)
-    added: jax.Array = LINEAR(jnp.concatenate([shrunk, once], axis=1), delta.b, None, used)
-    return product + added.astype(jnp.float32)
+        is_bias = jnp.arange(len(vectors))[:, None] < places.count
+        vectors = jnp.where(is_bias & (own_number(delta.summed) != 0), 0, vectors)
+    out: jax.Array = CHANGED(product, x.astype(jnp.float32), Delta(delta.a, delta.b, vectors), places, used)
+    return out
+
+
+def changed_side_by_side(
+    product: jax.Array, x: jax.Array, delta: Delta, places: Places, used: jax.Array | None = None
+) -> jax.Array:
+    """`changed` by products with the matrices of all places; ``x`` is f32."""
+    vectors, chosen = delta.vectors, places.chosen
+    assert vectors is not None
+
+    def specially(product: jax.Array) -> jax.Array:
+        bias, gain = (jnp.dot(chosen, part, precision="highest") for part in jnp.split(vectors, 2))
+        return product * (1 + gain) + bias
+
+    product = jax.lax.cond(jnp.any(places.special[places.of] != 0), specially, lambda product: product, product)
+    shrunk = places.only_own(LINEAR(x, delta.a, None, used).astype(jnp.float32))
+    return product + jnp.dot(shrunk, delta.b.astype(jnp.float32), precision="highest")
 
 
 def changed_rows(rows: jax.Array, at: jax.Array, adapted: Adapted) -> jax.Array:
@@ -59,5 +71,15 @@ def changed_rows(rows: jax.Array, at: jax.Array, adapted: Adapted) -> jax.Array:
     if adapted.delta is None:
         return rows
     shrunk = adapted.delta.a.at[at].get(mode="clip", wrap_negative_indices=False).astype(jnp.float32)
-    added: jax.Array = LINEAR(adapted.places.only_own(shrunk), adapted.delta.b, None)
+    added = jnp.dot(adapted.places.only_own(shrunk), adapted.delta.b.astype(jnp.float32), precision="highest")
     return rows.astype(jnp.float32) + added
+
+
+# Positional: product, x, delta, places, used.
+CHANGED = Operation(
+    "adapters",
+    (
+        Implementation("C++", cpu.changed, platform="cpu", refuses=cpu.refuses),
+        Implementation("XLA, side by side", changed_side_by_side),
+    ),
+)

@@ -19,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).parent / "libllmjax_cpu.so"
 FFI_TARGETS = (
+    "llmjax_adapted",
     "llmjax_argmax",
     "llmjax_attention",
     "llmjax_linears",

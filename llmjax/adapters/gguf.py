@@ -43,9 +43,17 @@ def read_gguf(path: Path, base: Checkpoint) -> dict[str, StoredTensor]:
     products = _products(file)
     whole: dict[str, Any] = {} if base.gguf is None else dict(base.gguf.tensors)
     as_file = replace(base.gguf or file, path=path, tensors=MappingProxyType(whole | products))
-    converted = hf_tensors(as_file, base.config)
+    converted = hf_tensors(as_file, base.config if base.gguf is not None else _with_heads(base.config))
     own = {name: one for name, one in converted.items() if isinstance(cast(Any, one.source), Product)}
     return with_stacked_experts(cast(dict[str, StoredStack], own), path)
+
+
+def _with_heads(config: dict[str, Any]) -> dict[str, Any]:
+    """A folder's configuration with the keys about heads that it may leave to their defaults."""
+    heads, size = config.get("num_attention_heads"), config.get("hidden_size")
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return config
+    return {"num_key_value_heads": heads, "head_dim": size // heads, **config}
 
 
 def _check(file: GGUFFile, key: str, expected: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -10,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmjax.kernels.adapted import Adapted, Delta, Places, bias_columns
+from llmjax.kernels.adapted import Adapted, Delta, Places
 from llmjax.kernels.adapted_experts import adapted_experts
+from llmjax.kernels.adapted_linear import CHANGED
 from llmjax.kernels.blocks import ExpertWeights, Projection
+from llmjax.kernels.cpu.library import library
 from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.linear import linear, take_rows
 from tests.kernels.experts_case import Maker
@@ -21,38 +24,70 @@ IN, OUT, RANK, PLACES = 24, 40, 3, 5
 rng = np.random.default_rng(0)
 
 
+def way_of(name: str) -> Callable[..., jax.Array]:
+    if name == "C++" and library() is None:
+        pytest.skip("the C++ kernels are not built")
+    return {one.name: one.run for one in CHANGED.implementations}[name]
+
+
 def normal(*shape: int) -> np.ndarray:
     return rng.normal(size=shape).astype(np.float32)
 
 
-def places_of(of: list[int], *, gained: bool = False) -> Places:
-    return Places(jnp.array(of, jnp.int32), jnp.array(gained), count=PLACES)
+def places_of(of: list[int], *, special: tuple[int, ...] = ()) -> Places:
+    flags = np.isin(np.arange(PLACES + 1), special).astype(np.int32)
+    return Places(jnp.array(of, jnp.int32), jnp.asarray(flags))
 
 
 def delta_of(a: np.ndarray, b: np.ndarray, bias: np.ndarray | None = None, gain: np.ndarray | None = None) -> Delta:
-    """Changes of ``a`` [S, r, in] and ``b`` [S, out, r]."""
-    columns = np.zeros((b.shape[1], bias_columns(PLACES)), np.float32)
-    if bias is not None:
-        columns[:, :PLACES] = bias
-    side_by_side = np.concatenate([*b, columns], axis=1)
-    return Delta(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(side_by_side), gain)
+    """Changes of ``a`` [S, r, in] and ``b`` [S, out, r], with a bias and gains less one [S, out]."""
+    zeros = np.zeros((PLACES, b.shape[1]), np.float32)
+    vectors = np.concatenate([zeros if one is None else one for one in (bias, gain)])
+    side_by_side = b.swapaxes(1, 2).reshape(-1, b.shape[1])
+    return Delta(jnp.asarray(a.reshape(-1, a.shape[-1])), jnp.asarray(side_by_side), jnp.asarray(vectors))
 
 
-def test_each_row_has_its_own_matrix() -> None:
-    weight, x, bias = normal(OUT, IN), normal(6, IN), normal(OUT)
-    a, b, own = normal(PLACES, RANK, IN), normal(PLACES, OUT, RANK), normal(OUT, PLACES)
-    gain = normal(OUT, PLACES)
-    of = [0, 3, 1, 0, 5, 3]
-    for gained in (False, True):
-        adapted = Adapted(jnp.asarray(weight), delta_of(a, b, own, jnp.asarray(gain)), places_of(of, gained=gained))
-        found = jax.jit(linear)(x, adapted, jnp.asarray(bias))
-        for row, place in enumerate(of):
-            merged, added = weight, bias
-            if place:
-                factor = 1 + gain[:, place - 1, None] if gained else 1
-                merged = factor * weight + b[place - 1] @ a[place - 1]
-                added = bias + own[:, place - 1]
-            np.testing.assert_allclose(found[row], merged @ x[row] + added, rtol=1e-5, atol=2e-4)
+@pytest.mark.parametrize("way", ["C++", "XLA, side by side"])
+@pytest.mark.parametrize(("size_in", "size_out"), [(24, 40), (43, 133)])
+def test_each_row_has_its_own_matrix(way: str, size_in: int, size_out: int) -> None:
+    weight, x, base = normal(size_out, size_in), normal(6, size_in), normal(size_out)
+    a, b = normal(PLACES, RANK, size_in), normal(PLACES, size_out, RANK)
+    of, special = [0, 3, 1, 0, 5, 3], (3, 5)
+    has = np.isin(np.arange(1, PLACES + 1), special)[:, None]
+    bias, gain = (has * normal(PLACES, size_out) for _ in range(2))
+    run = way_of(way)
+    delta, places = delta_of(a, b, bias, gain), places_of(of, special=special)
+    found = jax.jit(run)(jnp.asarray(x @ weight.T + base), jnp.asarray(x), delta, places)
+    for row, place in enumerate(of):
+        expected = weight @ x[row] + base
+        if place:
+            own = place - 1
+            expected = expected * (1 + gain[own]) + bias[own] + b[own] @ (a[own] @ x[row])
+        np.testing.assert_allclose(found[row], expected, rtol=1e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("way", ["C++", "XLA, side by side"])
+def test_16_bit_adapters(way: str) -> None:
+    """What is between the two products is not rounded."""
+    a, b = normal(PLACES, RANK, IN), normal(PLACES, OUT, RANK)
+    x, of = normal(3, IN), [2, 4, 2]
+    delta = delta_of(a, b)
+    narrow = replace(delta, a=delta.a.astype(jnp.bfloat16), b=delta.b.astype(jnp.bfloat16))
+    wide = replace(narrow, a=narrow.a.astype(jnp.float32), b=narrow.b.astype(jnp.float32))
+    x = np.asarray(jnp.asarray(x, jnp.bfloat16).astype(jnp.float32))  # XLA's dot rounds it to the type of ``a``
+    run = way_of(way)
+    zeros = jnp.zeros((3, OUT))
+    found, expected = (jax.jit(run)(zeros, jnp.asarray(x), one, places_of(of)) for one in (narrow, wide))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+def test_the_bias_is_added_after_the_change() -> None:
+    a, b, x = normal(PLACES, RANK, IN), normal(PLACES, OUT, RANK), normal(2, IN)
+    weight, bias, gain = normal(OUT, IN), normal(OUT), normal(PLACES, OUT)
+    adapted = Adapted(jnp.asarray(weight), delta_of(a, b, gain=gain), places_of([0, 2], special=(2,)))
+    found = jax.jit(linear)(x, adapted, jnp.asarray(bias))
+    own = (1 + gain[1]) * (weight @ x[1]) + b[1] @ (a[1] @ x[1]) + bias
+    np.testing.assert_allclose(found, np.stack([weight @ x[0] + bias, own]), rtol=1e-5, atol=2e-4)
 
 
 def test_what_nobody_looks_at_changes_no_other_row() -> None:
@@ -69,7 +104,7 @@ def test_looked_up_rows() -> None:
     vocabulary = 11
     weight, a, b = normal(vocabulary, OUT), normal(PLACES, RANK, vocabulary), normal(PLACES, OUT, RANK)
     plain = delta_of(a, b)
-    delta = replace(plain, a=plain.a.T, b=plain.b[:, : PLACES * RANK])
+    delta = replace(plain, a=plain.a.T, vectors=None)
     of, ids = [0, 4, 2], np.array([7, 0, 10], np.int32)
     found = take_rows(Adapted(jnp.asarray(weight), delta, places_of(of)), jnp.asarray(ids))
     for row, (place, number) in enumerate(zip(of, ids, strict=True)):

@@ -87,6 +87,25 @@ struct Linear {
   float* y;               // [rows, size_out]
 };
 
+// What the adapters of `places` places, each of rank `rank`, change of rows of a product.
+struct Adapted {
+  int places, rank, size_in, size_out;
+  Type type;             // of a and b
+  const float* x;        // [rows, size_in]
+  const void *a, *b;     // [places * rank, size_in], [places * rank, size_out]
+  const float* vectors;  // [2 * places, size_out]: a bias of each place, then its gains less one
+  float* shrunk;         // [rows, rank]
+  float* y;              // [rows, size_out]
+};
+
+// The rows with the adapter of a place.
+struct AdaptedRows {
+  int place;  // from 0
+  const int32_t* tokens;
+  int count;
+  bool special;  // it has a bias or gains
+};
+
 // RMS norm (contract: kernels/norm.py).
 struct Norm {
   const float* weight;  // null: no norm
@@ -145,6 +164,8 @@ struct RowKernels {
   // The first of the largest entries; 0 where there is a NaN.
   int (*argmax)(const float* x, int size);
   bool (*finite)(const float* x, int size);  // neither NaN nor infinity in the row
+  void (*shrink)(const Adapted&, const AdaptedRows&, int first, int count);  // shrunk = a x, by rows of a
+  void (*expand)(const Adapted&, const AdaptedRows&, int begin, int end);    // y = gain * y + b shrunk + bias, by outputs
   int (*sample)(const SampleRow&, float* workspace);  // workspace: 3 * size + 48 floats, 64-byte aligned
 
   // Of recurrent mixers (recurrent.h): columns begin..end of a head's state, and channels begin..end of states of channels

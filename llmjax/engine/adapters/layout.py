@@ -24,7 +24,7 @@ class Use(Enum):
 
     @property
     def arrays(self) -> int:
-        """Arrays that hold what adapters change of it: ``a``, ``b``, and gains."""
+        """Arrays that hold what adapters change of it: ``a``, ``b``, and vectors."""
         return 3 if self is Use.PRODUCT else 2
 
 
@@ -46,8 +46,8 @@ class AdaptedParameter:
 class AdapterLayout:
     """All parameters that adapters may change, and the sizes of places. Static in programs.
 
-    A device's arrays are: i32 [places + 1], whether the adapter of a place has gains (place 0: none), and then those of
-    `Delta` for each parameter.
+    A device's arrays are: i32 [places + 1], whether the adapter of a place has biases or gains (place 0: none), and
+    then those of `Delta` for each parameter.
 
     Attributes:
         places: adapters that the devices have room for.
@@ -67,9 +67,9 @@ class AdapterLayout:
 
     def head_arrays(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The arrays of `of_head` among all."""
-        gained, *rest = arrays
+        special, *rest = arrays
         kept = [array for one, own in self._in_turn(rest) for array in own if one.name == HEAD]
-        return (gained, *kept)
+        return (special, *kept)
 
     def _in_turn(self, rest: Sequence[Any]) -> Iterator[tuple[AdaptedParameter, Sequence[Any]]]:
         at = 0
@@ -84,12 +84,12 @@ class AdapterLayout:
             arrays: those of this layout.
             of: i32 [T], the place of each row of the step, 0: none.
         """
-        gained, *rest = arrays
-        places = Places(of, jnp.any(gained[of] != 0), self.places)
+        special, *rest = arrays
+        places = Places(of, special)
         found = dict(params)
         for one, own in self._in_turn(rest):
-            a, b, *gain = own
-            delta = Delta(a, b, gain[0] if gain else None, one.summed)
+            a, b, *vectors = own
+            delta = Delta(a, b, vectors[0] if vectors else None, one.summed)
             if one.name in params:
                 found[one.name] = Adapted(params[one.name], delta, places)
             else:
@@ -106,34 +106,29 @@ def put_adapter(
 
     Args:
         arrays: those of the layout; donated.
-        values: i32 [], whether the adapter has gains; for each parameter ``a`` [rank, in] and ``b`` [out, rank], and
-            if it is multiplied with, a bias [out] and gains less one [out]. An embedding's ``a`` is [vocabulary, rank],
-            that of experts [E, rank, in], and their ``b`` [E, out, rank].
+        values: i32 [], whether the adapter has biases or gains; for each parameter ``a`` [rank, in] and ``b`` [rank,
+            out], and if it is multiplied with, [2, out], a bias and gains less one. An embedding's ``a`` is
+            [vocabulary, rank], that of experts [E, rank, in], and their ``b`` [E, out, rank].
         place: i32 [], 1 to ``layout.places``.
     """
-    gained, *rest = arrays
-    has_gains, *given = values
+    special, *rest = arrays
+    is_special, *given = values
     index, rank = place - 1, layout.rank
-    found, at, number = [gained.at[place].set(has_gains)], 0, 0
+    found, at = [special.at[place].set(is_special)], 0
 
     def put(array: jax.Array, value: jax.Array, *start: jax.Array | int) -> jax.Array:
         starts = [jnp.asarray(one, jnp.int32) for one in start]
         return jax.lax.dynamic_update_slice(array, value.astype(array.dtype), starts)
 
     for one in layout.parameters:
-        a, b = rest[at], rest[at + 1]
-        if one.use is Use.PRODUCT:
-            of_a, of_b, bias, gain = given[number : number + 4]
-            number += 4
-            b = put(b, bias[:, None], 0, layout.places * rank + index)
-            found += [put(a, of_a, index * rank, 0), put(b, of_b, 0, index * rank)]
-            found.append(put(rest[at + 2], gain[:, None], 0, index))
-        else:
-            of_a, of_b = given[number : number + 2]
-            number += 2
-            if one.use is Use.ROWS:
-                found += [put(a, of_a, 0, index * rank), put(b, of_b, 0, index * rank)]
-            else:
-                found += [put(a, of_a[None], index, 0, 0, 0), put(b, of_b[None], index, 0, 0, 0)]
+        own, new = rest[at : at + one.use.arrays], given[at : at + one.use.arrays]
         at += one.use.arrays
+        if one.use is Use.EXPERTS:
+            found += [put(array, value[None], index, 0, 0, 0) for array, value in zip(own, new, strict=True)]
+        else:
+            first = (0, index * rank) if one.use is Use.ROWS else (index * rank, 0)
+            found += [put(own[0], new[0], *first), put(own[1], new[1], index * rank, 0)]
+        if one.use is Use.PRODUCT:
+            bias, gain = jnp.split(new[2], 2)
+            found.append(put(put(own[2], bias, index, 0), gain, layout.places + index, 0))
     return tuple(found)

@@ -16,7 +16,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 from llmjax.adapters.adapter import Adapter, LowRank
 from llmjax.engine.adapters.layout import EMBEDDING, HEAD, AdaptedParameter, AdapterLayout, Use, put_adapter
 from llmjax.engine.programs.cache import Executable, ProgramCache, ProgramSpec
-from llmjax.kernels.adapted import bias_columns
 from llmjax.kernels.sharding import on_devices
 from llmjax.models import ModelGraph
 from llmjax.parallel.division import Cut, Division
@@ -86,18 +85,19 @@ class AdaptedShape:
             experts = self._along(0, 1)
             return [
                 _Array((places, count, rank, size_in), dtype, experts or self._along(2, 3)),
-                _Array((places, count, size_out, rank), f32, experts or self._along(1, 2)),
+                _Array((places, count, size_out, rank), dtype, experts or self._along(1, 2)),
             ]
         size_out, size_in = self.shape
         if self.parameter.use is Use.ROWS:
             return [
                 _Array((size_out, places * rank), dtype, self._along(0, 0)),
-                _Array((size_in, places * rank), f32),
+                _Array((places * rank, size_in), dtype),
             ]
+        of_rows = self._along(0, 1)
         return [
             _Array((places * rank, size_in), dtype, self._along(1, 1)),
-            _Array((size_out, places * rank + bias_columns(places)), f32, self._along(0, 0)),
-            _Array((size_out, places), f32, self._along(0, 0)),
+            _Array((places * rank, size_out), dtype, of_rows),
+            _Array((2 * places, size_out), f32, of_rows),
         ]
 
     def values(self, rank: int) -> list[_Array]:
@@ -112,13 +112,12 @@ class AdaptedShape:
             ]
         size_out, size_in = self.shape
         if self.parameter.use is Use.ROWS:
-            return [_Array((size_out, rank), f32, self._along(0, 0)), _Array((size_in, rank), f32)]
-        of_rows = self._along(0, 0)
+            return [_Array((size_out, rank), f32, self._along(0, 0)), _Array((rank, size_in), f32)]
+        of_rows = self._along(0, 1)
         return [
             _Array((rank, size_in), f32, self._along(1, 1)),
-            _Array((size_out, rank), f32, of_rows),
-            _Array((size_out,), f32, of_rows),
-            _Array((size_out,), f32, of_rows),
+            _Array((rank, size_out), f32, of_rows),
+            _Array((2, size_out), f32, of_rows),
         ]
 
     def parts(self, part: LowRank | None, rank: int) -> Iterator[npt.NDArray[np.float32]]:
@@ -130,13 +129,19 @@ class AdaptedShape:
             yield whole if array.divided is None else array.divided.spread(whole)
 
     def _given(self, part: LowRank | None) -> list[npt.NDArray[np.float32] | None]:
-        product = self.parameter.use is Use.PRODUCT
         if part is None:
-            return [None] * (4 if product else 2)
-        if self.parameter.use is Use.ROWS:  # its rows are what products would take as inputs
-            return [part.a.T, part.b]
-        more = [part.bias, None if part.gain is None else part.gain - 1] if product else []
-        return [part.a, part.b, *more]
+            return [None] * self.parameter.use.arrays
+        match self.parameter.use:
+            case Use.EXPERTS:
+                return [part.a, part.b]
+            case Use.ROWS:  # its rows are what products would take as inputs
+                return [part.a.T, part.b.T]
+        if part.bias is None and part.gain is None:
+            return [part.a, part.b.T, None]
+        zeros = np.zeros(self.shape[0], np.float32)
+        bias, gain = part.bias, part.gain
+        vectors = np.stack([zeros if bias is None else bias, zeros if gain is None else gain - 1])
+        return [part.a, part.b.T, vectors]
 
 
 class AdapterStacks:
@@ -158,8 +163,8 @@ class AdapterStacks:
         self.layout = AdapterLayout(places, rank, tuple(one.parameter for one in shapes))
         self.shapes = shapes
         self._platform = platform
-        gained = _Array((places + 1,), jnp.int32)
-        arrays = [gained, *(array for one in shapes for array in one.arrays(self.layout, dtype))]
+        special = _Array((places + 1,), jnp.int32)
+        arrays = [special, *(array for one in shapes for array in one.arrays(self.layout, dtype))]
         self._placed = tuple(array.placed(platform) for array in arrays)
         self.arrays = tuple(jnp.zeros(one.shape, one.dtype, device=one.sharding) for one in self._placed)
 
@@ -212,8 +217,8 @@ class AdapterStacks:
         Args:
             adapter: one whose parts this model has, of a rank up to the layout's.
         """
-        has_gains = any(part.gain is not None for part in adapter.parts.values())
-        values: Values = [np.array(has_gains, np.int32)]
+        is_special = any(part.gain is not None or part.bias is not None for part in adapter.parts.values())
+        values: Values = [np.array(is_special, np.int32)]
         for one in self.shapes:
             values += one.parts(adapter.parts.get(one.parameter.name), self.layout.rank)
         return values

@@ -1,5 +1,6 @@
-// What goes row by row: norms, gates, rotation, recurrent mixers and sampling.
+// What goes row by row: norms, gates, rotation, adapters, recurrent mixers and sampling.
 
+#include "adapted_kernel.h"
 #include "by_isa/table.h"
 #include "recurrent_kernel.h"
 #include "rows_kernel.h"
@@ -7,6 +8,6 @@
 
 namespace llmjax {
 
-LLMJAX_TABLE(RowKernels, rows) = {norm_rows, gate_rows, rotate, argmax, finite, sample, recur, selective_scan, convolve};
+LLMJAX_TABLE(RowKernels, rows) = {norm_rows, gate_rows, rotate, argmax, finite, shrink, expand, sample, recur, selective_scan, convolve};
 
 }  // namespace llmjax

@@ -1,5 +1,6 @@
 // Handlers of layers and of products, in one unit, since XLA's headers take longer to compile than each of them.
 
+#include "adapted.cc"
 #include "attention.cc"
 #include "blocks.cc"
 #include "experts.cc"
