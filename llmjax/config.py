@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -967,6 +968,12 @@ class ServerConfig:
     )
     ignore_unknown_fields: bool = setting(False, "ignore fields of requests that are not known; they are errors else")
     response_role: str = setting("assistant", "role of chat answers")
+    volatile_lines: str = setting(
+        "auto",
+        "lines of system prompts that change with every request and are moved behind the conversation, so that all "
+        "before them stays in the prefix cache: a regular expression that whole lines match, without regard to case; "
+        "auto: times of day and ids of requests; none: nothing is moved",
+    )
     tool_call_parser: str = setting(
         "auto",
         "how the model writes tool calls: a family such as hermes, llama3_json or mistral (names of vLLM's parsers are "
@@ -1032,6 +1039,10 @@ class ServerConfig:
             if effort not in REASONING_EFFORTS or not isinstance(meant, str):
                 wanted = f"names one of {', '.join(REASONING_EFFORTS)}, and a text for it"
                 raise ConfigError(f"reasoning_effort_map {wanted}: not {effort!r}: {meant!r}")
+        try:
+            re.compile(self.volatile_lines)
+        except re.error as error:
+            raise ConfigError(f"volatile_lines is no regular expression: {error}") from error
         if clash := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys():
             raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
         if self.cache_salt_per_key and not self.api_key and not self.admin_key:

@@ -56,6 +56,7 @@ from llmjax.serve.routes.tokens import TOKEN_ROUTES
 from llmjax.serve.routes.web import WEB_ROUTES
 from llmjax.serve.sources import Sources
 from llmjax.serve.traces import Traces
+from llmjax.serve.volatile_lines import VolatileLines
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -154,6 +155,7 @@ def create_app(
         sources=sources,
         pictures=_pictures(engine, sources),
         literal_texts=_literal_texts(engine, config),
+        volatile_lines=VolatileLines.of(config.volatile_lines),
         fingerprint=fingerprint(engine),
         model_root=model_root(engine),
     )

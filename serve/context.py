@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from llmjax.serve.protocol.common import AdapterScale, GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
     from llmjax.serve.sources import Sources
+    from llmjax.serve.volatile_lines import VolatileLines
     from llmjax.tokenizer import Tokenizer
 
 # Where a request's state holds the digest of its API key, the salt of that, and whether it is an operator's.
@@ -57,6 +58,7 @@ class Server:
     sources: Sources
     pictures: Pictures | None = None  # None: the model sees none
     literal_texts: LiteralTexts | None = None  # None: special tokens in texts are special
+    volatile_lines: VolatileLines | None = None  # None: every line stays where it is
     created: int = field(default_factory=lambda: int(time.time()))
     fingerprint: str = ""
     model_root: str = ""
@@ -154,6 +156,7 @@ class RequestRecord:
     Attributes:
         owner: digest of the request's key; empty: it has none.
         ignored: fields that had no effect, which the response names too.
+        moved_lines: volatile lines of its system prompt that stand behind the conversation.
         asked: settings that the request chose, by the names of traces.
         times: when things happened to the last continuation that brought something.
     """
@@ -169,6 +172,7 @@ class RequestRecord:
     user: str | None = None
     session: str | None = None
     metadata: dict[str, str] | None = None
+    moved_lines: int = 0
     asked: dict[str, int | float] = field(default_factory=dict)
     times: RequestMetrics | None = None
 

@@ -62,6 +62,8 @@ class RequestLog:
                 record.status = message["status"]
                 if record.ignored:
                     MutableHeaders(scope=message)["x-ignored-fields"] = _header(record.ignored)
+                if record.moved_lines:
+                    MutableHeaders(scope=message)["x-moved-lines"] = str(record.moved_lines)
                 if self._id_header:
                     MutableHeaders(scope=message)["x-request-id"] = record.id
             await send(message)
@@ -99,6 +101,7 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         "session": record.session,
         "metadata": record.metadata,
         "ignored": record.ignored or None,
+        "moved_lines": record.moved_lines or None,
         "error": record.error,
     }
     return orjson.dumps({name: value for name, value in fields.items() if value is not None}).decode()

@@ -42,6 +42,7 @@ class EncodedPrompt:
     token_ids: list[int]
     text: str | None = None
     media: PromptMedia | None = None  # images; None: there are none
+    moved_lines: int = 0  # volatile lines of the system prompt that stand behind the conversation
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ async def chat_prompt(
     found: list[Attachment] = []
     images = await _images(server, body.mm_processor_kwargs)
     placeholders = None if images is None else {"image": images.placeholder, "video": images.video_placeholder}
-    messages = await off_loop(lambda: _messages(read, source, tools, literal, found, placeholders), size=size)
+    messages, moved = await off_loop(lambda: _messages(server, read, source, tools, found, placeholders), size=size)
     if found and truncation is not None:
         raise ApiError(
             "truncate_prompt_tokens does not go with images", param="truncate_prompt_tokens", code="invalid_value"
@@ -183,6 +184,7 @@ async def chat_prompt(
         ),
         size=len(text),
     )
+    prompt = replace(prompt, moved_lines=moved)
     return prompt if images is None else _with_images(prompt, prepared, images)
 
 
@@ -225,14 +227,15 @@ def _with_images(
 
 
 def _messages(
+    server: Server,
     read: Sequence[ChatMessage],
     template: str,
     tools: Sequence[Mapping[str, Any]],
-    literal: LiteralTexts | None,
     pictures: list[Attachment],
     placeholders: Mapping[str, str] | None,
-) -> list[dict[str, Any]]:
-    """Messages with what the template does not know written out, and what is ``literal`` marked.
+) -> tuple[list[dict[str, Any]], int]:
+    """Messages with what the template does not know written out, what is literal marked, and volatile lines moved; and
+    how many lines were moved.
 
     Args:
         read: messages whose files are read.
@@ -240,15 +243,18 @@ def _messages(
         placeholders: the texts that stand for pictures and videos; None: the model sees none.
     """
     messages = template_messages(read, None if placeholders is None else pictures)
-    if literal is not None:
-        messages = literal.messages(messages)
+    moved: list[str] = []
+    if server.volatile_lines is not None:
+        messages, moved = server.volatile_lines.moved(messages)
+    if server.literal_texts is not None:
+        messages = server.literal_texts.messages(messages)
     if placeholders is not None:
         messages = with_placeholders(messages, placeholders)
     if not reads(template, "tool_calls"):
         messages = with_calls_as_text(messages, tool_role=reads(template, "tool"))
     if tools and tools_variable(template) is None:
         messages = with_tools(messages, tools)
-    return messages
+    return messages, len(moved)
 
 
 def _encoded(

@@ -161,6 +161,7 @@ async def prepare(
         },
         truncation=Truncation.of(server, body, room=asked or 1),
     )
+    record.moved_lines = prompt.moved_lines
     form = answer_format(server, body, prompt, tools=tools, template=source, custom=custom)
     named = body.max_tokens_field
     default = defaults.get("max_tokens")
