@@ -274,7 +274,7 @@ def thinking_variables(server: Server, body: ChatRequest, template: str) -> dict
     if body.switches_thinking is not None:
         switches = dict.fromkeys(switches_of_thinking(template), body.switches_thinking)
     effort, efforts = body.reasoning_effort, server.config.reasoning_effort_map
-    if effort == "none" and not reads(template, "reasoning_effort") and not switches_of_thinking(template):
+    if effort == "none" and not reads_effort(template):
         effort = None if server.formats.parsers(template).reasoning is None else effort
     return {**switches, **effort_variables(efforts.get(effort, effort) if effort else None, template)}
 
@@ -294,6 +294,11 @@ def document_variables(body: ChatRequest, template: str) -> dict[str, Any]:
             code="unsupported_parameter",
         )
     return {"documents": body.documents}
+
+
+def reads_effort(template: str) -> bool:
+    """Whether a template knows how much is to be reasoned, or at least whether."""
+    return reads(template, "reasoning_effort") or bool(switches_of_thinking(template))
 
 
 def effort_variables(effort: str | None, template: str) -> dict[str, Any]:

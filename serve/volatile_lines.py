@@ -77,7 +77,7 @@ class VolatileLines:
     def _without(self, content: Any, found: list[str]) -> Any:
         match content:
             case str():
-                kept = []
+                kept: list[str] = []
                 for line in content.split("\n"):
                     volatile = len(line) <= LONGEST and self._line.fullmatch(line)
                     (found if volatile else kept).append(line)

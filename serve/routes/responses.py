@@ -41,7 +41,7 @@ from llmjax.serve.responses.conversation import Item, flat_name, listed, message
 from llmjax.serve.responses.store import StoredResponse, find_items
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import EventStream, named_event, obfuscated
-from llmjax.serve.turn import Said, Turn, prepare, thinking_variables
+from llmjax.serve.turn import Said, Turn, prepare, reads_effort, thinking_variables
 
 NAMES = {
     r"tools\.(\d+)\.function": r"tools.\1",
@@ -190,7 +190,7 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
     messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(input_items)))
     given = (body.model_fields_set & GenerationRequest.model_fields.keys()) - {"response_format"}
     tools, choice = _tools(body)
-    return ChatRequest.model_construct(
+    chat = ChatRequest.model_construct(
         **{name: getattr(body, name) for name in given},
         messages=messages,
         tools=tools,
@@ -199,7 +199,14 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
         chat_template_kwargs=body.chat_template_kwargs,
         response_format=_response_format(body),
         reasoning_effort=None if body.reasoning is None else body.reasoning.effort,
-    ), items
+    )
+    # Agents ask all models alike. That there is to be none of it is more than a hint.
+    if chat.reasoning_effort not in (None, "none") and not reads_effort(
+        template_source(server, chat, with_tools=bool(tools))
+    ):
+        chat.reasoning_effort = None
+        ignored.append("reasoning.effort")
+    return chat, items
 
 
 async def _dereferenced(server: Server, items: list[Item], owner: str) -> list[Item]:
