@@ -970,7 +970,7 @@ class ServerConfig:
     response_role: str = setting("assistant", "role of chat answers")
     volatile_lines: str = setting(
         "auto",
-        "lines of system prompts that change with every request and are moved behind the conversation, so that all "
+        "lines of system prompts that change with every request and are moved to the end of the conversation, so that all "
         "before them stays in the prefix cache: a regular expression that whole lines match, without regard to case; "
         "auto: times of day and ids of requests; none: nothing is moved",
     )
@@ -1042,7 +1042,7 @@ class ServerConfig:
         try:
             re.compile(self.volatile_lines)
         except re.error as error:
-            raise ConfigError(f"volatile_lines is no regular expression: {error}") from error
+            raise ConfigError(f"volatile_lines is not a regular expression: {error}") from error
         if clash := TEMPLATE_FIELDS & self.default_chat_template_kwargs.keys():
             raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
         if self.cache_salt_per_key and not self.api_key and not self.admin_key:

@@ -156,7 +156,7 @@ class RequestRecord:
     Attributes:
         owner: digest of the request's key; empty: it has none.
         ignored: fields that had no effect, which the response names too.
-        moved_lines: volatile lines of its system prompt that stand behind the conversation.
+        moved_lines: volatile lines of its system prompt, which were moved to the end of the conversation.
         asked: settings that the request chose, by the names of traces.
         times: when things happened to the last continuation that brought something.
     """

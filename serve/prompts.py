@@ -42,7 +42,7 @@ class EncodedPrompt:
     token_ids: list[int]
     text: str | None = None
     media: PromptMedia | None = None  # images; None: there are none
-    moved_lines: int = 0  # volatile lines of the system prompt that stand behind the conversation
+    moved_lines: int = 0  # volatile lines of the system prompt, which stand at the end of the conversation
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Lines of a system prompt that change with every request, such as the time, are moved behind the conversation.
+"""Lines of a system prompt that change with every request, such as the time, are moved to the end of the conversation.
 
 Agents write them at the head of each request. All that follows would have to be computed again: a prefix cache finds a
 prompt's tokens as far as they are the same. At the end of the last message they cost only their own tokens, and the
@@ -44,7 +44,7 @@ class VolatileLines:
         """The lines that ``--volatile-lines`` names: ``auto``, ``none`` or an expression.
 
         Raises:
-            re.error: it is no regular expression.
+            re.error: it is not a regular expression.
         """
         if setting == "none":
             return None
@@ -53,7 +53,7 @@ class VolatileLines:
         return lines
 
     def moved(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Messages with such lines of the leading system messages in one behind the last that asks, and these lines.
+        """Messages with such lines of the leading system messages in one after the last that asks, and these lines.
 
         Nothing is moved where no user and no tool asks. A chat template that takes no system message there gets it as
         it gets all later ones.

@@ -270,7 +270,7 @@ def _as_xml(call: Call) -> str:
 
 def aider(session: Session, model: str, max_tokens: int) -> Iterator[Request]:
     """Chat completions without tools: an example, the map of the repository and the files, and a reminder at the end,
-    behind the newest question each time."""
+    after the newest question each time."""
     ready = "Ok, any changes I propose will be to those files."
     for steps, asked, now in session.requests():
         messages: list[dict[str, Any]] = [

@@ -104,7 +104,7 @@ def coding_session(*, turns: int, characters: int, seed: int = 0) -> Session:
 
     Args:
         turns: requests to the model; every sixth begins with something that the user asks.
-        characters: of the last request, without the schemas of tools. Two thirds are there from the first on.
+        characters: how long the last request is, without the schemas of tools; the first one has two thirds of that.
     """
     chance = random.Random(seed)
     standing, growing = 2 * characters // 3, characters // 3

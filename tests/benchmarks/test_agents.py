@@ -79,7 +79,7 @@ def test_a_session_is_served_from_the_prefix_cache(agent: str, server: Running) 
 
 
 def test_volatile_lines_are_what_hides_a_session(server: Running) -> None:
-    """The same without its rule: nothing behind the time is found again."""
+    """The same without its rule: nothing after the time is found again."""
     session = coding_session(turns=6, characters=2000, seed=3)
     requests = list(DIALECTS["codex"](session, "tiny", 1))
     kept = [
