@@ -4,7 +4,7 @@ benchmark_serving and benchmark_test, that are not here."""
 from __future__ import annotations
 
 from llmjax.migration.answers import ForeignFlag, Takes
-from llmjax.migration.rows import MEDIA, accepted, means, ours, refused
+from llmjax.migration.rows import MEDIA, accepted, means, refused
 
 SWITCH, NOTHING, VALUES = Takes.SWITCH, Takes.NOTHING, Takes.VALUES
 
@@ -19,7 +19,6 @@ HUB_FLAGS = [
 ]
 
 SERVE: tuple[ForeignFlag, ...] = (
-    *ours("--lora-modules --lora-assignment"),
     *HUB_FLAGS,
     *refused("--use-beam-search", SEARCH, takes=NOTHING),
     *refused(
@@ -46,7 +45,6 @@ SERVE: tuple[ForeignFlag, ...] = (
 
 # Of those that run the engine in their own process.
 OFFLINE: tuple[ForeignFlag, ...] = (
-    *ours("--lora-modules --lora-path"),
     *accepted("--lora-assignment", "prompts take adapters in turn", neutral="round-robin random"),
     *HUB_FLAGS,
     *refused(
