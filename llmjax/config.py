@@ -970,8 +970,8 @@ class ServerConfig:
     response_role: str = setting("assistant", "role of chat answers")
     volatile_lines: str = setting(
         "auto",
-        "lines of system prompts that change with every request and are moved to the end of the conversation, so that all "
-        "before them stays in the prefix cache: a regular expression that whole lines match, without regard to case; "
+        "lines of system prompts that change with every request and are moved to the end of the conversation, so that "
+        "all before them stays in the prefix cache: a regular expression that whole lines match, in any case; "
         "auto: times of day and ids of requests; none: nothing is moved",
     )
     tool_call_parser: str = setting(
