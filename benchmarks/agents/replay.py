@@ -19,7 +19,7 @@ class Turn:
 
     Args:
         prompt_tokens: all that the model has read.
-        cached_tokens: of these, what was found in the prefix cache.
+        cached_tokens: how many of these the prefix cache had.
         first_seconds: from sending to the first piece of the answer.
         events: all that was streamed.
     """

@@ -30,6 +30,9 @@ REASONS: Sequence[tuple[str, str]] = (
     (r"^python -m benchmarks|^time \(", "measures for minutes or hours; only its --help is asked here"),
     (r"^cd \.\. && pytest", "tests run tests"),
     (r"^import numpy.*acme2|Acme2|feed_forward=", "a part of a file that a reader writes"),
+    (r"random-mm", "draws ids of a larger vocabulary than the tiny model's; tests/bench/test_random_mm.py"),
+    (r"/videos\b", "needs a video there; tests/models/vision/test_video.py reads some"),
+    (r"blip-image-captioning", "needs that model; tests/engine/test_one_image.py has a tiny one"),
     (r"launched\(", "a launcher of several processes; tests/test_launcher.py"),
 )
 # What stands in pages for a model that is large or needs an account, and what the tests put in its place.

@@ -41,6 +41,7 @@ OTHERS = frozenset(
 )
 SERVES = re.compile(r"^(llmjax serve|python -m serve)\b(?!.*--help)")
 ADDRESS = re.compile(r"(localhost|127\.0\.0\.1):8000")
+ASKS = re.compile(r"^python examples/(agent|langchain_chain|stream|tools)\.py")  # a server, at an address of their own
 REFUSED = {'"temperatur"': "unknown_parameter"}  # what a page shows as an error, and the code that it gets
 
 
@@ -237,6 +238,8 @@ class Session:
             if wrong:
                 return wrong
         text = ADDRESS.sub(f"127.0.0.1:{self.port}", text)
+        if ASKS.match(text):
+            text += f" --url http://127.0.0.1:{self.port}"
         command = [sys.executable, "-c", text] if one.kind == "python" else ["bash", "-c", _strict(text)]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, stdin=subprocess.DEVNULL, capture_output=True, timeout=600
@@ -299,6 +302,8 @@ def session(folder: Path, models: dict[str, str]) -> Iterator[Session]:
     images = pytest.importorskip("PIL.Image", reason="needs Pillow, which llmjax brings")
     for name in ("cat.png", "cat.jpg"):
         images.new("RGB", (64, 64), "orange").save(folder / name)
+    for number in range(4):
+        images.new("RGB", (64, 64), (0, 60 * number, 0)).save(folder / f"frame{number}.png")
     made = Session(folder, models)
     try:
         yield made
