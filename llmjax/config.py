@@ -388,6 +388,11 @@ class EngineConfig:
         "serve adapters (LoRA) beside the model: PEFT folders and GGUF files, of which each request may name one; a "
         "step without any costs what it costs without this setting",
     )
+    lora_fused: str | None = setting(
+        None,
+        "PEFT folder or GGUF file of an adapter that is merged into the weights when they are loaded; they must not be "
+        "stored quantized. It then costs nothing, and requests cannot do without it",
+    )
     max_loras: int = setting(
         1, "maximum number of adapters in one step; each has its place in the memory of the device", low=1
     )

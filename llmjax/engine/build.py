@@ -179,7 +179,8 @@ def load(
         kv_plan = plan(config, reserved=reserved)
         compiler = replace(compiler, kv_plan=kv_plan)
     if group.size > 1:
-        same = digest(model.digest, fingerprint(path), config.max_num_seqs, config.max_num_batched_tokens)
+        fused = None if model.fused is None else fingerprint(model.fused)
+        same = digest(model.digest, fingerprint(path), fused, config.max_num_seqs, config.max_num_batched_tokens)
         kv_plan = plan(config, agreed=group.agree(same, [one.num_pages for one in kv_plan.groups]))
         compiler = replace(compiler, kv_plan=kv_plan)
     if config.is_staged:

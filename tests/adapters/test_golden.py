@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,16 +13,19 @@ import numpy as np
 import pytest
 
 from llmjax.adapters.adapter import Adapter
+from llmjax.adapters.merge import merged
 from llmjax.adapters.read import AdapterReader
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.config import EngineConfig
 from llmjax.engine.adapters.layout import put_adapter
 from llmjax.engine.adapters.stacks import AdapterStacks
+from llmjax.errors import CheckpointError
 from llmjax.kernels.attention import RaggedBatch
 from llmjax.models import ModelGraph, abstract_model, merge
 from llmjax.models.layers.state import make_stacks
 from llmjax.parallel.division import Division
 from llmjax.platforms import select_platform
+from llmjax.quantization.gguf_export import export_gguf
 from tests.checkpoints import ADAPTERS, GOLDEN, POOLED
 from tests.levels import at_levels
 
@@ -53,9 +57,7 @@ class Model:
         self.stacks = AdapterStacks.of(
             graph, shapes, places=PLACES, rank=RANK, division=Division(self.config, 1), platform=platform
         )
-        self.params: Mapping[str, Any] = {
-            name: jnp.asarray(self.checkpoint.tensors[name].read(np.dtype(np.float32))) for name in shapes
-        }
+        self.params: Mapping[str, Any] = self.read(self.checkpoint)
         self.reader = AdapterReader(self.checkpoint, self.config, self.stacks.whole_shapes, RANK)
         self._put = jax.jit(put_adapter, static_argnames="layout", compiler_options=SOON)
         self._step = jax.jit(self._run, static_argnames="adapted", compiler_options=SOON)
@@ -75,13 +77,23 @@ class Model:
             return model.headed(model.model.finish(out.hidden), of), out.kv
         return model.logits(out.hidden, places=of), out.kv
 
+    def read(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The model's parameters from a checkpoint of it."""
+        return {name: jnp.asarray(checkpoint.tensors[name].read(np.dtype(np.float32))) for name in self.graph.names}
+
     def run(
-        self, texts: list[tuple[np.ndarray, int]], *, chunk: int = BUCKET, adapted: bool = True
+        self,
+        texts: list[tuple[np.ndarray, int]],
+        *,
+        chunk: int = BUCKET,
+        adapted: bool = True,
+        params: Mapping[str, Any] | None = None,
     ) -> list[np.ndarray]:
         """The logits of texts, side by side, each with the adapter of a place.
 
         Args:
             chunk: most tokens of a text in a step.
+            params: other parameters than the model's.
         """
         pages = LENGTH // PAGE
         kv = make_stacks(
@@ -109,7 +121,7 @@ class Model:
                 starts[row + 1 :], lengths[row] = at, done[row] if len(own) else 0
             batch = RaggedBatch(query_start=starts, kv_len=lengths, page_table=tables, kv_index=kv_index)
             batches = jax.tree.map(jnp.asarray, tuple(batch for _ in self.config.spans))
-            logits, kv = self._step(self.params, self.stacks.arrays, kv, tokens, of, batches, adapted=adapted)
+            logits, kv = self._step(params or self.params, self.stacks.arrays, kv, tokens, of, batches, adapted=adapted)
             for row, part in enumerate(found):
                 part.append(np.asarray(logits)[starts[row] : starts[row + 1]])
         return [np.concatenate(part) for part in found]
@@ -161,3 +173,22 @@ def test_logits_are_those_of_peft(name: str) -> None:
     for kind in ("logits", "merged"):
         if kind in expected:
             assert np.abs(logits - expected[kind]).max() <= TOLERANCE, kind
+
+
+@pytest.mark.parametrize("name", ["plain", "dora", "biases", "embeddings", "rows", "gpt2", "qwen3-moe"])
+def test_logits_of_merged_weights(name: str) -> None:
+    own, expected = model(base_of(name)), golden(name)
+    params = own.read(merged(own.checkpoint, adapter(name)))
+    (logits,) = own.run([(expected["tokens"].astype(np.int32), 0)], adapted=False, params=params)
+    for kind in ("logits", "merged"):
+        assert np.abs(logits - expected[kind]).max() <= TOLERANCE, kind
+
+
+def test_what_cannot_be_merged(tmp_path: Path) -> None:
+    own = model("llama")
+    with pytest.raises(CheckpointError, match=r"_proj\.bias is missing, so the adapter's bias cannot be merged"):
+        merged(own.checkpoint, adapter("lora-bias"))
+    path = tmp_path / "llama.gguf"
+    export_gguf(own.checkpoint, path, scheme="q8_0")
+    with pytest.raises(CheckpointError, match="is stored as Q8_0; an adapter merged into quantized weights"):
+        merged(open_checkpoint(path), adapter("plain"))

@@ -184,16 +184,15 @@ class AdapterStacks:
         Args:
             graph, shapes: the whole model, as ``abstract_model`` declares it.
         """
+        axes = dict(zip(graph.names, graph.axes, strict=True))
         found = []
-        for name, axes in zip(graph.names, graph.axes, strict=True):
-            if (use := use_of(name, len(shapes[name].shape), graph)) is not None:
-                whole = tuple(shapes[name].shape)
-                found.append(_adapted(name, use, axes, whole, division.cut(name, axes, whole)))
-        config = graph.config
-        if config.tie_word_embeddings and config.has_head and config.pooler is None:
-            whole = tuple(shapes[EMBEDDING].shape)
-            axes = ("vocab", "hidden")
-            found.append(_adapted(HEAD, Use.PRODUCT, axes, whole, division.cut(EMBEDDING, axes, whole)))
+        for name, whole in adaptable_shapes(graph, shapes).items():
+            stored = name if name in axes else EMBEDDING  # of a tied head
+            use = Use.PRODUCT if name == HEAD else use_of(name, len(whole), graph)
+            assert use is not None
+            cut = division.cut(stored, axes[stored], whole)
+            summed = axes[stored][1] if use is Use.PRODUCT and cut is not None and cut.axis == 1 else None
+            found.append(AdaptedShape(AdaptedParameter(name, use, summed), whole, cut))
         return cls(found, places=places, rank=rank, dtype=graph.dtype, platform=platform)
 
     @property
@@ -258,6 +257,20 @@ class AdapterStacks:
         return tuple(array.placed(self._platform) for array in every)
 
 
+def adaptable_shapes(graph: ModelGraph, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters that adapters may change, by name, among them that of a tied head.
+
+    Args:
+        graph, shapes: the whole model, as ``abstract_model`` declares it.
+    """
+    names = (name for name in graph.names if use_of(name, len(shapes[name].shape), graph) is not None)
+    found = {name: tuple(shapes[name].shape) for name in names}
+    config = graph.config
+    if config.tie_word_embeddings and config.has_head and config.pooler is None:
+        found[HEAD] = tuple(shapes[EMBEDDING].shape)
+    return found
+
+
 def use_of(name: str, dimensions: int, graph: ModelGraph) -> Use | None:
     """What a model does with a parameter that adapters may change; None: they may not."""
     if name == EMBEDDING:
@@ -267,13 +280,6 @@ def use_of(name: str, dimensions: int, graph: ModelGraph) -> Use | None:
     if not name.startswith("model.layers.") or not name.endswith(".weight") or name in graph.plain:
         return None
     return {2: Use.PRODUCT, 3: Use.EXPERTS}.get(dimensions)
-
-
-def _adapted(
-    name: str, use: Use, axes: tuple[str | None, ...], shape: tuple[int, ...], cut: Cut | None
-) -> AdaptedShape:
-    summed = axes[1] if use is Use.PRODUCT and cut is not None and cut.axis == 1 else None
-    return AdaptedShape(AdaptedParameter(name, use, summed), shape, cut)
 
 
 def _spec_of(array: jax.ShapeDtypeStruct) -> PartitionSpec:

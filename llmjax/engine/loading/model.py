@@ -16,12 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from llmjax import models
+from llmjax.adapters.merge import merged
+from llmjax.adapters.read import AdapterReader
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.identity import identity
 from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
-from llmjax.engine.adapters.stacks import AdapterStacks
+from llmjax.engine.adapters.stacks import AdapterStacks, adaptable_shapes
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.engine.loading.copies import with_copies
 from llmjax.engine.loading.dummy import with_dummy_weights
@@ -90,6 +92,7 @@ class LoadedModel:
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
     encoder: LoadedEncoder | None = None  # of images; None: the model sees none
     adapters: AdapterStacks | None = None  # places for adapters; None: it has none
+    fused: Path | None = None  # the adapter that is merged into the weights
     dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 
     @property
@@ -98,6 +101,11 @@ class LoadedModel:
         encoder = 0 if self.encoder is None else self.encoder.num_bytes
         adapters = 0 if self.adapters is None else self.adapters.num_bytes
         return sum(weight.nbytes for weight in self.params.values()) + encoder + adapters
+
+    @property
+    def files(self) -> tuple[tuple[str, int, int, int, int], ...]:
+        """The `identity` of all files that the weights come from."""
+        return identity(self.path) + (() if self.fused is None else identity(self.fused))
 
     @property
     def digest(self) -> str:
@@ -161,13 +169,15 @@ def load_model(
     started = time.monotonic()
     files = identity(path)
     checkpoint = with_token_labels(_open(config, path))
+    programs = ProgramCache() if programs is None else programs
+    if config.lora_fused is not None:
+        checkpoint = _fused(checkpoint, Path(config.lora_fused), config, platform, programs)
     model_config = checkpoint.model_config(max_model_len=config.max_model_len)
     _check_chunks(model_config, config.page_size)
     stage = Stage.of(model_config, number=config.stage, count=config.pipeline_parallel_size)
     division = Division(stage.config, len(platform.devices), whole_experts=config.enable_expert_parallel)
     if config.enable_expert_parallel and division.devices == 1:
         logger.warning("enable_expert_parallel changes nothing: one device has all experts (see tensor_parallel_size)")
-    programs = ProgramCache() if programs is None else programs
     _check_tensors(checkpoint, declare(model_config, platform, programs)[1])
     whole, shapes = declare(stage.config, platform, programs)
     graph = whole if division.devices == 1 else declare(division.local, platform, programs)[0]
@@ -213,7 +223,8 @@ def load_model(
             )
             sized = config.with_sizes(platform.step_sizes)
             plan_kv(sized, graph.config, platform, layout=layout, reserved=needed)
-    kept_in = None if config.load_format == "dummy" else cache_dir
+    # Packed matrices are known by the model's files alone.
+    kept_in = None if config.load_format == "dummy" or config.lora_fused is not None else cache_dir
     packed = PackedWeights.of(kept_in, config, checkpoint, platform, files=files)
     placer = Placer(
         platform,
@@ -271,7 +282,20 @@ def load_model(
         kv_calibration=calibration,
         encoder=encoder,
         adapters=adapters,
+        fused=None if config.lora_fused is None else Path(config.lora_fused),
     )
+
+
+def _fused(
+    checkpoint: Checkpoint, path: Path, config: EngineConfig, platform: Platform, programs: ProgramCache
+) -> Checkpoint:
+    """The checkpoint with an adapter merged into it."""
+    model = checkpoint.model_config(max_model_len=config.max_model_len)
+    graph, declared = declare(model, platform, programs)
+    shapes = adaptable_shapes(graph, declared)
+    adapter = AdapterReader(checkpoint, model, shapes, most_rank=sys.maxsize).read(path, digest="")
+    logger.info("%s is merged into the weights: %d matrices change", path, len(adapter.parts))
+    return merged(checkpoint, adapter)
 
 
 def _check_adapters(config: EngineConfig) -> None:

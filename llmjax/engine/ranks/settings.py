@@ -29,6 +29,7 @@ OWN_SETTINGS = frozenset(
         "lora",
         "lora_scaled",
         "lora_init_without_apply",
+        "lora_fused",
         "kv_cache_memory_bytes",
         "device_ids",
         "node_rank",

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from llmjax.checkpoint.identity import identity
 from llmjax.config import EngineConfig
 from llmjax.engine.core.tier import NoTier, Tier
 from llmjax.engine.device.page_moves import page_shapes
@@ -129,7 +128,7 @@ def _agreed_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZe
     formats, divided = whole_page_formats(compiler, ranks)
     return digest(
         __version__,
-        [(Path(name).name, size) for name, size, *_ in identity(model.path)],
+        [(Path(name).name, size) for name, size, *_ in model.files],
         model.config,
         {name: getattr(config, name) for name in DECIDING},
         compiler.kv_plan.layout,
@@ -171,7 +170,7 @@ def pages_identity(config: EngineConfig, compiler: StepCompiler, ranks: RankZero
     return digest(
         MAGIC,
         __version__,
-        identity(model.path),
+        model.files,
         model.config,
         model.digest,
         {name: getattr(config, name) for name in DECIDING},

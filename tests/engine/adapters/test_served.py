@@ -138,3 +138,19 @@ def test_what_does_not_fit_is_an_error_of_its_request(asking: Asking) -> None:
         with pytest.raises(CheckpointError, match=message):
             while not runner.can_load(adaptation(name), seconds=1):
                 pass
+
+
+def test_an_adapter_that_is_merged_at_load(compile_cache_dir: str) -> None:
+    tokens, expected = golden("plain")
+    llm = LLM(
+        str(GOLDEN / "llama"),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        max_num_seqs=1,
+        max_num_batched_tokens=32,
+        compilation_cache_dir=compile_cache_dir,
+        lora_fused=str(ADAPTERS / "plain"),
+    )
+    (said,) = Asking(llm).ask([(tokens, None)], scored=True)
+    np.testing.assert_allclose(said.logprobs, expected, atol=TOLERANCE, rtol=0)
+    llm.close()
