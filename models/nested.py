@@ -31,6 +31,7 @@ MULTIMODAL = frozenset(
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
+        "LlavaNextVideoForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
         "PaliGemmaForConditionalGeneration",

@@ -52,6 +52,7 @@ WHOLE = {
     "vision_feature_select_strategy": "default",
 }
 NEXT = {**WHOLE, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
+NEXT_VIDEO = {**NEXT, "image_token_index": 32001}
 SIZES = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
 ONEVISION = {
     **WHOLE,
@@ -175,6 +176,16 @@ FAMILIES = (
     ),
     VisionFamily(
         ("LlavaNextForConditionalGeneration",), encoder, pictures, TENSORS, CLIP, NEXT, PROCESSOR, vision_types=TOWERS
+    ),
+    VisionFamily(
+        ("LlavaNextVideoForConditionalGeneration",),
+        encoder,
+        pictures,
+        TENSORS,
+        CLIP,
+        NEXT_VIDEO,
+        PROCESSOR,
+        vision_types=TOWERS,
     ),
     VisionFamily(
         ("LlavaOnevisionForConditionalGeneration",),

@@ -22,7 +22,10 @@ _DECLARED = {
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
     "kimi": "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration",
     "llama4": "Llama4ForConditionalGeneration",
-    "llava": ("LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaOnevisionForConditionalGeneration"),
+    "llava": (
+        "LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaNextVideoForConditionalGeneration "
+        "LlavaOnevisionForConditionalGeneration"
+    ),
     "minicpmv": "MiniCPMV",
     "moondream": "HfMoondream",
     "paligemma": "PaliGemmaForConditionalGeneration",

@@ -62,6 +62,7 @@ NAMES = [
     "janus",
     "aya-vision",
     "cohere2-vision",
+    "llava-next-video",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

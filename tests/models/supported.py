@@ -157,6 +157,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Llama4ForConditionalGeneration": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "LlavaForConditionalGeneration": "llava-hf/llava-1.5-7b-hf, mistral-community/pixtral-12b",
     "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf",
+    "LlavaNextVideoForConditionalGeneration": "llava-hf/LLaVA-NeXT-Video-7B-hf",
     "LlavaOnevisionForConditionalGeneration": "llava-hf/llava-onevision-qwen2-7b-ov-hf",
     "MiniCPMV": "openbmb/MiniCPM-V-2_6, openbmb/MiniCPM-V-4, openbmb/MiniCPM-V-4_5",
     "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",

@@ -1011,6 +1011,36 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="HfMoondreamProcessor",
         bos="<|endoftext|>",
     ),
+    "llava-next-video": lambda: Checkpoint(
+        "LlavaNextVideoForConditionalGeneration",
+        {
+            "image_token_index": 260,
+            "video_token_index": 259,
+            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36], [54, 18], [18, 54]],
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "llama", "num_hidden_layers": 2},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+                "projection_dim": 32,
+            },
+        },
+        "LlavaNextImageProcessorPil",
+        {
+            "size": {"shortest_edge": 18},
+            "crop_size": {"height": 18, "width": 18},
+            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36], [54, 18], [18, 54]],
+        },
+        tokens=["<video>", "<image>"],
+        picture="<image>",
+        processor="LlavaNextVideoProcessor",
+        settings={"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
