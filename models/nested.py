@@ -21,6 +21,7 @@ MULTIMODAL = frozenset(
         "Gemma4ForConditionalGeneration",
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
+        "Idefics2ForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "InternVLChatModel",
         "InternVLForConditionalGeneration",

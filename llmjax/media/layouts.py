@@ -17,6 +17,7 @@ from llmjax.models.vision.preparation import (
     Budgeted,
     Canvas,
     Cropped,
+    Fenced,
     FilledGrid,
     NearestGrid,
     Overlapped,
@@ -25,6 +26,7 @@ from llmjax.models.vision.preparation import (
     PanAndScan,
     Pinpoints,
     Preparation,
+    Quartered,
     RoundedUp,
     Slices,
     SmartResize,
@@ -102,6 +104,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _scanned(image, layout, preparation)
         case PaddedViews():
             return _views(image, layout, preparation, several=several)
+        case Quartered():
+            return _quartered(image, layout, preparation)
         case Overlapped():
             return _overlapped(image, layout, preparation)
         case NearestGrid():
@@ -379,6 +383,36 @@ def _views(image: Image.Image, layout: PaddedViews, preparation: Preparation, *,
     grids = np.arange(along**2).reshape(along, along), tiled_grid(size[0] // tile, size[1] // tile, along)
     lines = [np.pad(grid, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for grid in grids]
     return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
+
+
+def quartered_size(height: int, width: int, layout: Quartered) -> tuple[int, int]:
+    """Height and width of a view; formula: transformers' ``get_resize_output_image_size`` of Idefics2."""
+    aspect = width / height
+    if width >= height and width > layout.longest:
+        height, width = int(layout.longest / aspect), layout.longest
+    elif height > width and height > layout.longest:
+        height, width = layout.longest, int(layout.longest * aspect)
+    return max(height, layout.shortest), max(width, layout.shortest)
+
+
+def _quartered(image: Image.Image, layout: Quartered, preparation: Preparation) -> LaidOut:
+    text, patch = preparation.text, preparation.patch
+    assert isinstance(text, Fenced)
+    views = [image]
+    if not layout.whole_alone:
+        wide, high = image.width // 2, image.height // 2
+        if not wide or not high:
+            raise InvalidRequest(
+                f"the image is {image.width} x {image.height} pixels, which cannot be cut into quarters"
+            )
+        columns, rows = ((0, wide), (wide, image.width)), ((0, high), (high, image.height))
+        views = [*(image.crop((left, top, right, end)) for top, end in rows for left, right in columns), image]
+    tiles = []
+    for view in views:
+        scaled = resized(view, quartered_size(view.height, view.width, layout), preparation)
+        # What is less than a patch is not seen.
+        tiles.append(scaled.crop((0, 0, scaled.width // patch * patch, scaled.height // patch * patch)))
+    return LaidOut(tiles, Arrangement(0, 0, 1, text.rows, text.rows * len(tiles)))
 
 
 def overlapped_grid(height: int, width: int, layout: Overlapped) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from llmjax.media.image import PreparedImage, PreparedVideo
 from llmjax.media.layouts import Interpolated, laid_out, resized, smart_size
 from llmjax.media.prompt import Frame
 from llmjax.media.video import Frames, VideoLimits, decoded_video
-from llmjax.models.vision.preparation import Preparation, SmartResize
+from llmjax.models.vision.preparation import Fenced, Preparation, SmartResize
 
 
 class ImageProcessor(Protocol):
@@ -49,6 +49,10 @@ class ImageProcessor(Protocol):
     @property
     def alone(self) -> int:
         """The most pictures that a prompt may have for each to be prepared as if it were alone."""
+
+    @property
+    def fence(self) -> int | None:
+        """The token that stands around pictures, once between two side by side; None: there is none."""
 
     @property
     def sole(self) -> bool:
@@ -114,6 +118,12 @@ class PillowProcessor:
         return self.preparation.alone
 
     @property
+    def fence(self) -> int | None:
+        """See ``ImageProcessor.fence``."""
+        text = self.preparation.text
+        return self.ids[text.fence][0] if isinstance(text, Fenced) else None
+
+    @property
     def sole(self) -> bool:
         """See ``ImageProcessor.sole``."""
         return self.preparation.sole
@@ -125,8 +135,8 @@ class PillowProcessor:
 
     def spelled(self, text: str) -> str:
         """See ``ImageProcessor.spelled``."""
-        spelled = self.preparation.spelled
-        return re.sub(spelled, lambda found: self.preparation.placeholder, text) if spelled else text
+        spelled, placed = self.preparation.spelled, self.preparation.respelled or self.preparation.placeholder
+        return re.sub(spelled, lambda found: placed, text) if spelled else text
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """See ``ImageProcessor.prepare``."""

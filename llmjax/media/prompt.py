@@ -58,6 +58,7 @@ def with_images(
     line_breaks: Sequence[int] = (),
     counted: Sequence[Sequence[int]] = (),
     frame: Frame | None = None,
+    fence: int | None = None,
 ) -> MediaPrompt:
     """Replaces each placeholder by the tokens of a picture, in order.
 
@@ -68,6 +69,7 @@ def with_images(
             ``ImageProcessor``.
         counted: ids that stand before each picture, by its number; empty: there are none.
         frame: what stands around the text of a prompt with pictures.
+        fence: the token that begins and ends each picture's, once between two side by side; None: there is none.
 
     Raises:
         InvalidRequest: there are more or fewer placeholders than pictures.
@@ -86,6 +88,7 @@ def with_images(
         out = [part for parts in _joined(out, list(ids[done:place]), line_breaks) for part in parts]
         out += counted[index] if counted else ()
         out, tokens = _joined(out, list(image.tokens), line_breaks)
+        tokens = tokens[1:] if fence is not None and out[-1:] == [fence] else tokens
         spans.append(MediaSpan(len(out), len(tokens), index))
         out += tokens
         done = place + len(placeholder)

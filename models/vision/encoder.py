@@ -20,6 +20,7 @@ from llmjax.models.modules.norm import build_norm
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import normed
 from llmjax.models.vision.batch import PatchBatch
+from llmjax.models.vision.perceiver import Perceiver
 from llmjax.models.vision.resampler import Resampler
 from llmjax.models.vision.rotation import turn
 from llmjax.models.vision.spec import (
@@ -28,6 +29,7 @@ from llmjax.models.vision.spec import (
     Joined,
     Merged,
     Normed,
+    Perceiving,
     Projected,
     Rope2D,
     Standardized,
@@ -253,7 +255,7 @@ class VisionEncoder(nnx.Module):
         self.layers = nnx.List([Layer(layer, size, spec.rope, dtype=dtype) for layer in spec.layers])
         self.norm_after = None if spec.norm_after is None else build_norm(spec.norm_after, size)
         self.projector = Steps(spec.projector, size, dtype=dtype)
-        self.resampler = None if spec.resampler is None else Resampler(spec.resampler, size, spec.out, dtype=dtype)
+        self.resampler = _resampler(spec, dtype)
         self.taps = nnx.List([Steps(spec.tap, size, dtype=dtype) for _ in spec.tapped])
         self.arranged = len(spec.projector) if spec.arranged is None else spec.arranged
         learned = (self.projector.sizes[self.arranged],)
@@ -359,6 +361,12 @@ def _summed(rows: jax.Array, sources: jax.Array, shares: jax.Array) -> jax.Array
 
     start = jnp.zeros((len(sources), rows.shape[-1]), jnp.float32)
     return jax.lax.scan(add, start, (sources.T, shares.T))[0].astype(rows.dtype)
+
+
+def _resampler(spec: VisionSpec, dtype: jnp.dtype) -> Perceiver | Resampler | None:
+    if isinstance(spec.resampler, Perceiving):
+        return Perceiver(spec.resampler, spec.size, spec.out, dtype=dtype)
+    return None if spec.resampler is None else Resampler(spec.resampler, spec.size, spec.out, dtype=dtype)
 
 
 def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:

@@ -116,6 +116,21 @@ class PaddedViews:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Quartered:
+    """A picture keeps its aspect within limits, and so does each of its quarters, which come first (Idefics2).
+
+    Attributes:
+        shortest: pixels of the shorter side at least, whatever becomes of the aspect.
+        longest: pixels of the longer side at most.
+        whole_alone: it is not cut.
+    """
+
+    shortest: int
+    longest: int
+    whole_alone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Overlapped:
     """The whole picture, and tiles of it that overlap; each row has a patch of the whole and the mean of what the tiles
     have there (Moondream).
@@ -257,6 +272,7 @@ Layout = (
     | Split
     | Pinpoints
     | PaddedViews
+    | Quartered
     | Overlapped
     | PanAndScan
     | Squared
@@ -468,7 +484,29 @@ class Scanned:
         return [*found, self.after]
 
 
-PictureText = Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
+@dataclass(frozen=True, kw_only=True)
+class Fenced:
+    """A text before each view and after the last; of two pictures side by side one has it (Idefics2).
+
+    Attributes:
+        rows: feature rows of each view.
+    """
+
+    fence: str
+    rows: int
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return (self.fence,)
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        views: list[str | int] = [self.fence, self.rows] * (arrangement.num_rows // self.rows)
+        return [*views, self.fence]
+
+
+PictureText = Fenced | Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -562,6 +600,7 @@ class Preparation:
         joins_lines: line breaks around it and in it are one token where the tokenizer has one (Gemma 3).
         spelled: a regular expression of what prompts may have in place of the placeholder; it becomes the placeholder
             before the text is divided into tokens. Empty: nothing.
+        respelled: what that becomes, where it is not the placeholder alone.
         counted: what stands before each picture of a prompt, with a place for its number from 0 on; empty: nothing.
         frame: what stands around the text of prompts with pictures; None: nothing.
         sole: a prompt has no more than one picture, at its start (BLIP, Moondream).
@@ -585,6 +624,7 @@ class Preparation:
     text: PictureText = field(default_factory=Surrounded)
     joins_lines: bool = False
     spelled: str = ""
+    respelled: str = ""
     counted: str = ""
     frame: Framed | None = None
     sole: bool = False

@@ -18,6 +18,7 @@ _DECLARED = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "glm4v": "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
+    "idefics2": "Idefics2ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
     "kimi": "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration",

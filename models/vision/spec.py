@@ -187,6 +187,35 @@ class Resampling:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Perceiving:
+    """Each frame or tile becomes as many rows as there are learned queries, which layers change by attention to its
+    patches and to each other (Idefics2); patches go through a gated MLP before.
+
+    Attributes:
+        queries: how many.
+        heads, kv_heads, head_dim: sizes of the attention in each layer.
+        depth: number of layers.
+        widened: values between the matrices of the MLP that patches go through.
+        inner: the same of each layer's.
+        widened_activation, activation: keys of ACTIVATIONS, of the first and of the others.
+        least: patches of the smallest frame or tile.
+        norm: the norm that queries and patches go through in each layer, and rows after the last.
+    """
+
+    queries: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    depth: int
+    widened: int
+    inner: int
+    widened_activation: str
+    activation: str
+    least: int
+    norm: NormSpec
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionSpec:
     """All that defines an encoder of pictures.
 
@@ -243,7 +272,7 @@ class VisionSpec:
     bidirectional: bool = False
     whole_text: bool = False
     whole_prompt: bool = False
-    resampler: Resampling | None = None
+    resampler: Resampling | Perceiving | None = None
     longest: int | None = None
     tile: int | None = None
     filled_from: int | None = None

@@ -63,6 +63,7 @@ NAMES = [
     "aya-vision",
     "cohere2-vision",
     "llava-next-video",
+    "idefics2",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

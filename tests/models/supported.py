@@ -147,6 +147,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Gemma4ForConditionalGeneration": "google/gemma-4-E4B-it",
     "Glm4vForConditionalGeneration": "zai-org/GLM-4.1V-9B-Thinking",
     "Glm4vMoeForConditionalGeneration": "zai-org/GLM-4.5V",
+    "Idefics2ForConditionalGeneration": "HuggingFaceM4/idefics2-8b",
     "Idefics3ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct",
     "InternVLChatModel": "OpenGVLab/InternVL3-8B",
     "InternVLForConditionalGeneration": "OpenGVLab/InternVL3-8B-hf",

@@ -226,6 +226,7 @@ class Images:
             line_breaks=processor.line_breaks,
             counted=processor.counted,
             frame=processor.frame,
+            fence=processor.fence,
         )
         if processor.sole and prompt.spans and prompt.spans[0].start:
             raise InvalidRequest("the image must be at the start of the prompt, before its text", field="prompt")

@@ -1041,6 +1041,36 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="LlavaNextVideoProcessor",
         settings={"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
     ),
+    "idefics2": lambda: Checkpoint(
+        "Idefics2ForConditionalGeneration",
+        {
+            "image_token_id": 260,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "mistral", "sliding_window": None, "num_hidden_layers": 2},
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 42,
+            },
+            "perceiver_config": {
+                "hidden_size": 56,
+                "resampler_n_latents": 4,
+                "resampler_depth": 2,
+                "resampler_n_heads": 6,
+                "resampler_head_dim": 10,
+                "num_key_value_heads": 2,
+            },
+        },
+        "Idefics2ImageProcessorPil",
+        {"size": {"shortest_edge": 20, "longest_edge": 45}, "do_image_splitting": True},
+        tokens=["<fake_token_around_image>", "<image>", "<end_of_utterance>"],
+        picture="<image>",
+        processor="Idefics2Processor",
+        settings={"image_seq_len": 4},
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -1194,6 +1224,8 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     for height, width in sizes:
         image = Image.new("RGB", (width, height))
         try:
+            if checkpoint.processor == "Idefics2Processor" and min(height, width) < 2:
+                raise ValueError("it has no quarters, of which the processor resizes nothing")
             inputs = processor(text=checkpoint.picture, images=[image], add_special_tokens=False)
         except Exception as error:  # what it refuses
             print(name, "refuses", (height, width), str(error)[:80])
@@ -1202,6 +1234,10 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
             continue
         counts.append(len(inputs["input_ids"][0]))
         shapes.append(sum(np.prod(part.shape) for part in inputs["pixel_values"]))
+        if checkpoint.processor == "Idefics2Processor":  # without the rest of less than a patch
+            patch = model.config.vision_config.patch_size
+            views = np.asarray(inputs["pixel_attention_mask"][0])
+            shapes[-1] = sum(view.any(1).sum() // patch * (view.any(0).sum() // patch) * 3 * patch**2 for view in views)
         if "image_position_ids" in inputs:  # without the patches that fill a picture up
             rows, columns = np.asarray(inputs["image_position_ids"][0]).max(axis=0) + 1
             shapes[-1] = rows * columns * inputs["pixel_values"][0].shape[-1]
