@@ -7,6 +7,7 @@ Bucket bounds are vLLM's, so that its dashboards' quantiles stay comparable.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -173,6 +174,7 @@ class _Numbers:
         self.accepted_per_pos = Counter[int]()
         self.sources = Counter[str](dict.fromkeys(SOURCES, 0))
         self.offload = OffloadCounts()
+        self.adapters: tuple[list[str], list[str]] = ([], [])  # names of those that run, and that wait
         self.finished = Counter[str]({"stop": 0, "length": 0, "abort": 0, "error": 0, REPETITION: 0})
         self.histograms = _histograms(max_model_len)
 
@@ -192,6 +194,7 @@ class EngineMetrics(Collector):
         }
         self._drafts = engine.info.drafts
         self._offloads = engine.config.kv_offloading_size > 0 or engine.config.kv_transfer is not None
+        self._slots = engine.config.adapter_slots
         self._max_model_len = engine.info.max_model_len
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
         self._engines = [_Numbers(self._max_model_len) for _ in engine.states]
@@ -201,6 +204,7 @@ class EngineMetrics(Collector):
         numbers.gauges["num_requests_running"] = stats.num_running
         numbers.gauges["num_requests_waiting"] = stats.num_waiting
         numbers.gauges["kv_cache_usage_perc"] = stats.kv_usage
+        numbers.adapters = (stats.running_adapters, stats.waiting_adapters)
         counters = numbers.counters
         counters["prefix_cache_queries"] += stats.prefix_cache_queries
         counters["mm_cache_queries"] += stats.image_queries
@@ -263,6 +267,7 @@ class EngineMetrics(Collector):
         for number, state in enumerate(states):
             if not state.serving:  # it cannot say that it does nothing
                 self._engines[number].gauges = dict.fromkeys(GAUGES, 0.0)
+                self._engines[number].adapters = ([], [])
         # Requests that wait for a paused server have not reached any engine yet.
         deferred = [self._engine.num_held_back, *[0] * (len(self._engines) - 1)]
         for name, help in GAUGES.items():
@@ -294,6 +299,8 @@ class EngineMetrics(Collector):
             yield per_pos
         if self._offloads:
             yield from self._offloading()
+        if self._slots:
+            yield self._adapters()
         yield self._gauge("llmjax:engine_up", "1 where the engine takes requests.", [s.serving for s in states])
         yield self._counter(
             "llmjax:engine_restarts",
@@ -339,6 +346,17 @@ class EngineMetrics(Collector):
                 counts = numbers.histograms[name]
                 family.add_metric(labels, counts.buckets(), counts.sum)
             yield family
+
+    def _adapters(self) -> Metric:
+        """The adapters of all engines together; its value is the time, as vLLM has it."""
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "The time, with the names of adapters that run and that wait.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        named = [sorted({name for numbers in self._engines for name in numbers.adapters[at]}) for at in (0, 1)]
+        family.add_metric([str(self._slots), *(",".join(names) for names in named)], time.time())
+        return family
 
     def _offloading(self) -> Iterator[Metric]:
         """What was found, and moved, beyond the device."""

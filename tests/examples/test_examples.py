@@ -15,8 +15,9 @@ from llmjax.config import EngineConfig, ServerConfig
 from tests.checkpoints import SEEING
 from tests.import_graph import ROOT
 from tests.pooled_models import write_with_tokenizer
-from tests.serve.conftest import start
+from tests.serve.conftest import start, write_llama, write_tokenizer
 from tests.serve.scripted import scripted_engine
+from tests.tiny_adapters import write_adapter
 from tests.web.scripts import TEMPLATE
 
 EXAMPLES = ROOT / "examples"
@@ -101,6 +102,16 @@ def test_retrieval(minilm_path: Path, tmp_path: Path) -> None:
 def test_vision(tmp_path: Path) -> None:
     told = run("vision.py", "--model", str(SEEING / "qwen2-vl"), "--max-tokens", "4", "--question", "It?")
     assert re.match(r"\d+ tokens in the prompt\n", told)
+
+
+@slow
+def test_adapters(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    write_llama(model, vocab=write_tokenizer(model))
+    named = [f"{name}={write_adapter(tmp_path / name, model, seed=seed)}" for seed, name in enumerate("ab", 1)]
+    told = run("adapters.py", "--model", str(model), "--max-tokens", "4", *named)
+    assert [line.partition(":")[0] for line in told.splitlines()] == ["no adapter", "a", "b"]
 
 
 @slow

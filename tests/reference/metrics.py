@@ -45,9 +45,10 @@ def page() -> str:
 
 
 def collector() -> EngineMetrics:
-    """The collector of an engine that has all that a metric depends on: drafts, and pages in other places."""
+    """The collector of an engine that has all that a metric depends on: drafts, adapters, and pages in other places."""
     config = EngineConfig(
         kv_offloading_size=1.0,
+        enable_lora=True,
         compilation_cache_dir="off",
     )
     engine: Any = SimpleNamespace(

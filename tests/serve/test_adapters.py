@@ -225,6 +225,21 @@ def test_what_cannot_be_loaded(served: Served, tmp_path: Path, name: str, path: 
     assert served.text("sql") == before  # nothing is lost
 
 
+def test_metrics_name_the_adapters_that_run(served: Served) -> None:
+    with httpx.Client(base_url=served.server.url, timeout=60, headers=OPERATOR) as client:
+        long = {**PROMPT, "max_tokens": 300, "model": "sql", "stream": True}
+        with client.stream("POST", "/v1/completions", json=long) as answer:
+            lines = answer.iter_lines()
+            for _ in range(8):
+                next(lines)
+            running = httpx.get(f"{served.server.url}/metrics").text
+        served.server.wait_idle()
+        idle = served.text("tiny-llama") and httpx.get(f"{served.server.url}/metrics").text
+    labels = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""}'
+    assert labels % "sql" in running
+    assert labels % "" in idle
+
+
 def test_only_operators_change_adapters(served: Served) -> None:
     client = {"Authorization": "Bearer client"}
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):

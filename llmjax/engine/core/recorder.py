@@ -7,7 +7,7 @@ from collections.abc import Callable
 from llmjax.engine.core.interfaces import PendingStep
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.pace import ChunkPace, EncoderPace, Pace
-from llmjax.engine.core.scheduler import Scheduler, StepPlan
+from llmjax.engine.core.scheduler import Scheduler, StepPlan, names_of
 from llmjax.engine.core.stats import DraftCounts, EngineTotals, HostClock, StatLogger, StepStats, TokenTimes
 
 
@@ -107,6 +107,8 @@ class StepRecorder:
             image_queries=plan.image_queries,
             image_hits=max(plan.image_queries - plan.images_asked, 0),
             num_preempted=plan.num_preempted,
+            running_adapters=names_of(self._scheduler.running),
+            waiting_adapters=names_of(self._scheduler.waiting_heads),
             compilations=compiled - before,
             host=self.clock.take(),
             drafts=_draft_counts(plan, tokens),

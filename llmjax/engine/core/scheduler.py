@@ -218,6 +218,11 @@ class Scheduler:
         self.media.release(sequence)
         sequence.status = Status.FINISHED
 
+    @property
+    def waiting_heads(self) -> list[Sequence]:
+        """The first of the waiting sequences of each adapter."""
+        return [] if self.adapters is None else self._waiting.heads()
+
     def waiting_for(self, digest: str) -> list[Sequence]:
         """The sequences that wait for adapters."""
         return self._waiting.of(digest)
@@ -298,7 +303,8 @@ class Scheduler:
             samples = start + count == known
             rows.append(Row(sequence, start, count, samples, steps_now, samples and sequence.needs_mask, own))
             self.kv.advance(sequence, count + steps_now - 1)
-        admitted = self._admit(budget, rows) if not preempted else []
+        # An adapter may have been read since it was found that no sequence can be admitted.
+        admitted = [] if preempted or guesses or steps > 1 else self._admit(budget, rows)
         if chunks or admitted:
             rows.sort(key=_longer_than_one)
         queries, asked = self.media.take_counts() if rows else (0, 0)
@@ -431,6 +437,11 @@ class Scheduler:
         if sequence.adapter_slot and self.adapters is not None:
             self.adapters.release(sequence.adapter_slot)
             sequence.adapter_slot = 0
+
+
+def names_of(sequences: Iterable[Sequence]) -> list[str]:
+    """The names of the adapters of sequences, in order."""
+    return sorted({s.request.adaptation.name for s in sequences if s.request.adaptation is not None})
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:

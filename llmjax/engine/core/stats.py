@@ -129,6 +129,8 @@ class StepStats:
     image_queries: int = 0  # images that sequences have asked for
     image_hits: int = 0  # of those, encoded before
     num_preempted: int = 0
+    running_adapters: list[str] = field(default_factory=list)  # names, each once
+    waiting_adapters: list[str] = field(default_factory=list)
     compilations: int = 0
     host: HostTime = HostTime()
     drafts: DraftCounts = field(default_factory=DraftCounts)

@@ -27,7 +27,7 @@ class WaitingQueue:
 
     def first(self) -> Sequence | None:
         """The first sequence that may run now, as far as its adapter is concerned."""
-        heads = self._heads()
+        heads = self.heads()
         if self._adapters is None:
             return heads[0] if heads else None
         passing = self._adapters.passing([one for head in heads if (one := head.request.adaptation) is not None])
@@ -38,7 +38,7 @@ class WaitingQueue:
         slot, adaptation = 0, sequence.request.adaptation
         if adaptation is not None:
             assert self._adapters is not None, "the front lets no request with an adapter pass"
-            waiting = [one for head in self._heads() if (one := head.request.adaptation) is not None]
+            waiting = [one for head in self.heads() if (one := head.request.adaptation) is not None]
             slot = self._adapters.take(adaptation, waiting)
         heapq.heappop(self._heaps[sequence.digest])
         return slot
@@ -51,7 +51,7 @@ class WaitingQueue:
         """The sequences that wait for an adapter."""
         return [sequence for _, sequence in self._heaps.get(digest, ()) if sequence.status is Status.WAITING]
 
-    def _heads(self) -> list[Sequence]:
+    def heads(self) -> list[Sequence]:
         """The first sequence of each adapter, by rank."""
         heads: list[Sequence] = []
         for digest, heap in list(self._heaps.items()):

@@ -209,6 +209,7 @@ class SimulatedDevice:
             drafts=shape.drafts,
             drafted_rows=shape.drafted_rows,
             spans=shape.wholes,
+            adapters=bool(shape.adapters),
         )
         # As in ``RowState``.
         self.last_token = np.zeros(shape.max_num_seqs, np.int32)
