@@ -33,6 +33,7 @@ REASONS: Sequence[tuple[str, str]] = (
     (r"random-mm", "draws ids of a larger vocabulary than the tiny model's; tests/bench/test_random_mm.py"),
     (r"/videos\b", "needs a video there; tests/models/vision/test_video.py reads some"),
     (r"blip-image-captioning", "needs that model; tests/engine/test_one_image.py has a tiny one"),
+    (r"lora|LoRA|\"model\": \"sql\"", "needs an adapter for the model; tests/serve/test_adapters.py has tiny ones"),
     (r"launched\(", "a launcher of several processes; tests/test_launcher.py"),
 )
 # What stands in pages for a model that is large or needs an account, and what the tests put in its place.
