@@ -5,19 +5,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmjax.config import ServerConfig
+from tests.serve.javascript import run_program
 from tests.serve.scripted import scripted_engine
 from tests.serve.test_tools import BODY, SCRIPTS, SPECIAL
 
-CLIENTS = Path(__file__).parent / "clients"
 PACKAGES = {"openai.mjs": "openai", "ai_sdk.mjs": "@ai-sdk/openai"}
 # Whoever has tools and no result of one calls two; else there is nothing to do.
 TEMPLATE = (
@@ -42,11 +39,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile_
 
 @pytest.mark.parametrize("script", PACKAGES)
 def test_a_program_in_javascript(server: Any, script: str) -> None:
-    node = shutil.which("node")
-    if node is None or not (CLIENTS / "node_modules" / PACKAGES[script]).exists():
-        pytest.skip(f"needs Node and {PACKAGES[script]}: npm install --prefix {CLIENTS}")
-    command = [node, script, f"{server.url}/v1"]
-    done = subprocess.run(command, cwd=CLIENTS, capture_output=True, text=True, timeout=300)
-    assert done.stdout.endswith("done\n"), done.stdout + done.stderr
+    run_program(script, f"{server.url}/v1", package=PACKAGES[script])
     server.wait_idle()
     assert server.engine.kv_stats().used == 0

@@ -14,6 +14,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.routes.ollama import VERSION
 from tests.pooled_models import write_with_tokenizer
+from tests.serve.javascript import run_program
 from tests.serve.scripted import scripted_engine
 
 KEY = "the-key"
@@ -256,3 +257,9 @@ def test_vectors(embedder: Any) -> None:
     np.testing.assert_allclose(both.embeddings, expected, rtol=1e-5)
     np.testing.assert_allclose(one.embedding, expected[1], rtol=1e-5)
     assert both.prompt_eval_count == openai.json()["usage"]["prompt_tokens"]
+
+
+def test_a_program_in_javascript(running: Any, embedder: Any) -> None:
+    run_program("ollama.mjs", running.url, KEY, embedder.url, package="ollama")
+    running.wait_idle()
+    assert running.engine.kv_stats().used == 0
