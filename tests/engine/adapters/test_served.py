@@ -2,70 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from typing import NamedTuple
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from llmjax import LLM, SamplingParams
-from llmjax.adapters.reference import Adaptation, AdapterReference, ScaledAdapter
-from llmjax.engine.core.request import EngineOutput, EngineRequest
+from llmjax import LLM
+from llmjax.adapters.reference import Adaptation
+from llmjax.checkpoint import open_checkpoint
 from llmjax.errors import CheckpointError
+from llmjax.quantization.gguf_export import export_gguf
 from tests.checkpoints import ADAPTERS, GOLDEN
+from tests.engine.adapters.asking import Asking, adaptation, golden
 
 TOLERANCE = 2e-4
 NAMES = ("plain", "other", "rslora")
-
-
-def adaptation(name: str, scale: float = 1.0) -> Adaptation:
-    reference = AdapterReference.read(name, ADAPTERS / name, number=1)
-    return Adaptation.of([ScaledAdapter(reference=reference, scale=scale)])
-
-
-class Said(NamedTuple):
-    """What a request got."""
-
-    tokens: list[int]
-    logprobs: list[float]  # of the prompt's tokens but the first
-
-
-class Asking:
-    """Sends requests to an engine."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.engine, self._number = llm.engine, 10**6
-
-    def ask(
-        self, prompts: list[tuple[list[int], Adaptation | None]], *, tokens: int = 8, scored: bool = False
-    ) -> list[Said]:
-        """Computes requests together."""
-        outputs: dict[int, list[EngineOutput]] = {}
-        for prompt, own in prompts:
-            self._number += 1
-            outputs[self._number] = []
-            params = SamplingParams(temperature=0, max_tokens=tokens, prompt_logprobs=0 if scored else None)
-            self.engine.add(
-                EngineRequest(
-                    request_id=self._number,
-                    prompt_token_ids=prompt,
-                    params=params,
-                    max_tokens=tokens,
-                    stop_token_ids=frozenset(),
-                    adaptation=own,
-                )
-            )
-        while self.engine.num_requests:
-            for output in self.engine.step():
-                assert output.error is None, output.error
-                outputs[output.request_id].append(output)
-        return [_said(prompt, outputs[number]) for number, (prompt, _) in zip(outputs, prompts, strict=True)]
-
-
-def _said(prompt: list[int], outputs: list[EngineOutput]) -> Said:
-    scores = next((one.prompt_logprobs for one in outputs if one.prompt_logprobs), [None] * len(prompt))
-    found = [score[token].logprob for token, score in zip(prompt, scores, strict=True) if score is not None]
-    return Said([token for one in outputs for token in one.new_token_ids], found)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +41,6 @@ def asking(compile_cache_dir: str) -> Iterator[Asking]:
     llm.engine.kv.check()
     assert llm.kv_stats().used == 0
     llm.close()
-
-
-def golden(name: str) -> tuple[list[int], np.ndarray]:
-    """The tokens of a golden adapter, and their log-probabilities but for the first."""
-    with np.load(ADAPTERS / name / "golden.npz") as arrays:
-        tokens, logits = arrays["tokens"].tolist(), arrays["logits"].astype(np.float64)
-    logprobs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    return tokens, logprobs[np.arange(len(tokens) - 1), tokens[1:]]
 
 
 def test_log_probabilities_of_a_mixed_batch(asking: Asking) -> None:
@@ -154,3 +100,65 @@ def test_an_adapter_that_is_merged_at_load(compile_cache_dir: str) -> None:
     (said,) = Asking(llm).ask([(tokens, None)], scored=True)
     np.testing.assert_allclose(said.logprobs, expected, atol=TOLERANCE, rtol=0)
     llm.close()
+
+
+@pytest.mark.slow
+def test_weights_beneath_may_be_quantized(compile_cache_dir: str, tmp_path: Path) -> None:
+    """Against the same adapter in PEFT's place: merged into the weights as the file's blocks say them."""
+    path = tmp_path / "llama.gguf"
+    export_gguf(open_checkpoint(GOLDEN / "llama"), path, scheme="q8_0")
+    common = {
+        "skip_tokenizer_init": True,
+        "dtype": "float32",
+        "activations": "float",
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 32,
+        "compilation_cache_dir": compile_cache_dir,
+    }
+    tokens, _ = golden("plain")
+    beneath = LLM(str(path), enable_lora=True, **common)
+    (found,) = Asking(beneath).ask([(tokens, adaptation("plain"))], scored=True)
+    beneath.close()
+    folder = dequantized(path, tmp_path / "dequantized")
+    fused = LLM(str(folder), lora_fused=str(ADAPTERS / "plain"), **common)
+    (expected,) = Asking(fused).ask([(tokens, None)], scored=True)
+    fused.close()
+    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=TOLERANCE, rtol=0)
+    assert found.tokens == expected.tokens
+
+
+def dequantized(path: Path, folder: Path) -> Path:
+    """A GGUF file of a Llama as a folder in f32."""
+    shutil.copytree(GOLDEN / "llama", folder, ignore=shutil.ignore_patterns("*.npz", "*.npy"))
+    tensors = open_checkpoint(path).tensors
+    values = {name: np.ascontiguousarray(one.read(np.dtype(np.float32))) for name, one in tensors.items()}
+    save_file(values, folder / "model.safetensors")
+    return folder
+
+
+@pytest.mark.slow
+def test_drafts_change_no_token(compile_cache_dir: str) -> None:
+    """Texts that repeat themselves, so that many drafts are right; an adapter changes what they are verified with."""
+    prompt = golden("plain")[0] * 2
+    asked = [(prompt, adaptation("plain")), (prompt, None)]
+    found = []
+    for drafts in (None, {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}):
+        llm = LLM(
+            str(GOLDEN / "llama"),
+            skip_tokenizer_init=True,
+            dtype="float32",
+            max_num_seqs=2,
+            max_num_batched_tokens=64,
+            kv_cache_memory_bytes=2**20,
+            compilation_cache_dir=compile_cache_dir,
+            enable_lora=True,
+            max_lora_rank=4,
+            speculative_config=drafts,
+        )
+        llm.engine.runner.programs.wait_all()
+        found.append([said.tokens for said in Asking(llm).ask(asked, tokens=20)])
+        if drafts is not None:
+            assert llm.stats.draft_tokens > 0
+        llm.close()
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
