@@ -86,7 +86,7 @@ def setting(
     Args:
         aliases: other flags for it.
         choices: the allowed values.
-        unit: "bytes" or "tokens" if a value may be written as 4GiB or 8k.
+        unit: "bytes", "tokens" or "seconds" if a value may be written as 4GiB, 8k or 5m.
         separator: separator of a list's items in one flag; None: the flag is repeated instead.
         several: whether several items of a list may also follow one flag.
         joined: whether a list of integers is converted to text with commas between the items.
@@ -968,6 +968,18 @@ class ServerConfig:
     max_file_bytes: int = setting(128 * 2**20, "bytes of the largest file that may be uploaded", unit="bytes", low=0)
     max_files_bytes: int = setting(2**30, "bytes that the files of a key may take", unit="bytes", low=0)
     file_lifetime: float = setting(30 * 24 * 3600.0, "seconds that a file is kept", above=0)
+    models_memory_bytes: int | None = setting(
+        None,
+        "memory of the machine that all models of a server with several may take, on CPUs with their KV caches "
+        "(default: what is free at the start)",
+        unit="bytes",
+        low=1,
+    )
+    model_timeout: float = setting(
+        300.0,
+        "seconds that a request waits for its model to be loaded, on a server with several; then it gets 503",
+        above=0,
+    )
     cut_max_tokens: bool = setting(
         False, "let a max_tokens above what fits after the prompt mean what fits; it is an error else"
     )
@@ -1052,3 +1064,35 @@ class ServerConfig:
             raise ConfigError(f"default_chat_template_kwargs may not hold {min(clash)}")
         if self.cache_salt_per_key and not self.api_key and not self.admin_key:
             raise ConfigError("cache_salt_per_key needs keys (--api-key)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """How one of several models of a server is treated."""
+
+    load: str = setting(
+        "start",
+        "when a model of several is loaded; demand: by the first request that names it",
+        choices=("start", "demand"),
+        section="several models",
+    )
+    keep_alive: float | None = setting(
+        None,
+        "how long a model of several stays without a request, unless others need its memory before (default: 5m where "
+        "it is loaded on demand, else -1, for ever)",
+        unit="seconds",
+    )
+    pinned: bool = setting(False, "keep a model of several loaded, whichever other one needs memory")
+
+    def __post_init__(self) -> None:
+        check_values(self)
+
+
+# Settings of the server that each of several models may have of its own.
+OF_EACH_MODEL = frozenset(
+    {
+        *("tool_call_parser", "reasoning_parser", "enable_auto_tool_choice", "reasoning_effort_map"),
+        *("default_chat_template_kwargs", "trust_request_chat_template", "response_role", "split_special_tokens"),
+        *("cut_max_tokens", "enable_per_request_metrics"),
+    }
+)

@@ -109,6 +109,19 @@ class Asleep(LLMJaxError):
         super().__init__(message)
 
 
+class ModelUnavailable(LLMJaxError):
+    """A model of several is not loaded, and cannot be now; the others go on.
+
+    Args:
+        message: one line for the user.
+        retry_after: seconds after which trying again makes sense.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 30.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
 class GenerationFailed(LLMJaxError):
     """A request ended inside the engine by no fault of its own; others go on."""
 

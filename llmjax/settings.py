@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, Union
 
 from llmjax.config import Alias, Limits
+from llmjax.durations import parse_duration
 from llmjax.errors import ConfigError
 
 Config = TypeVar("Config")
@@ -29,7 +30,7 @@ class Setting:
         kind: bool, int, float, str, list or dict.
         item: type of a list's items or of a dict's keys.
         optional: whether None is allowed.
-        unit: "bytes" or "tokens" if a value may be written as 4GiB or 8k.
+        unit: "bytes", "tokens" or "seconds" if a value may be written as 4GiB, 8k or 5m.
         separator: separator of a list's items in text; None: there is none.
         several: whether several items of a list may follow one flag.
         joined: whether a list of integers is converted to text with commas between the items.
@@ -78,6 +79,8 @@ class Setting:
             return "a number of bytes such as 4GiB"
         if self.unit == "tokens":
             return "a number of tokens such as 4096 or 8k"
+        if self.unit == "seconds":
+            return "a duration such as 300, 5m or 1h30m (-1: for ever)"
         return words[self.kind]
 
 
@@ -297,6 +300,8 @@ def _converted(setting: Setting, value: Any) -> Any:
 def _scalar(kind: type, value: Any, *, unit: str | None) -> Any:
     if kind is int and unit and isinstance(value, str):
         return parse_quantity(value, unit=unit)
+    if kind is float and unit == "seconds" and isinstance(value, int | float | str) and not isinstance(value, bool):
+        return parse_duration(value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
         return float(value)
     if kind is not float and isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):

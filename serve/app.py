@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -18,7 +20,8 @@ from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.serve.access import ApiKeys, HostCheck, OriginCheck, open_paths
 from llmjax.serve.answers import OutputFormats
 from llmjax.serve.batches.service import Batches
-from llmjax.serve.context import Server, fingerprint, model_root
+from llmjax.serve.choice import ModelChoice
+from llmjax.serve.context import Server, Shared, fingerprint, model_root, names_of
 from llmjax.serve.conversations import Conversations
 from llmjax.serve.downloads import DownloadRules
 from llmjax.serve.drain import Gate
@@ -28,8 +31,9 @@ from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
 from llmjax.serve.literal_texts import LiteralTexts
-from llmjax.serve.metrics import EngineMetrics, registry
+from llmjax.serve.metrics import EngineMetrics, PoolMetrics, registry
 from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
+from llmjax.serve.models import Models, OneModel
 from llmjax.serve.openapi import docs_routes
 from llmjax.serve.rates import HEADERS, RateLimits
 from llmjax.serve.responses.store import ResponseStore
@@ -54,6 +58,7 @@ from llmjax.serve.routes.render import RENDER_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
 from llmjax.serve.routes.web import WEB_ROUTES
+from llmjax.serve.several import SeveralModels
 from llmjax.serve.sources import Sources
 from llmjax.serve.traces import Traces
 from llmjax.serve.volatile_lines import VolatileLines
@@ -61,7 +66,11 @@ from llmjax.serve.volatile_lines import VolatileLines
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from llmjax.config_file import ServedModel
     from llmjax.serve.pictures import Pictures
+    from llmjax.several.pool import ModelPool
+
+BATCH_WIDTH = 24  # requests of batches that are asked at once where there are several models
 
 
 # Routes at which a model answers.
@@ -97,6 +106,18 @@ def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseR
     return [*routes, *REFUSED_ROUTES]  # these are not in the documents: nothing can be asked there
 
 
+POSTS = frozenset(route.path for route in ANSWERING if isinstance(route, Route) and "POST" in (route.methods or ()))
+IN_QUERY = frozenset(route.path for route in ADAPTER_ROUTES)
+# Other routes that one of the models answers.
+OF_A_MODEL = frozenset(
+    {
+        *(route.path for route in (*TOKEN_ROUTES, *RENDER_ROUTES)),
+        *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
+        *IN_QUERY,
+    }
+)
+
+
 def create_app(
     engine: Engine, config: ServerConfig, *, gate: Gate | None = None, tracer: Tracer | None = None
 ) -> Starlette:
@@ -106,40 +127,99 @@ def create_app(
         gate: closed to stop the server; by default one that stays open.
         tracer: traces requests for answers; None: they are not traced.
     """
-    gate = gate or Gate()
     metrics = EngineMetrics(engine)
     engine.add_stat_logger(metrics)
-    posts = [route for route in ANSWERING if isinstance(route, Route) and "POST" in (route.methods or ())]
-    paths = frozenset(route.path for route in posts)
-    traces = [] if tracer is None else [Middleware(Traces, paths=paths, model=engine.info.model_name, tracer=tracer)]
+    shared = _shared(config, gate or Gate(), BodyLimits.of(engine, config))
+    names, any_name = names_of(engine), engine.config.any_name
+    server = _server(engine, config, shared=shared, names=names, any_name=any_name)
+    # A quarter of the places is left to those who wait for an answer.
+    width = max(1, 3 * engine.config.max_num_seqs // 4)
+    app, inner = _applications(
+        shared, OneModel(server), metrics, width=width, model=engine.info.model_name, tracer=tracer
+    )
+    app.state.shared = inner.state.shared = server
+    app.state.server = inner.state.server = server
+    return app
+
+
+def create_app_of_several(
+    models: Sequence[ServedModel],
+    pool: ModelPool,
+    config: ServerConfig,
+    *,
+    gate: Gate | None = None,
+    tracer: Tracer | None = None,
+) -> Starlette:
+    """An ASGI application that serves the models of a pool.
+
+    Args:
+        config: what concerns all of them.
+        gate, tracer: as in `create_app`.
+    """
+    shared = _shared(config, gate or Gate(), BodyLimits.of_any(config))
+    metrics = PoolMetrics(pool)
+
+    def make(engine: Engine, own: ServerConfig, **named: Any) -> Server:
+        metrics.attach(engine)
+        return _server(engine, own, shared=shared, **named)
+
+    several = SeveralModels(models, pool, make)
+    interval = config.sse_keep_alive_interval
+    choice = Middleware(ModelChoice, models=several, paths=POSTS | OF_A_MODEL, in_query=IN_QUERY, interval=interval)
+    app, _ = _applications(shared, several, metrics, width=BATCH_WIDTH, model="", tracer=tracer, inside=[choice])
+    return app
+
+
+def _applications(
+    shared: Shared,
+    models: Models,
+    metrics: Collector,
+    *,
+    width: int,
+    model: str,
+    tracer: Tracer | None,
+    inside: Sequence[Middleware] = (),
+) -> tuple[Starlette, Starlette]:
+    """The application, and the one that batches ask.
+
+    Args:
+        width: requests of batches that are asked at once.
+        model: what traces call the model where a request does not say.
+        inside: middleware just around the routes.
+    """
+    config = shared.config
+    traces = [] if tracer is None else [Middleware(Traces, paths=POSTS, model=model, tracer=tracer)]
     middleware = [
         Middleware(ProxyPrefix),
         *_cors(config),
         Middleware(RequestLog, enabled=config.access_log, id_header=config.enable_request_id_headers),
         *_access(config),
         *traces,
-        *_rates(config, paths),
-        Middleware(DrainGate, gate=gate, retry_after=config.shutdown_timeout),
+        *_rates(config, POSTS),
+        Middleware(DrainGate, gate=shared.gate, retry_after=config.shutdown_timeout),
+        *inside,
     ]
     handlers: Any = dict.fromkeys((ApiError, ClientDisconnected, LLMJaxError, HTTPException), handle_error)
-    routes = routes_of(config, registry(metrics))
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=routes_of(config, registry(metrics)), middleware=middleware, exception_handlers=handlers)
     # What batches ask: no key, no rates, and no gate, for the server does not wait for them.
     log = Middleware(RequestLog, enabled=config.access_log, id_header=True)
-    inner = Starlette(routes=ANSWERING, middleware=[log], exception_handlers=handlers)
+    inner = Starlette(routes=ANSWERING, middleware=[log, *inside], exception_handlers=handlers)
+    app.state.shared = inner.state.shared = shared
+    app.state.models = inner.state.models = models
+    app.state.batches = Batches(shared.files, inner, limits=shared.limits, width=width)
+    return app, inner
+
+
+def _shared(config: ServerConfig, gate: Gate, limits: BodyLimits) -> Shared:
     files = FileStore(
         None if config.files_dir is None else Path(config.files_dir).expanduser(),
         most_bytes=config.max_files_bytes,
         lifetime=config.file_lifetime,
     )
-    sources = _sources(config, files)
-    limits = BodyLimits.of(engine, config)
-    app.state.server = inner.state.server = Server(
-        engine=engine,
+    return Shared(
         config=config,
         gate=gate,
         limits=limits,
-        formats=OutputFormats(engine.tokenizer, config),
         responses=ResponseStore(
             most=config.max_stored_responses,
             most_bytes=config.max_stored_response_bytes,
@@ -152,17 +232,28 @@ def create_app(
             lifetime=config.conversation_lifetime,
         ),
         files=files,
-        sources=sources,
-        pictures=_pictures(engine, sources),
+        sources=_sources(config, files),
+    )
+
+
+def _server(engine: Engine, config: ServerConfig, *, shared: Shared, **named: Any) -> Server:
+    """A loaded model.
+
+    Args:
+        config: the settings of the server, some of which may be the model's own.
+        named: its names, and what `Server` knows of where it comes from.
+    """
+    return Server(
+        **{**vars(shared), "config": config, "limits": BodyLimits.of(engine, config)},
+        **named,
+        engine=engine,
+        formats=OutputFormats(engine.tokenizer, config),
+        pictures=_pictures(engine, shared.sources),
         literal_texts=_literal_texts(engine, config),
         volatile_lines=VolatileLines.of(config.volatile_lines),
-        fingerprint=fingerprint(engine),
-        model_root=model_root(engine),
+        fingerprint=fingerprint(engine.config),
+        model_root=model_root(engine.info.model_name, engine.config),
     )
-    # A quarter of the places is left to those who wait for an answer.
-    width = max(1, 3 * engine.config.max_num_seqs // 4)
-    app.state.batches = Batches(files, inner, limits=app.state.server.limits, width=width)
-    return app
 
 
 def _sources(config: ServerConfig, files: FileStore) -> Sources:

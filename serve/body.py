@@ -14,7 +14,7 @@ from pydantic_core import ErrorDetails
 from starlette.requests import ClientDisconnect, Request
 
 from llmjax.serve.content_coding import decoder_of
-from llmjax.serve.context import server_of
+from llmjax.serve.context import shared_of
 from llmjax.serve.errors import MAX_NAME_CHARS, ApiError, ClientDisconnected, cut, unsupported
 from llmjax.serve.json_gauge import JsonGauge
 from llmjax.serve.json_text import JsonText
@@ -54,7 +54,7 @@ async def read_value(request: Request, *, any_type: bool = False) -> Any:
     media_type = request.headers.get("content-type", "").split(";")[0].strip().lower()
     if not any_type and media_type != "application/json" and not media_type.endswith("+json"):
         raise ApiError(f"Content-Type must be application/json, not {media_type or 'absent'}", status=415)
-    server = server_of(request)
+    server = shared_of(request)
     text = await _read(request, server.limits, patience=server.config.read_timeout)
     raw = text.short.removeprefix(BOM_UTF8)
     await _let_others(raw)

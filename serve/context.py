@@ -1,4 +1,4 @@
-"""What every route reaches through ``request.app.state.server``: the engine, the settings, the gate."""
+"""What every route reaches: the engine of the model that a request is for, the settings, the gate."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from starlette.requests import Request
 from starlette.types import Scope
 
-from llmjax.config import ServerConfig
+from llmjax.config import EngineConfig, ServerConfig
 from llmjax.engine.front.limits import RequestLimits
 from llmjax.outputs import RequestMetrics
 from llmjax.serve.answers import OutputFormats
@@ -40,22 +41,44 @@ if TYPE_CHECKING:
 
 # Where a request's state holds the digest of its API key, the salt of that, and whether it is an operator's.
 KEY, KEY_SALT, ADMIN = "key", "key_salt", "admin"
+CHOSEN = "server"  # where it holds the model that the request is for, on a server with several
 OWNER_DIGITS = 16  # of a key's digest, that tell keys apart
 
 SAFE_ID = re.compile(r"[\w.:@/+=-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
-    engine: Engine
+class Shared:
+    """What does not depend on the model.
+
+    Args:
+        limits: limits on a request's body, as far as they are known before its model is.
+    """
+
     config: ServerConfig
     gate: Gate
     limits: BodyLimits
-    formats: OutputFormats
     responses: ResponseStore
     conversations: Conversations
     files: FileStore
     sources: Sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server(Shared):
+    """A model, with what is shared.
+
+    Args:
+        names: what clients may call it.
+        any_name: whether they may call it anything.
+        holding: makes what keeps the model there while it is entered; None: it is there for as long as the server.
+    """
+
+    engine: Engine
+    formats: OutputFormats
+    names: frozenset[str]
+    any_name: bool = False
+    holding: Callable[[], AbstractContextManager[None]] | None = None
     pictures: Pictures | None = None  # None: the model sees none
     literal_texts: LiteralTexts | None = None  # None: special tokens in texts are special
     volatile_lines: VolatileLines | None = None  # None: every line stays where it is
@@ -63,26 +86,21 @@ class Server:
     fingerprint: str = ""
     model_root: str = ""
 
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Keeps the server and the model for work that goes on without its request."""
+        with self.gate.passing(), nullcontext() if self.holding is None else self.holding():
+            yield
+
     @property
     def request_limits(self) -> RequestLimits:
         """What requests may ask of the engine."""
         return RequestLimits.of(self.engine.config, self.engine.info)
 
     def check_model(self, name: str | None) -> None:
-        """Raises ``ApiError`` (404) unless ``name`` is absent, empty, the served model's or an adapter's.
-
-        A server that was started on a folder and given no other name may be called by that folder too.
-        """
-        config = self.engine.config
-        names = {self.engine.info.model_name, *(config.served_names or (config.model,))}
-        if name and not config.any_name and name not in names and self.engine.adapters.named(name) is None:
-            raise ApiError(
-                f"the model `{name[:200]}` does not exist; this server has `{self.engine.info.model_name}` "
-                "(a server with --served-model-name NAME '*' takes any name)",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
+        """Raises ``ApiError`` (404) unless ``name`` is absent, empty, one of the model's or an adapter's."""
+        if name and not self.any_name and name not in self.names and self.engine.adapters.named(name) is None:
+            raise unknown_model(name, [self.engine.info.model_name])
 
     def answer_name(self, name: str | None) -> str:
         """What answers call the model, to a request that calls it ``name``: an adapter's name, or the model's first."""
@@ -136,17 +154,37 @@ class Server:
         return self.engine.tokenizer
 
 
-def fingerprint(engine: Engine) -> str:
-    """OpenAI's ``system_fingerprint``: changes with anything that may change what a seed produces."""
+def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+    """The error for a model that the server does not have.
+
+    Args:
+        known: names of those that it has.
+    """
+    return ApiError(
+        f"the model `{name[:200]}` does not exist; this server has {', '.join(f'`{one}`' for one in known)} "
+        "(a server with --served-model-name NAME '*' takes any name)",
+        status=404,
+        param="model",
+        code="model_not_found",
+    )
+
+
+def names_of(engine: Engine) -> frozenset[str]:
+    """What clients may call the only model. One that was started on a folder and given no other name may be called by
+    that folder too."""
     config = engine.config
+    return frozenset({engine.info.model_name, *(config.served_names or (config.model,))})
+
+
+def fingerprint(config: EngineConfig) -> str:
+    """OpenAI's ``system_fingerprint``: changes with anything that may change what a seed produces."""
     parts = (__version__, metadata.version("jax"), config.model, config.revision, config.dtype, config.kv_cache_dtype)
     return "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def model_root(engine: Engine) -> str:
-    """What the served model was made from, for clients: no path of this machine."""
-    model = engine.config.model
-    return engine.info.model_name if os.path.exists(os.path.expanduser(model)) else model
+def model_root(name: str, config: EngineConfig) -> str:
+    """What a model of that name was made from, for clients: no path of this machine."""
+    return name if os.path.exists(os.path.expanduser(config.model)) else config.model
 
 
 @dataclass(kw_only=True)
@@ -155,6 +193,7 @@ class RequestRecord:
 
     Attributes:
         owner: digest of the request's key; empty: it has none.
+        model: the model that it is for, on a server with several.
         ignored: fields that had no effect, which the response names too.
         moved_lines: volatile lines of its system prompt, which were moved to the end of the conversation.
         asked: settings that the request chose, by the names of traces.
@@ -164,6 +203,7 @@ class RequestRecord:
     id: str
     started: float
     owner: str = ""
+    model: str | None = None
     status: int = 0
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -218,8 +258,15 @@ def is_post(scope: Scope, paths: frozenset[str]) -> bool:
     return scope["type"] == "http" and scope["method"] == "POST" and path_of(scope) in paths
 
 
+def shared_of(request: Request) -> Shared:
+    """What does not depend on the model, or less than on others: limits are the model's where it is known."""
+    shared: Shared = request.scope.get("state", {}).get(CHOSEN) or request.app.state.shared
+    return shared
+
+
 def server_of(request: Request) -> Server:
-    server: Server = request.app.state.server
+    """The model that a request is for: the only one, or that which `ModelChoice` has found."""
+    server: Server = request.scope["state"].get(CHOSEN) or request.app.state.server
     return server
 
 
@@ -230,7 +277,7 @@ def record_of(request: Request) -> RequestRecord:
 
 def ignored_fields(request: Request) -> list[str] | None:
     """Where the names of unknown fields go, if they are to be ignored."""
-    return record_of(request).ignored if server_of(request).config.ignore_unknown_fields else None
+    return record_of(request).ignored if shared_of(request).config.ignore_unknown_fields else None
 
 
 def owner_of(request: Request) -> str:

@@ -55,6 +55,16 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
     "not_enabled": ErrorCode(
         cause="the server was started without the setting that allows it", cure="the message names the setting"
     ),
+    "model_unavailable": ErrorCode(
+        cause="of several models the one that is asked for could not be loaded, has died, or was not given memory in "
+        "time, as others are in use",
+        cure="ask again after `Retry-After` seconds; the server's log says why. `--model-timeout` bounds the wait, "
+        "`--models-memory-bytes` the memory",
+    ),
+    "model_not_loaded": ErrorCode(
+        cause="of several models the one that is meant is not loaded, and this does not load it",
+        cure="send it a request first",
+    ),
     "unsupported_task": ErrorCode(
         cause="the model does something else: it makes vectors and no text, or the other way around",
         cure="use the routes that the message names, or serve another model",

@@ -19,6 +19,7 @@ from llmjax.errors import (
     GenerationFailed,
     InvalidRequest,
     LLMJaxError,
+    ModelUnavailable,
     PromptTooLong,
     QueueFull,
     TokenizerError,
@@ -146,6 +147,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(str(error), param="messages", code="invalid_value")
         case QueueFull():
             return retry_later(str(error), seconds=error.retry_after, code="queue_full")
+        case ModelUnavailable():
+            return retry_later(str(error), seconds=error.retry_after, code="model_unavailable")
         case Asleep():
             return retry_later(str(error), seconds=ASLEEP_SECONDS, code="asleep")
         case EngineDead():

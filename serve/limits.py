@@ -19,6 +19,7 @@ ESCAPED = 6  # JSON may write one byte as \u0041
 EXTRA_VALUES = 2**18
 MOST_NODES = 2**15
 MOST_DEPTH = 128
+ANY_VALUES = 2**20  # a prompt of a million token ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +51,8 @@ class BodyLimits:
         fitting = min(max(text, ids, lists) + EXTRA_BYTES, MOST_BYTES) + images
         size = fitting if config.max_request_bytes is None else config.max_request_bytes
         return cls(bytes=size, values=context + EXTRA_VALUES)
+
+    @classmethod
+    def of_any(cls, config: ServerConfig) -> BodyLimits:
+        """The operator's limit, or the largest there is: what holds before it is known which model a body is for."""
+        return cls(bytes=config.max_request_bytes or MOST_BYTES + PICTURE_BYTES, values=ANY_VALUES)

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,8 +20,14 @@ from prometheus_client.utils import floatToGoString
 
 from llmjax.engine.core.stats import REJECTIONS, OffloadCounts, RequestStats, StepStats
 from llmjax.engine.info import SleepState
+from llmjax.engine.need import MEMORY
 from llmjax.outputs import REPETITION
 from llmjax.serve.interfaces import Engine
+from llmjax.serve.models import State
+from llmjax.serve.several import state_of
+
+if TYPE_CHECKING:
+    from llmjax.several.pool import ModelPool
 
 LABELS = ("model_name", "engine")
 
@@ -199,6 +205,10 @@ class EngineMetrics(Collector):
         self._rejected = Counter[str](dict.fromkeys(REJECTIONS, 0))
         self._engines = [_Numbers(self._max_model_len) for _ in engine.states]
 
+    def attach(self, engine: Engine) -> None:
+        """Goes on counting with an engine that has been loaded in place of the one before."""
+        self._engine = engine
+
     def record_step(self, stats: StepStats) -> None:
         numbers = self._engines[stats.engine]
         numbers.gauges["num_requests_running"] = stats.num_running
@@ -335,10 +345,10 @@ class EngineMetrics(Collector):
             rejections.add_metric([self._model, "0", reason], count)
         yield rejections
         cache = GaugeMetricFamily(
-            "vllm:cache_config_info", "The KV cache's settings.", labels=("engine", *self._cache_config)
+            "vllm:cache_config_info", "The KV cache's settings.", labels=(*LABELS, *self._cache_config)
         )
         for number in range(len(self._engines)):
-            cache.add_metric([str(number), *self._cache_config.values()], 1)
+            cache.add_metric([self._model, str(number), *self._cache_config.values()], 1)
         yield cache
         for name, histogram in self._engines[0].histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", histogram.help, labels=LABELS)
@@ -389,8 +399,64 @@ def _by_engine(family: Family, model: str, values: Iterable[float]) -> Family:
     return family
 
 
-def registry(metrics: EngineMetrics) -> CollectorRegistry:
-    """The engine's metrics and the usual ones of a Python process."""
+class PoolMetrics(Collector):
+    """The metrics of several models: those of each one's engines, and what becomes of the models.
+
+    Args:
+        pool: has the models.
+    """
+
+    def __init__(self, pool: ModelPool) -> None:
+        self._pool = pool
+        self._engines: dict[str, EngineMetrics] = {}
+
+    def attach(self, engine: Engine) -> None:
+        """Counts what an engine does that has just been loaded."""
+        name = engine.info.model_name
+        if name in self._engines:
+            self._engines[name].attach(engine)
+        else:
+            self._engines[name] = EngineMetrics(engine)
+        engine.add_stat_logger(self._engines[name])
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for metrics in self._engines.values():
+            for family in metrics.collect():
+                if family.name in families:
+                    families[family.name].samples.extend(family.samples)
+                else:
+                    families[family.name] = family
+        yield from families.values()
+        models = self._pool.models.values()
+        state = GaugeMetricFamily(
+            "llmjax:model_state", "1 at the state that a model of several is in.", labels=("model_name", "state")
+        )
+        for model in models:
+            for name in get_args(State):
+                state.add_metric([model.name, name], state_of(model) == name)
+        yield state
+        held = GaugeMetricFamily("llmjax:model_memory_bytes", "Memory that a model may take.", labels=["model_name"])
+        waiting = GaugeMetricFamily(
+            "llmjax:model_requests_waiting", "Requests that wait for a model to be loaded.", labels=["model_name"]
+        )
+        for model in models:
+            held.add_metric([model.name], model.held.get(MEMORY, 0))
+            waiting.add_metric([model.name], model.waiting)
+        yield from (held, waiting)
+        for kind, help in (
+            ("loads", "Times that a model was loaded."),
+            ("unloads", "Times that a model was unloaded."),
+            ("failures", "Times that a model could not be loaded, or its engine died."),
+        ):
+            counts = CounterMetricFamily(f"llmjax:model_{kind}", help, labels=["model_name"])
+            for model in models:
+                counts.add_metric([model.name], getattr(model, kind))
+            yield counts
+
+
+def registry(metrics: Collector) -> CollectorRegistry:
+    """The metrics of the models, and the usual ones of a Python process."""
     collectors = CollectorRegistry()
     collectors.register(metrics)
     ProcessCollector(registry=collectors)

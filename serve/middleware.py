@@ -93,6 +93,7 @@ def _line(scope: Scope, record: RequestRecord) -> str:
         "client": (scope.get("client") or [None])[0],
         "method": scope["method"],
         "path": scope["path"],
+        "model": record.model,
         "status": record.status,
         "ms": round(1000 * (time.perf_counter() - record.started), 1),
         "prompt_tokens": record.prompt_tokens,

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,16 @@ from llmjax.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
+    from llmjax.config_file import ServedModel
+
 logger = logging.getLogger(__name__)
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
+def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Sequence[ServedModel] = ()) -> int:
     """Load the model and serve it until SIGTERM or Ctrl-C; a rank that does not serve computes until rank 0 ends.
+
+    Args:
+        models: several, or one that comes and goes; empty: ``engine_config`` has the only one.
 
     Returns:
         The exit status: 0, or that of an engine that died.
@@ -46,13 +52,18 @@ def run(engine_config: EngineConfig, server_config: ServerConfig) -> int:
             run_worker(engine_config)
         run_worker(engine_config, joined=_end_with_rank_0)
     check_tls(server_config)
-    check_tool_parser(server_config.tool_call_parser)
-    check_reasoning_parser(server_config.reasoning_parser)
+    for own in (server_config, *(model.server for model in models)):
+        check_tool_parser(own.tool_call_parser)
+        check_reasoning_parser(own.reasoning_parser)
     tracer = None if server_config.otlp_traces_endpoint is None else _tracer(server_config.otlp_traces_endpoint)
     sock = bind(server_config)
-    logger.info("llmjax %s starts with %s; it answers when the model is loaded", __version__, engine_config.model)
+    names = ", ".join(model.name for model in models) or engine_config.model
+    what = "models are" if len(models) > 1 else "model is"
+    logger.info("llmjax %s starts with %s; it answers when the %s loaded", __version__, names, what)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            if models:
+                return runner.run(_serve_several(models, server_config, sock, tracer))
             return runner.run(_serve(engine_config, server_config, sock, tracer))
     finally:
         sock.close()
@@ -83,10 +94,11 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
 
         from llmjax.async_llm import AsyncLLM
         from llmjax.engine.report import print_startup
+        from llmjax.serve.app import create_app
         from llmjax.serve.server import DrainingServer
 
     engine = AsyncLLM.from_config(engine_config, loading)
-    server = DrainingServer(engine, config, sock=sock, tracer=tracer)
+    server = DrainingServer(create_app(engine, config, tracer=tracer), config, sock=sock)
     try:
         await engine.wait_ready()
         print_startup(engine.info, await engine.programs())
@@ -95,6 +107,25 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     finally:
         await server.stop_engine()
     return engine.exit_status
+
+
+async def _serve_several(
+    models: Sequence[ServedModel], config: ServerConfig, sock: socket.socket, tracer: Tracer | None
+) -> int:
+    with permanent():
+        from llmjax.serve.app import create_app_of_several
+        from llmjax.serve.server import DrainingServer
+        from llmjax.several.serving import pool_of
+
+    pool = pool_of(models, memory=config.models_memory_bytes, patience=config.model_timeout)
+    server = DrainingServer(create_app_of_several(models, pool, config, tracer=tracer), config, sock=sock)
+    try:
+        await pool.start()
+        put_aside()
+        await server.serve(sockets=[sock])
+    finally:
+        await server.stop_engine()
+    return 0
 
 
 def _tracer(endpoint: str) -> Tracer:

@@ -90,7 +90,7 @@ async def _run(
 
 
 async def _answer(app: Starlette, engine: AsyncLLM, requests: BinaryIO, results: BinaryIO, *, total: int) -> Counts:
-    limits: BodyLimits = app.state.server.limits
+    limits: BodyLimits = app.state.shared.limits
     failed = done = 0
 
     async def asked(line: BatchLine) -> Answer:

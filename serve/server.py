@@ -8,20 +8,17 @@ import signal
 import socket
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import uvicorn
+from starlette.applications import Starlette
 
 from llmjax.config import ServerConfig
 from llmjax.errors import ChatTemplateError
-from llmjax.serve.app import create_app
 from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.drain import Gate
-from llmjax.serve.interfaces import Engine
 from llmjax.serve.listen import base_url, first_request
-
-if TYPE_CHECKING:
-    from opentelemetry.trace import Tracer
+from llmjax.serve.models import Models
 
 log = logging.getLogger("serve")
 
@@ -34,12 +31,10 @@ class DrainingServer(uvicorn.Server):
     """Uvicorn, but a signal first closes the gate and lets running requests finish; a second one ends at once. So does
     the clock, soon after ``shutdown_timeout``."""
 
-    def __init__(
-        self, engine: Engine, config: ServerConfig, *, sock: socket.socket, tracer: Tracer | None = None
-    ) -> None:
-        self._engine = engine
+    def __init__(self, app: Starlette, config: ServerConfig, *, sock: socket.socket) -> None:
+        self._models: Models = app.state.models
         self._settings = config
-        self._gate = Gate()
+        self._gate: Gate = app.state.shared.gate
         self._engine_stopped = False
         self._loop = asyncio.get_running_loop()
         self._drain_task: asyncio.Task[None] | None = None
@@ -49,7 +44,7 @@ class DrainingServer(uvicorn.Server):
         connection = partial(BoundedConnection, settings=config, idle=IdleConnections(config.max_idle_connections))
         super().__init__(
             uvicorn.Config(
-                create_app(engine, config, gate=self._gate, tracer=tracer),
+                app,
                 lifespan="off",
                 ws="none",
                 log_config=None,
@@ -65,26 +60,33 @@ class DrainingServer(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._check_chat_template()
+        await self._check_chat_templates()
         await super().startup(sockets=sockets)
         self._watch_task = asyncio.create_task(self._watch_engine())
-        print(f"{self._engine.info.model_name} is served at {self._url}/v1", flush=True)
-        print(f"try: {first_request(self._url, self._settings, self._engine)}", flush=True)
+        entries = self._models.entries
+        print(
+            f"{', '.join(entry.name for entry in entries)} {'is' if len(entries) == 1 else 'are'} served at "
+            f"{self._url}/v1",
+            flush=True,
+        )
+        if entries[0].server is not None:
+            print(f"try: {first_request(self._url, self._settings, entries[0].server.engine)}", flush=True)
         if self._settings.web and self._settings.uds is None:
             print(f"or open {self._url}/ in a browser", flush=True)
 
-    async def _check_chat_template(self) -> None:
-        """Compiles it before the first request needs it."""
-        tokenizer = self._engine.tokenizer
-        if tokenizer is not None and tokenizer.chat_template is not None:
-            try:
-                await asyncio.to_thread(tokenizer.chat_template.check)
-            except ChatTemplateError as error:
-                log.warning("chats will be refused: %s", error)
+    async def _check_chat_templates(self) -> None:
+        """Compiles them before the first request needs them."""
+        for server in [entry.server for entry in self._models.entries if entry.server is not None]:
+            tokenizer = server.engine.tokenizer
+            if tokenizer is not None and tokenizer.chat_template is not None:
+                try:
+                    await asyncio.to_thread(tokenizer.chat_template.check)
+                except ChatTemplateError as error:
+                    log.warning("chats will be refused: %s", error)
 
     async def _watch_engine(self) -> None:
         """A server whose engine has died can only end; its supervisor may then start another."""
-        status = await self._engine.wait_died()
+        status = await self._models.wait_died()
         log.error("without its engine the server ends in %g s, with status %d", DEAD_SECONDS, status)
         await asyncio.sleep(DEAD_SECONDS)
         self._start_drain("the engine is dead")
@@ -114,7 +116,7 @@ class DrainingServer(uvicorn.Server):
         """Aborts what still runs; the second call, after a drain that timed out, does nothing."""
         if not self._engine_stopped:
             self._engine_stopped = True
-            await self._engine.shutdown(drain_timeout=0)
+            await self._models.shutdown()
 
     async def _drain(self) -> None:
         try:

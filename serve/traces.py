@@ -66,7 +66,7 @@ class Traces:
 
     Args:
         paths: paths whose POST requests are traced.
-        model: name of what is served.
+        model: name of what is served, where a request's record names none.
         tracer: what `otlp_tracer` returns.
     """
 
@@ -95,7 +95,7 @@ class Traces:
             raise
         finally:
             span.set_attribute("http.route", path_of(scope))
-            span.set_attribute("gen_ai.response.model", self._model)
+            span.set_attribute("gen_ai.response.model", record.model or self._model)
             for name, value in _attributes(record):
                 span.set_attribute(name, value)
             if record.status >= 500:  # others are their clients' errors

@@ -13,7 +13,7 @@ ORDER = (
     ("kernels",),
     ("models",),
     ("errors", "version", "system", "collector", "characters", "text_file", "progress", "frames", "limited_process"),
-    ("speculative", "kv_events", "kv_transfer", "adapter_settings", "turns", "arrays", "step_sizes"),
+    ("speculative", "kv_events", "kv_transfer", "adapter_settings", "turns", "arrays", "step_sizes", "durations"),
     ("config", "settings", "migration", "config_file", "inputs"),
     ("host_memory", "machine_share", "cpu_affinity", "launcher", "jax_settings", "platforms"),
     ("weights",),
@@ -30,7 +30,7 @@ ORDER = (
     ("evaluation",),
     ("llm", "async_llm", "conversion"),
     ("",),  # llmjax/__init__.py
-    ("tune",),
+    ("tune", "several"),
     ("cli", "bench", "serve", "deploy", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(ORDER) for name in names}
@@ -168,6 +168,7 @@ ENGINES_OUTSIDE = {
     "clients.inline",
     "clients.loop",
     "clients.process",
+    "clients.restarts",
     "clients.waited",
     "core.media",
     "core.request",
@@ -183,6 +184,7 @@ ENGINES_OUTSIDE = {
     "front.vectors",
     "info",
     "loading.memory",
+    "need",
     "programs.threads",
     "ranks.worker",
     "report",

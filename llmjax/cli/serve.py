@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from llmjax.cli.parser import Parser, add_config_flags, add_model, configs_of
-from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config import EngineConfig, ModelSettings, ServerConfig
 from llmjax.config_file import Configs
 from llmjax.launcher import launched_settings
 from llmjax.migration import candle_vllm
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     configs = settings(parser, argv)
     from llmjax.serve.run import run  # the one import of serve from llmjax: the console script starts the server
 
-    return run(configs.engine, configs.server) or 0
+    return run(configs.engine, configs.server, models=configs.models) or 0
 
 
 def parse(argv: list[str], *, prog: str = "llmjax serve") -> Configs:
@@ -46,7 +46,7 @@ def serve_parser(prog: str = "llmjax serve") -> Parser:
     """The flags of a server."""
     parser = Parser(prog=prog, description="Serve a model over HTTP with OpenAI's API.")
     add_model(parser)
-    add_config_flags(parser, EngineConfig, ServerConfig)
+    add_config_flags(parser, EngineConfig, ServerConfig, ModelSettings)
     return parser
 
 
@@ -54,7 +54,7 @@ def settings(parser: Parser, argv: list[str]) -> Configs:
     """What a command line comes to; see ``parse``."""
     values = parser.parse(argv)
     derived = partial(_derived, argv)
-    return configs_of(values, EngineConfig, ServerConfig, model=values.positional_model, derived=derived)
+    return configs_of(values, EngineConfig, ServerConfig, ModelSettings, model=values.positional_model, derived=derived)
 
 
 def _derived(argv: Sequence[str], given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -21,13 +21,15 @@ from llmjax.engine.core.pace import Pace
 from llmjax.engine.core.scheduler import Scheduler
 from llmjax.engine.device.runner import Runner
 from llmjax.engine.drafts.automatic import with_automatic_drafts
-from llmjax.engine.drafts.draft_model import check_draft, load_draft
+from llmjax.engine.drafts.draft_model import check_draft, draft_bytes, load_draft
 from llmjax.engine.drafts.speculation import Speculation, check_speculative
 from llmjax.engine.front.generation_config import check_generation_config
 from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.loading.copies import check_copies
 from llmjax.engine.loading.memory import check_memory, page_bytes_by_span, plan_kv
 from llmjax.engine.loading.model import LoadedModel, check_stages, load_model
+from llmjax.engine.loading.need import Admit, Unread, card_need, for_vectors, memory_need, opens_card
+from llmjax.engine.need import Need
 from llmjax.engine.programs.cache import ProgramCache
 from llmjax.engine.programs.compilations import CompileCounter
 from llmjax.engine.programs.compiler import StepCompiler
@@ -47,7 +49,7 @@ from llmjax.host_memory import free_memory
 from llmjax.jax_settings import use_compilation_cache
 from llmjax.kernels.attention import KVLayout
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
-from llmjax.platforms import Platform, select_platform
+from llmjax.platforms import select_platform
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,11 @@ CHUNK_STEPS = 4  # for 16 tokens, the least that a mixed step computes; measured
 
 @paused()
 def build_engine(
-    config: EngineConfig, share: MachineShare = WHOLE_MACHINE, *, located: Callable[[Path], None] = lambda path: None
+    config: EngineConfig,
+    share: MachineShare = WHOLE_MACHINE,
+    *,
+    located: Callable[[Path], None] = lambda path: None,
+    admit: Admit | None = None,
 ) -> LoadedEngine:
     """Loads the model and starts to compile its step programs.
 
@@ -66,6 +72,8 @@ def build_engine(
         share: this engine's part of the machine, where several engines divide it; the first of them shows the progress
             of loading.
         located: called with the model's path, before anything of it is read.
+        admit: called with what the engine needs before it takes it, and returns when it may; None: nobody is asked. The
+            share then says what there is for all engines together.
 
     Raises:
         CheckpointError: the model cannot be found or read.
@@ -93,7 +101,7 @@ def build_engine(
         publisher = None if config.kv_events is None else EventPublisher(config.kv_events, rank=share.rank)
         if publisher is not None:
             undo.callback(publisher.close)
-        config, compiler = load(config, group, share, located=located)
+        config, compiler = load(config, group, share, located=located, admit=admit)
         engine = _engine(config.replace(master_secret=secret), compiler, group, publisher, bound)
         undo.pop_all()
     return engine
@@ -110,6 +118,7 @@ def load(
     share: MachineShare = WHOLE_MACHINE,
     *,
     located: Callable[[Path], None] = lambda path: None,
+    admit: Admit | None = None,
 ) -> tuple[EngineConfig, StepCompiler]:
     """Loads this process's part of the model, and divides its memory; see ``build_engine`` for arguments and errors.
 
@@ -120,7 +129,13 @@ def load(
     cache_dir = use_compilation_cache(config.compilation_cache_dir)
     if group.neighbors > 1 and share.host_memory is None:  # before any of them takes some
         share = replace(share, host_memory=free_memory() // group.neighbors)
+    if admit is not None and opens_card(config):
+        admit(card_need(config))
+        admit = None
     platform = select_platform(config, share, meet=group.meet)
+    if admit is not None and not platform.is_cpu:
+        admit(card_need(config))
+        admit = None
     config = config.with_sizes(platform.step_sizes)
     check_graphs(config, platform)
     check_copies(config, platform)
@@ -134,10 +149,29 @@ def load(
     located(path)
     say = logger.info if progress else logger.debug
     say("loading %s", path)
-    model = load_model(config, platform, path=path, cache_dir=cache_dir, programs=programs, progress=progress)
+    needs: list[Need] = []
+
+    def ask(unread: Unread) -> None:
+        assert admit is not None
+        more = replace(unread, weight_bytes=unread.weight_bytes + draft_bytes(config, platform))
+        budget = platform.free_memory() if share.host_memory is None else share.host_memory
+        needs.append(memory_need(config, more, platform, budget=budget))
+        admit(needs[0])
+
+    model = load_model(
+        config,
+        platform,
+        path=path,
+        cache_dir=cache_dir,
+        programs=programs,
+        progress=progress,
+        reading=None if admit is None else ask,
+    )
+    if needs:
+        config = config.replace(kv_cache_memory_bytes=needs[0].kv_bytes)
     say("the weights are there after %.1f s; the step programs are compiled, or read as kept", model.load_seconds)
     choices = group.choose(lambda: choose(model.params.values(), platform, cache_dir))
-    config = _for_vectors(config, model, platform)
+    config = for_vectors(config, model.config, platform)
     config = with_automatic_drafts(config, model, platform)
     speculative = config.speculative
     if speculative is not None:
@@ -242,14 +276,3 @@ def _prompt_kind(*models: LoadedModel | None) -> Callable[[int], tuple[int, ...]
     for the same tokens in all models."""
     kinds = [model.config.prompt_kind for model in models if model is not None]
     return lambda prompt_len: sum((kind(prompt_len) for kind in kinds), ())
-
-
-def _for_vectors(config: EngineConfig, model: LoadedModel, platform: Platform) -> EngineConfig:
-    """The configuration with what follows where a text has to be in one step: any that the model takes fits into it,
-    and its keys, which leave with the step, are as exact as everything else."""
-    if model.config.causal:
-        return config
-    longest = config.max_model_len or model.config.max_position
-    if config.kv_cache_dtype == "auto":
-        config = config.replace(kv_cache_dtype=str(platform.activation_dtype))
-    return config.replace(max_num_batched_tokens=max(config.max_num_batched_tokens, longest))

@@ -46,9 +46,14 @@ def named(server: Server, model: str | None) -> str | None:
     Raises:
         ApiError: the server has no such model.
     """
-    name = None if model is None else model.removesuffix(TAG)
+    name = bare(model)
     server.check_model(name)
     return name
+
+
+def bare(model: str | None) -> str | None:
+    """A name without the tag that says nothing."""
+    return None if model is None else model.removesuffix(TAG)
 
 
 def chat_of(server: Server, body: OllamaChatRequest | OllamaGenerateRequest, ignored: list[str]) -> ChatRequest:

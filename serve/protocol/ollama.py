@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from llmjax.durations import parse_duration
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import MAX_MESSAGES
 from llmjax.serve.protocol.common import ApiModel, Ints, Strings, at_most
@@ -88,8 +89,16 @@ class OllamaRequest(ApiModel):
     options: OllamaOptions | None = None
     keep_alive: str | float | None = None
 
+    @property
+    def lets_go(self) -> bool:
+        """Whether the model is to be unloaded."""
+        try:
+            return self.keep_alive is not None and parse_duration(self.keep_alive) == 0
+        except ValueError:
+            return False
+
     def without_effect(self) -> list[str]:
-        """What is given and changes nothing: the model stays loaded, whatever is asked."""
+        """What is given and changes nothing: the only model stays loaded, whatever is asked."""
         options = [] if self.options is None else self.options.without_effect()
         return [*options, *(["keep_alive"] if self.keep_alive is not None else [])]
 

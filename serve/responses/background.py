@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, ExitStack, aclosing
 from typing import Any
 
-from llmjax.serve.drain import Gate
 from llmjax.serve.errors import ApiError, as_api_error
 from llmjax.serve.responses.writer import ResponseWriter
 from llmjax.serve.sse import named_event
@@ -21,7 +20,7 @@ class Background:
     Args:
         writer: writes the response.
         events: events that it makes, from its beginning.
-        gate: the server closes it to stop.
+        passing: what keeps server and model there until the response has ended.
         timeout: seconds that the response may take, or None.
         ended: is called when it has ended.
     """
@@ -31,7 +30,7 @@ class Background:
         writer: ResponseWriter,
         events: Events,
         *,
-        gate: Gate,
+        passing: AbstractContextManager[None],
         timeout: float | None,
         ended: Callable[[], None],
     ) -> None:
@@ -41,7 +40,10 @@ class Background:
         self._events: list[bytes] = []  # the place of an event is its sequence number
         self._news = asyncio.Event()
         self._ended = ended
-        self._task = asyncio.create_task(self._run(events, gate, timeout))
+        stack = ExitStack()
+        stack.enter_context(passing)
+        self._task = asyncio.create_task(self._run(events, timeout))
+        self._task.add_done_callback(lambda _: stack.close())
 
     def snapshot(self) -> dict[str, Any]:
         return self._writer.snapshot()
@@ -63,16 +65,15 @@ class Background:
                 return
             await news.wait()
 
-    async def _run(self, events: Events, gate: Gate, timeout: float | None) -> None:
-        with gate.passing():
-            try:
-                async with asyncio.timeout(timeout), aclosing(events):
-                    async for event in events:
-                        self._add(event)
-            except TimeoutError:
-                self._fail(ApiError(f"the response took longer than {timeout:g} s", status=504))
-            except Exception as error:
-                self._fail(as_api_error(error))
+    async def _run(self, events: Events, timeout: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout), aclosing(events):
+                async for event in events:
+                    self._add(event)
+        except TimeoutError:
+            self._fail(ApiError(f"the response took longer than {timeout:g} s", status=504))
+        except Exception as error:
+            self._fail(as_api_error(error))
         if not self.done:
             self._end()
 

@@ -3,6 +3,8 @@ others."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -12,8 +14,10 @@ from starlette.routing import Route
 
 from llmjax.serve.access import check_key, check_operator, is_admin
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, ignored_fields, is_of, owner_of, server_of
+from llmjax.serve.context import ignored_fields, is_of, owner_of, shared_of
 from llmjax.serve.errors import ApiError
+from llmjax.serve.interfaces import Engine
+from llmjax.serve.models import Entry, loaded, models_of
 from llmjax.serve.protocol.admin import AbortRequest
 
 SWITCH = {"true": True, "1": True, "false": False, "0": False}
@@ -21,79 +25,89 @@ SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 async def reset_prefix_cache(request: Request) -> Response:
     """Forget what past requests have computed."""
-    await _server(request).engine.reset_prefix_cache()
+    async with _using(request) as engine:
+        await engine.reset_prefix_cache()
     return Response()
 
 
 async def abort_requests(request: Request) -> Response:
     """End running requests of the same key, or with an operator's of any: those of some ids, or all."""
-    server = server_of(request)
-    check_key(request, server.config)
+    check_key(request, shared_of(request).config)
     body = parse(await read_json(request), AbortRequest, ignored=ignored_fields(request))
     wanted = None if body.request_ids is None else frozenset(body.request_ids)
     every, owner = is_admin(request), owner_of(request)
-    request_ids = [name for name in server.engine.request_ids if every or is_of(name, owner)]
-    aborted = [name for name in request_ids if wanted is None or not wanted.isdisjoint(_names(name))]
-    for name in aborted:
-        await server.engine.abort(name)
-    return _json({"status": "aborted", "aborted": len(aborted)})
+    aborted = 0
+    for engine in [entry.server.engine for entry in models_of(request).entries if entry.server is not None]:
+        request_ids = [name for name in engine.request_ids if every or is_of(name, owner)]
+        for name in request_ids:
+            if wanted is None or not wanted.isdisjoint(_names(name)):
+                await engine.abort(name)
+                aborted += 1
+    return _json({"status": "aborted", "aborted": aborted})
 
 
 async def pause(request: Request) -> Response:
     """Hold new requests back until they are resumed (query: mode, abort, wait or keep; clear_cache)."""
-    server, query = _server(request), request.query_params
+    _entry(request)
+    query = request.query_params
     mode = "wait" if _switch(request, "wait_for_inflight_requests", default=False) else query.get("mode", "abort")
-    await server.engine.pause_generation(mode, clear_cache=_switch(request, "clear_cache", default=True))
+    async with _using(request) as engine:
+        await engine.pause_generation(mode, clear_cache=_switch(request, "clear_cache", default=True))
     return _json({"status": "paused"})
 
 
 async def resume(request: Request) -> Response:
     """Let requests go on that are held back."""
-    await _server(request).engine.resume_generation()
+    async with _using(request) as engine:
+        await engine.resume_generation()
     return _json({"status": "resumed"})
 
 
 async def is_paused(request: Request) -> Response:
     """Whether requests are held back."""
-    return _json({"is_paused": _server(request).engine.is_paused})
+    return _json({"is_paused": (server := _entry(request).server) is not None and server.engine.is_paused})
 
 
 async def sleep(request: Request) -> Response:
     """Free the device's memory until the model is woken (query: level, 1 or 2; mode, abort or wait)."""
-    server = _server(request)
+    _entry(request)
     level, mode = request.query_params.get("level", "1"), request.query_params.get("mode", "abort")
     if level not in ("1", "2"):
         raise ApiError("level must be 1 or 2", param="level", code="invalid_value")
-    await server.engine.sleep(int(level), mode)
+    async with _using(request) as engine:
+        await engine.sleep(int(level), mode)
     return Response()
 
 
 async def wake_up(request: Request) -> Response:
     """Take back what sleeping has freed (query: tags, weights or kv_cache; all without)."""
-    await _server(request).engine.wake_up(request.query_params.getlist("tags") or None)
+    async with _using(request) as engine:
+        await engine.wake_up(request.query_params.getlist("tags") or None)
     return Response()
 
 
 async def is_sleeping(request: Request) -> Response:
     """Whether the model sleeps."""
-    return _json({"is_sleeping": _server(request).engine.is_sleeping})
+    return _json({"is_sleeping": _entry(request).state == "sleeping"})
 
 
 async def start_profile(request: Request) -> Response:
     """Begin to write down what is computed, in --profile-dir."""
-    await _server(request).engine.start_profile()
+    async with _using(request) as engine:
+        await engine.start_profile()
     return Response()
 
 
 async def stop_profile(request: Request) -> Response:
     """End the profile and write it."""
-    await _server(request).engine.stop_profile()
+    async with _using(request) as engine:
+        await engine.stop_profile()
     return Response()
 
 
 async def reset_cache_of_media(request: Request) -> Response:
     """Forget images and sounds, of which a server of texts knows none."""
-    _server(request)
+    _entry(request)
     return Response()
 
 
@@ -118,10 +132,19 @@ def _names(engine_id: str) -> tuple[str, str]:
     return answer, answer.partition("-")[2]
 
 
-def _server(request: Request) -> Server:
-    server = server_of(request)
-    check_operator(request, server.config)
-    return server
+def _entry(request: Request) -> Entry:
+    """The model that an operator's request is for: that of the query, or the first one."""
+    check_operator(request, shared_of(request).config)
+    return models_of(request).find(request.query_params.get("model"))
+
+
+@asynccontextmanager
+async def _using(request: Request) -> AsyncIterator[Engine]:
+    """Its engine, which runs."""
+    entry = _entry(request)
+    loaded(entry)
+    async with models_of(request).using(entry.name) as server:
+        yield server.engine
 
 
 ADMIN_ROUTES = [

@@ -12,7 +12,7 @@ from starlette.routing import Route
 from llmjax.serve.batches.lines import ENDPOINTS
 from llmjax.serve.batches.service import Batch, Batches
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import KEY, KEY_SALT, ignored_fields, owner_of, server_of
+from llmjax.serve.context import KEY, KEY_SALT, ignored_fields, owner_of, shared_of
 from llmjax.serve.errors import ApiError
 from llmjax.serve.files import page_of
 from llmjax.serve.protocol.batches import BatchRequest
@@ -23,7 +23,7 @@ MOST_LISTED = 100
 
 async def create_batch(request: Request) -> Response:
     """Answer the requests of a file."""
-    server = server_of(request)
+    server = shared_of(request)
     body = parse(await read_json(request), BatchRequest, ignored=ignored_fields(request))
     if body.endpoint not in ENDPOINTS:
         raise ApiError(

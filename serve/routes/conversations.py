@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llmjax.serve.context import owner_of, server_of
+from llmjax.serve.context import owner_of, shared_of
 from llmjax.serve.conversations import Conversation
 
 
 async def get_conversation(request: Request) -> Response:
     """A conversation's messages."""
-    conversation = server_of(request).conversations.get(owner_of(request), request.path_params["conversation_id"])
+    conversation = shared_of(request).conversations.get(owner_of(request), request.path_params["conversation_id"])
     return Response(_written(conversation), media_type="application/json")
 
 
@@ -31,7 +31,7 @@ def _written(conversation: Conversation) -> bytes:
 async def delete_conversation(request: Request) -> Response:
     """Forget a conversation."""
     id = request.path_params["conversation_id"]
-    server_of(request).conversations.delete(owner_of(request), id)
+    shared_of(request).conversations.delete(owner_of(request), id)
     answer = {"id": id, "object": "conversation.deleted", "deleted": True}
     return Response(orjson.dumps(answer), media_type="application/json")
 

@@ -14,7 +14,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 from llmjax.serve.body import MIN_BYTES_PER_SECOND
-from llmjax.serve.context import Server, owner_of, server_of
+from llmjax.serve.context import Shared, owner_of, shared_of
 from llmjax.serve.errors import ApiError, ClientDisconnected
 from llmjax.serve.files import StoredFile, page_of
 from llmjax.serve.records import storing
@@ -28,7 +28,7 @@ NOT_STORED = "the file cannot be stored"
 
 async def upload_file(request: Request) -> Response:
     """Leave a file for a batch, or for messages that name it."""
-    server = server_of(request)
+    server = shared_of(request)
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
         raise ApiError("Content-Type must be multipart/form-data", status=415)
     owner = owner_of(request)
@@ -75,7 +75,7 @@ def _lifetime(anchor: Any, seconds: Any) -> float | None:
     return float(seconds)
 
 
-async def _bounded(request: Request, server: Server) -> AsyncGenerator[bytes, None]:
+async def _bounded(request: Request, server: Shared) -> AsyncGenerator[bytes, None]:
     """The body, while it comes fast enough and is not too large."""
     most = server.config.max_file_bytes + FORM_BYTES
     end = asyncio.get_running_loop().time() + server.config.read_timeout
@@ -100,7 +100,7 @@ async def _bounded(request: Request, server: Server) -> AsyncGenerator[bytes, No
 async def list_files(request: Request) -> Response:
     """The files of a key."""
     query = request.query_params
-    files = server_of(request).files.of(owner_of(request))
+    files = shared_of(request).files.of(owner_of(request))
     if (purpose := query.get("purpose")) is not None:
         files = [file for file in files if file.purpose == purpose]
     if (order := query.get("order", "desc")) not in ("asc", "desc"):
@@ -119,13 +119,13 @@ async def get_file(request: Request) -> Response:
 async def get_content(request: Request) -> Response:
     """What is in a file."""
     file = _file(request)
-    return FileResponse(server_of(request).files.path(file), media_type="application/octet-stream")
+    return FileResponse(shared_of(request).files.path(file), media_type="application/octet-stream")
 
 
 async def delete_file(request: Request) -> Response:
     """Forget a file."""
     file = _file(request)
-    server_of(request).files.delete(file)
+    shared_of(request).files.delete(file)
     return _json({"id": file.id, "object": "file", "deleted": True})
 
 
@@ -136,7 +136,7 @@ def listing(items: list[dict[str, Any]], *, more: bool) -> dict[str, Any]:
 
 
 def _file(request: Request) -> StoredFile:
-    return server_of(request).files.get(owner_of(request), request.path_params["file_id"])
+    return shared_of(request).files.get(owner_of(request), request.path_params["file_id"])
 
 
 def _json(body: dict[str, Any]) -> Response:

@@ -10,28 +10,32 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.serve.adapters import shown_path
-from llmjax.serve.context import Server, server_of
+from llmjax.serve.context import Server, model_root
+from llmjax.serve.models import Entry, models_of
 
 
-def _card(server: Server, name: str) -> dict[str, Any]:
-    engine = server.engine
-    adapter = engine.adapters.named(name)
-    root, parent = server.model_root, None
-    if adapter is not None:
-        root, parent = (
-            shown_path(server.config.lora_root, adapter.reference.path),
-            adapter.base or engine.info.model_name,
-        )
-    return {
+def _card(entry: Entry, name: str) -> dict[str, Any]:
+    known, adapter = entry.last, entry.adapter(name)
+    root, parent = model_root(entry.name, entry.config), None
+    if adapter is not None and known is not None:
+        root = shown_path(known.config.lora_root, adapter.reference.path)
+        parent = adapter.base or entry.name
+    card = {
         "id": name,
         "object": "model",
-        "created": server.created,
+        "created": entry.created,
         "owned_by": "llmjax",
         "root": root,
         "parent": parent,
-        "max_model_len": engine.info.max_model_len,
-        "input_modalities": _modalities(server),
+        "max_model_len": entry.config.max_model_len if known is None else known.engine.info.max_model_len,
+        "input_modalities": ["text"] if known is None else _modalities(known),
+        "state": entry.state,
     }
+    if entry.pinned is not None:  # of several
+        card |= {"pinned": entry.pinned, "expires_in": None if entry.expires is None else round(entry.expires, 1)}
+    if entry.failure:
+        card["failure"] = entry.failure
+    return card
 
 
 def _modalities(server: Server) -> list[str]:
@@ -42,21 +46,17 @@ def _modalities(server: Server) -> list[str]:
 
 
 async def list_models(request: Request) -> Response:
-    """The names under which the model is served, and its adapters."""
-    server = server_of(request)
-    adapters = [adapter.reference.name for adapter in server.engine.adapters.listed]
-    names = [*(server.engine.config.served_names or (server.engine.info.model_name,)), *adapters]
-    body = {"object": "list", "data": [_card(server, name) for name in names]}
-    return Response(orjson.dumps(body), media_type="application/json")
+    """The models, under each of their names, their adapters, and which of the models are loaded."""
+    cards = [_card(entry, name) for entry in models_of(request).entries for name in entry.listed]
+    return Response(orjson.dumps({"object": "list", "data": cards}), media_type="application/json")
 
 
 async def get_model(request: Request) -> Response:
     """One of them."""
-    server = server_of(request)
     name = request.path_params["model_id"]
-    server.check_model(name)
-    shown_name = name if name in server.engine.config.served_names else server.answer_name(name)
-    return Response(orjson.dumps(_card(server, shown_name)), media_type="application/json")
+    entry = models_of(request).find(name)
+    card = _card(entry, name if name in entry.names else entry.shown_name(name))
+    return Response(orjson.dumps(card), media_type="application/json")
 
 
 # Model ids may hold slashes.

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
@@ -20,10 +20,21 @@ from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import switches_of_thinking, tools_variable
 from llmjax.parsing.events import Content
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import RequestRecord, Server, cache_salt_of, client_of, ignored_fields, record_of, server_of
+from llmjax.serve.context import (
+    RequestRecord,
+    Server,
+    cache_salt_of,
+    client_of,
+    fingerprint,
+    ignored_fields,
+    model_root,
+    record_of,
+    server_of,
+)
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, Tally, guarded, run_job
-from llmjax.serve.ollama.conversation import NAMES, NAMES_OF_PROMPT, chat_of, completion_of, named
+from llmjax.serve.models import Entry, models_of
+from llmjax.serve.ollama.conversation import NAMES, NAMES_OF_PROMPT, bare, chat_of, completion_of, named
 from llmjax.serve.ollama.lines import MEDIA_TYPE, LineWriter, counts_of, error_line, line, now, since
 from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import off_loop, output_budget, template_source
@@ -50,10 +61,10 @@ NEVER = "2318-01-01T00:00:00Z"  # when the model is unloaded
 
 async def ollama_chat(request: Request) -> Response | ASGIApp:
     """The next message of a conversation, whole or as JSON lines (Ollama)."""
-    server, record = server_of(request), record_of(request)
     body = parse(await read_json(request, any_type=True), OllamaChatRequest, ignored=ignored_fields(request))
     if not body.messages:
-        return _loaded(server, body, chat=True)
+        return await _loaded(request, body, chat=True)
+    server, record = server_of(request), record_of(request)
     with other_names(NAMES):
         turn = await _turn(request, server, chat_of(server, body, record.ignored))
     return await _answered(
@@ -63,10 +74,10 @@ async def ollama_chat(request: Request) -> Response | ASGIApp:
 
 async def ollama_generate(request: Request) -> Response | ASGIApp:
     """The answer to a prompt, or its continuation, whole or as JSON lines (Ollama)."""
-    server, record = server_of(request), record_of(request)
     body = parse(await read_json(request, any_type=True), OllamaGenerateRequest, ignored=ignored_fields(request))
     if not body.prompt and not body.suffix:
-        return _loaded(server, body, chat=False)
+        return await _loaded(request, body, chat=False)
+    server, record = server_of(request), record_of(request)
     writer = _writer(server, body.model, chat=False)
     with other_names(NAMES_OF_PROMPT):
         if body.is_plain:
@@ -115,12 +126,14 @@ def _writer(server: Server, model: str | None, *, chat: bool) -> LineWriter:
     return LineWriter(model=server.answer_name(named(server, model)), chat=chat)
 
 
-def _loaded(server: Server, body: OllamaGenerating, *, chat: bool) -> Response:
-    """The answer to a request that only wants the model to be there, as it always is."""
-    name = server.answer_name(named(server, body.model))
+async def _loaded(request: Request, body: OllamaGenerating, *, chat: bool) -> Response:
+    """The answer to a request that only wants the model to be there, or to go."""
+    models = models_of(request)
+    entry = models.find(bare(body.model))
+    leaves = body.lets_go and await models.unload(entry.name)
     said: dict[str, Any] = {"message": {"role": "assistant", "content": ""}} if chat else {"response": ""}
-    head = {"model": name, "created_at": now()}
-    return _json({**head, **said, "done": True, "done_reason": "load"})
+    head = {"model": entry.shown_name(bare(body.model)), "created_at": now()}
+    return _json({**head, **said, "done": True, "done_reason": "unload" if leaves else "load"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,25 +240,36 @@ async def _vectors_of(
 
 
 async def ollama_tags(request: Request) -> Response:
-    """The names under which the model is served (Ollama)."""
-    server = server_of(request)
-    return _json({"models": [_card(server, name) for name in _names(server)]})
+    """The models, under each of their names (Ollama)."""
+    return _json({"models": [_card(entry, name) for entry in models_of(request).entries for name in entry.listed]})
 
 
 async def ollama_ps(request: Request) -> Response:
-    """The model that is loaded (Ollama)."""
-    server = server_of(request)
+    """The models that are loaded (Ollama)."""
+    running = [(entry, entry.server) for entry in models_of(request).entries if entry.server is not None]
+    return _json(
+        {"models": [_card(entry, name) | _running(entry, server) for entry, server in running for name in entry.listed]}
+    )
+
+
+def _running(entry: Entry, server: Server) -> dict[str, Any]:
     info = server.engine.info
-    loaded = {"expires_at": NEVER, "context_length": info.max_model_len}
-    loaded["size_vram"] = 0 if info.platform == "cpu" else info.weight_bytes
-    return _json({"models": [_card(server, name) | loaded for name in _names(server)]})
+    end = NEVER
+    if entry.expires is not None:
+        end = _written(datetime.now(UTC) + timedelta(seconds=entry.expires))
+    size = 0 if info.platform == "cpu" else info.weight_bytes
+    return {"expires_at": end, "context_length": info.max_model_len, "size_vram": size}
 
 
 async def ollama_show(request: Request) -> Response:
-    """What is known of the model (Ollama)."""
-    server = server_of(request)
+    """What is known of a model: of one that has not been loaded yet, its name (Ollama)."""
     body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
-    named(server, body.wanted)
+    entry = models_of(request).find(bare(body.wanted))
+    card, server = _card(entry, entry.shown_name(bare(body.wanted))), entry.last
+    shown = {"license": "", "modelfile": "", "parameters": "", "template": ""}
+    shown |= {"modified_at": card["modified_at"], "details": card["details"]}
+    if server is None:
+        return _json({**shown, "model_info": {}, "capabilities": []})
     info, template = server.engine.info, ""
     if server.engine.tokenizer is not None and info.pooler is None:
         template = template_source(server, ChatRequest.model_construct(messages=[]), with_tools=False)
@@ -259,17 +283,8 @@ async def ollama_show(request: Request) -> Response:
     if info.pooler is not None:
         known[f"{family}.embedding_length"] = info.pooler.size
     parameters = "\n".join(f"{name} {value}" for name, value in sorted(info.default_sampling_params.items()))
-    shown = {"license": "", "modelfile": "", "parameters": parameters, "template": template}
-    card = _card(server, server.answer_name(named(server, body.wanted)))
-    return _json(
-        {
-            **shown,
-            "modified_at": card["modified_at"],
-            "details": card["details"],
-            "model_info": known,
-            "capabilities": _capabilities(server, template),
-        }
-    )
+    shown |= {"parameters": parameters, "template": template}
+    return _json({**shown, "model_info": known, "capabilities": _capabilities(server, template)})
 
 
 def _capabilities(server: Server, template: str) -> list[str]:
@@ -294,25 +309,31 @@ def _fills_gaps(server: Server) -> bool:
     return True
 
 
-def _names(server: Server) -> list[str]:
-    own = list(server.engine.config.served_names) or [server.engine.info.model_name]
-    return own + [adapter.reference.name for adapter in server.engine.adapters.listed]
-
-
-def _card(server: Server, name: str) -> dict[str, Any]:
-    info = server.engine.info
-    begun = datetime.fromtimestamp(server.created, UTC).isoformat().replace("+00:00", "Z")
+def _card(entry: Entry, name: str) -> dict[str, Any]:
+    info = None if entry.last is None else entry.last.engine.info
+    gguf = entry.config.model.endswith(".gguf") if info is None else info.model_path.endswith(".gguf")
+    family = "" if info is None else info.architecture
     details = {
-        "parent_model": "" if server.engine.adapters.named(name) is None else info.model_name,
-        "format": "gguf" if info.model_path.endswith(".gguf") else "safetensors",
-        "family": info.architecture,
-        "families": [info.architecture],
+        "parent_model": "" if entry.adapter(name) is None else entry.name,
+        "format": "gguf" if gguf else "safetensors",
+        "family": family,
+        "families": [family] if family else [],
         "parameter_size": "",
-        "quantization_level": server.engine.config.quantization or "",
+        "quantization_level": entry.config.quantization or "",
     }
-    digest = hashlib.sha256(f"{server.model_root} {server.fingerprint}".encode()).hexdigest()
-    sizes = {"size": info.weight_bytes, "digest": digest}
-    return {"name": name, "model": name, "modified_at": begun, **sizes, "details": details}
+    digest = hashlib.sha256(f"{model_root(entry.name, entry.config)} {fingerprint(entry.config)}".encode()).hexdigest()
+    sizes = {"size": 0 if info is None else info.weight_bytes, "digest": digest}
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": _written(datetime.fromtimestamp(entry.created, UTC)),
+        **sizes,
+        "details": details,
+    }
+
+
+def _written(moment: datetime) -> str:
+    return moment.isoformat().replace("+00:00", "Z")
 
 
 async def ollama_version(_: Request) -> Response:
@@ -321,10 +342,9 @@ async def ollama_version(_: Request) -> Response:
 
 
 async def ollama_pull(request: Request) -> Response | ASGIApp:
-    """Say that the served model is there; others are not fetched (Ollama)."""
-    server = server_of(request)
+    """Say that a model of the server is there; others are not fetched (Ollama)."""
     body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
-    named(server, body.wanted)
+    models_of(request).find(bare(body.wanted))
     if body.stream is False:
         return _json({"status": "success"})
     lines = b"".join(line({"status": status}) for status in ("pulling manifest", "success"))
@@ -332,11 +352,12 @@ async def ollama_pull(request: Request) -> Response | ASGIApp:
 
 
 async def ollama_delete(request: Request) -> Response:
-    """Refused: the server keeps the model that it serves (Ollama)."""
-    server = server_of(request)
+    """Refused: the server keeps the models that it serves (Ollama)."""
     body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
-    named(server, body.wanted)
-    raise ApiError("the server has one model, which it serves: it is not deleted", status=501, code="not_implemented")
+    models_of(request).find(bare(body.wanted))
+    raise ApiError(
+        "the server's models are those that its settings name: none is deleted", status=501, code="not_implemented"
+    )
 
 
 def _json(answer: dict[str, Any]) -> Response:

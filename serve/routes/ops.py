@@ -10,18 +10,19 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from llmjax.serve.context import server_of
+from llmjax.serve.context import shared_of
 from llmjax.serve.errors import retry_later
+from llmjax.serve.models import loaded, models_of
 from llmjax.serve.shown import shown
 from llmjax.version import __version__
 
 
 async def health(request: Request) -> Response:
-    """200 while the engine loop turns; 503 when it is dead, stuck, or the server is stopping."""
-    server = server_of(request)
-    if server.gate.closed:
+    """200 while the engine loop turns; 503 when it is dead, stuck, or the server is stopping. Of several models: 200
+    unless all have failed."""
+    if shared_of(request).gate.closed:
         raise retry_later("the server is shutting down", seconds=1, code="shutting_down")
-    server.engine.check_health()
+    models_of(request).check_health()
     return Response()
 
 
@@ -32,12 +33,13 @@ async def version(_: Request) -> Response:
 
 async def load(request: Request) -> Response:
     """How many requests are being answered."""
-    return Response(orjson.dumps({"server_load": server_of(request).gate.active}), media_type="application/json")
+    return Response(orjson.dumps({"server_load": shared_of(request).gate.active}), media_type="application/json")
 
 
 async def server_info(request: Request) -> Response:
     """The versions, the engine and the settings of this server that anybody may know."""
-    server = server_of(request)
+    entry = models_of(request).find(request.query_params.get("model"))
+    server = loaded(entry)
     engine, config = server.engine, server.engine.config
     parts = {
         "speculative_config": config.speculative,
@@ -62,8 +64,8 @@ async def server_info(request: Request) -> Response:
 
 async def hint(request: Request) -> Response:
     """What this is."""
-    model = server_of(request).engine.info.model_name
-    return PlainTextResponse(f"llmjax {__version__} serves {model} with OpenAI's API under /v1\n")
+    models = ", ".join(entry.name for entry in models_of(request).entries)
+    return PlainTextResponse(f"llmjax {__version__} serves {models} with OpenAI's API under /v1\n")
 
 
 def ops_routes(collectors: CollectorRegistry) -> list[Route]:

@@ -19,7 +19,17 @@ from starlette.types import ASGIApp
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.events import Content
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, cache_salt_of, client_of, ignored_fields, owner_of, record_of, server_of
+from llmjax.serve.context import (
+    Server,
+    Shared,
+    cache_salt_of,
+    client_of,
+    ignored_fields,
+    owner_of,
+    record_of,
+    server_of,
+    shared_of,
+)
 from llmjax.serve.custom_tools import InputForm, as_function, input_form
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.generation import guarded
@@ -92,7 +102,7 @@ async def create_response(request: Request) -> Response | ASGIApp:
 
 async def get_response(request: Request) -> Response | ASGIApp:
     """A response that is kept; of one in the background also its events, from any of them on."""
-    server = server_of(request)
+    server = shared_of(request)
     stored = server.responses.get(owner_of(request), request.path_params["response_id"])
     query = request.query_params
     if query.get("stream", "false").lower() != "true":
@@ -112,13 +122,13 @@ async def get_response(request: Request) -> Response | ASGIApp:
 async def delete_response(request: Request) -> Response:
     """Forget a response; one that is still written ends."""
     id = request.path_params["response_id"]
-    server_of(request).responses.delete(owner_of(request), id)
+    shared_of(request).responses.delete(owner_of(request), id)
     return Response(orjson.dumps({"id": id, "object": "response", "deleted": True}), media_type="application/json")
 
 
 async def cancel_response(request: Request) -> Response:
     """End a response in the background."""
-    stored = server_of(request).responses.get(owner_of(request), request.path_params["response_id"])
+    stored = shared_of(request).responses.get(owner_of(request), request.path_params["response_id"])
     if stored.run is None:
         raise ApiError("only responses in the background can be canceled", code="invalid_value")
     stored.run.cancel()
@@ -127,7 +137,7 @@ async def cancel_response(request: Request) -> Response:
 
 async def list_input_items(request: Request) -> Response:
     """What a response was asked, those before it included."""
-    stored = server_of(request).responses.get(owner_of(request), request.path_params["response_id"])
+    stored = shared_of(request).responses.get(owner_of(request), request.path_params["response_id"])
     query = request.query_params
     limit, order, after = query.get("limit", "20"), query.get("order", "desc"), query.get("after")
     if not re.fullmatch(r"[0-9]{1,3}", limit) or not 1 <= int(limit) <= MOST_LISTED:
@@ -168,7 +178,7 @@ async def count_input_tokens(request: Request) -> Response:
     return Response(orjson.dumps(count), media_type="application/json")
 
 
-def _stream(server: Server, events: AsyncGenerator[bytes, None]) -> EventStream:
+def _stream(server: Shared, events: AsyncGenerator[bytes, None]) -> EventStream:
     return EventStream(events, keep_alive=server.config.sse_keep_alive_interval, timeout=None, end=b"")
 
 
@@ -527,7 +537,7 @@ def _run(server: Server, writing: Writing) -> StoredResponse:
         server.responses.trim(writing.owner)
 
     stored.run = Background(
-        writing.writer, writing.events(), gate=server.gate, timeout=server.config.request_timeout, ended=ended
+        writing.writer, writing.events(), passing=server.passing(), timeout=server.config.request_timeout, ended=ended
     )
     server.responses.put(stored)
     return stored

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llmjax.serve.context import KEY, server_of
+from llmjax.serve.context import KEY, shared_of
 from llmjax.serve.routes.ops import hint
 
 FOLDER = Path(__file__).parents[1] / "web"
@@ -91,7 +91,7 @@ def answer(request: Request, name: str) -> Response:
 
 async def page(request: Request) -> Response:
     """The chat page for browsers; for other clients a line that says what this is."""
-    config = server_of(request).config
+    config = shared_of(request).config
     # The page itself says nothing of the model, so it comes without a key too, and asks for one.
     secret = config.guard_metrics and config.api_key and KEY not in request.scope["state"]
     if secret or "text/html" in request.headers.get("accept", ""):

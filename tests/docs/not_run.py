@@ -19,6 +19,10 @@ REASONS: Sequence[tuple[str, str]] = (
     (r"(tensor|pipeline)-parallel-size|--device-ids", "needs several devices; tests/parallel has virtual ones"),
     (r"--numa|--threads 32", "needs a machine of several NUMA nodes"),
     (r"--kv-offloading-size 32", "takes 32 GiB of memory"),
+    (
+        r"--config retrieval|--model \S+ --model|\"model\": \"bge-small",
+        "several models; tests/serve/test_several.py has tiny ones, and tests/examples a server of them",
+    ),
     (r"--kv-transfer-config", "two servers with addresses of their own; tests/engine/tiers has such"),
     (r"^llmjax (pull|rm) ", "fetches from Hugging Face, and removes it; tests/cli/test_store.py has a hub of its own"),
     (

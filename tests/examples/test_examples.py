@@ -167,6 +167,18 @@ def test_two_engines(smollm2_path: Path) -> None:
     assert min(counts) > 0
 
 
+@slow
+@real_model
+def test_several_models(smollm2_path: Path, minilm_path: Path, tmp_path: Path) -> None:
+    """The reranker has random weights: which of the passages it prefers means nothing."""
+    reranker = write_with_tokenizer("roberta-labels", tmp_path, ends=True)
+    models = ("--model", str(smollm2_path), "--embedder", str(minilm_path), "--reranker", str(reranker))
+    told = run("several_models.py", *models)
+    assert "Goethe worked on his tragedy Faust" in told.partition("best:")[0]
+    assert re.search(r"\nanswer:.*\w", told)
+    assert told.endswith("models: chat loaded, embed loaded, rank loaded\n")
+
+
 def run_notebook(name: str) -> str:
     """What the cells of a notebook print, one after another in a process of their own."""
     cells = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]

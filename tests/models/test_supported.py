@@ -52,10 +52,14 @@ def test_every_architecture_is_read_from_gguf_or_has_no_such_files() -> None:
 
 def test_every_architecture_has_a_settings_file() -> None:
     """Each names the best-known checkpoint; there are also files for wheels, which need no account."""
-    engines = {path.stem: load_configs(path.stem).engine for path in (ROOT / "configs").glob("*.yaml")}
+    configs = {path.stem: load_configs(path.stem) for path in (ROOT / "configs").glob("*.yaml")}
+    engines = {name: one.engine for name, one in configs.items() if not one.models}
     models = {name: engine.model for name, engine in engines.items()}
     wheels = {name for name, model in models.items() if model.startswith("pypi://")}
     assert {model for name, model in models.items() if name not in wheels} == set(BEST_KNOWN.values())
     assert wheels == {"gemma3", "smollm2"}
     for engine in engines.values():
         SamplingParams(**engine.override_generation_config)
+    assert {name: [model.name for model in one.models] for name, one in configs.items() if one.models} == {
+        "retrieval": [engines[name].served_model_name for name in ("smollm2", "bge-small", "bge-reranker")]
+    }

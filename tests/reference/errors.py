@@ -51,6 +51,7 @@ CLASSES = {  # the class: what to do
     "PromptTooLong": "shorten the prompt, or raise `max_model_len`",
     "QueueFull": "wait `error.retry_after` seconds, or raise `max_num_queued_reqs`",
     "Asleep": "call `wake_up`",
+    "ModelUnavailable": "wait `retry_after` seconds and ask again; the log says why",
     "GenerationFailed": "send the request again; the log has the reason",
     "EngineDead": "make a new engine; the log has the reason",
 }

@@ -10,7 +10,8 @@ from prometheus_client.metrics_core import Metric
 
 from llmjax.config import EngineConfig
 from llmjax.engine.info import SleepState
-from llmjax.serve.metrics import EngineMetrics
+from llmjax.serve.metrics import PoolMetrics
+from llmjax.several.pool import Manners, PooledModel
 from tests.reference.markdown import cell
 
 HEAD = """# Metrics
@@ -44,8 +45,9 @@ def page() -> str:
     return "\n".join([HEAD, *_table("vLLM's names", metrics, "vllm:"), *_table("Own names", metrics, "llmjax:")])
 
 
-def collector() -> EngineMetrics:
-    """The collector of an engine that has all that a metric depends on: drafts, adapters, and pages in other places."""
+def collector() -> PoolMetrics:
+    """The collector of several models, one of which has all that a metric depends on: drafts, adapters, and
+    pages in other places."""
     config = EngineConfig(
         kv_offloading_size=1.0,
         enable_lora=True,
@@ -57,8 +59,12 @@ def collector() -> EngineMetrics:
         states=[SimpleNamespace(serving=True, restarts=0)],
         sleep_state=get_args(SleepState)[0],
         num_held_back=0,
+        add_stat_logger=lambda stat_logger: None,
     )
-    return EngineMetrics(engine)
+    pool: Any = SimpleNamespace(models={"model": PooledModel("model", Manners())})
+    metrics = PoolMetrics(pool)
+    metrics.attach(engine)
+    return metrics
 
 
 def _table(title: str, metrics: list[Metric], prefix: str) -> Iterator[str]:

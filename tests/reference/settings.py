@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from llmjax.config import Alias, EngineConfig, ServerConfig
+from llmjax.config import Alias, EngineConfig, ModelSettings, ServerConfig
 from llmjax.settings import Setting, settings_of
 from tests.reference.markdown import cell, code
 
@@ -29,8 +29,9 @@ UNITS = {2**10: "KiB", 2**20: "MiB", 2**30: "GiB"}
 ABOUT = {
     EngineConfig: "Of `llmjax serve`, of `LLM` and `AsyncLLM`, and of every other command that loads a model.",
     ServerConfig: "Of `llmjax serve` alone.",
+    ModelSettings: "Of `llmjax serve` with [several models](../several-models.md), where each may have its own.",
 }
-TITLES = {EngineConfig: "The engine", ServerConfig: "The server"}
+TITLES = {EngineConfig: "The engine", ServerConfig: "The server", ModelSettings: "Several models"}
 
 
 def page() -> str:
@@ -45,7 +46,7 @@ def _parts() -> Iterator[str]:
         for setting in settings_of(cls).values():
             if setting.section != section:
                 section = setting.section
-                if section != "server":
+                if section not in ("server", "several models"):
                     yield f"### {str(section).capitalize()}\n"
             yield from _entry(setting)
 

@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.app import create_app
 from llmjax.serve.listen import bind
 from llmjax.serve.server import DrainingServer
 from tests.waiting import until
@@ -156,7 +157,7 @@ def start(
         sock = bind(server_config)
         engine = AsyncLLM.from_config(engine_config)
         await engine.wait_ready()
-        server = DrainingServer(engine, server_config, sock=sock)
+        server = DrainingServer(create_app(engine, server_config), server_config, sock=sock)
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
         ready.append(Running(url, engine, asyncio.get_running_loop(), server))
         serving = asyncio.create_task(server.serve(sockets=[sock]))

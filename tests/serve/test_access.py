@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.front.adapters import AdapterRegistry
 from llmjax.engine.info import EngineState
 from llmjax.errors import ConfigError
 from llmjax.serve.app import create_app
@@ -32,6 +33,7 @@ class Idle:
 
     def __init__(self, model: str = "m", name: str = "m") -> None:
         self.config = EngineConfig(model=model)
+        self.adapters = AdapterRegistry(self.config, names=[name])
         self.info = SimpleNamespace(
             vocab_size=100,
             max_model_len=64,
@@ -307,7 +309,7 @@ def test_models_show_no_path_of_this_machine(tmp_path: Path) -> None:
     for path in ("/v1/models", "/v1/models/tiny-llama", "/", "/metrics"):
         response = ask(app, "GET", path)
         assert response.status_code == 200 and "secret" not in response.text
-    assert _card(app.state.server, "tiny-llama")["root"] == "tiny-llama"
+    assert _card(app.state.models.entries[0], "tiny-llama")["root"] == "tiny-llama"
     wrong = ask(app, "POST", "/v1/completions", json={"model": "other", "prompt": [1]})
     assert wrong.status_code == 404 and "secret" not in wrong.text
     hub = create_app(Idle("Qwen/Qwen3-0.6B", "small"), ServerConfig())  # type: ignore[arg-type]

@@ -134,7 +134,7 @@ def sent(body: bytes, *, chunk: int = 1000, **headers: str) -> httpx.Response:
             yield body[at : at + chunk]
 
     app = Starlette(routes=[Route("/", echo, methods=["POST"])])
-    app.state.server = SimpleNamespace(limits=BodyLimits(bytes=LIMIT), config=SimpleNamespace(read_timeout=60))
+    app.state.shared = SimpleNamespace(limits=BodyLimits(bytes=LIMIT), config=SimpleNamespace(read_timeout=60))
 
     async def main() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:

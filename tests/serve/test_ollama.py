@@ -213,7 +213,7 @@ def test_nothing_is_fetched_or_deleted(client: ollama.Client) -> None:
     assert [part.status for part in client.pull("scripted", stream=True)] == ["pulling manifest", "success"]
     with pytest.raises(ollama.ResponseError, match="does not exist"):
         client.pull("other")
-    with pytest.raises(ollama.ResponseError, match="is not deleted") as error:
+    with pytest.raises(ollama.ResponseError, match="none is deleted") as error:
         client.delete("scripted")
     assert error.value.status_code == 501
 

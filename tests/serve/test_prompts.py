@@ -124,8 +124,8 @@ async def test_a_broken_template_is_told_at_the_start(tiny_model: Path, caplog: 
     engine.tokenizer.chat_template = ChatTemplate({"default": "\n{% for x in %}"})
     config = ServerConfig(port=0)
     with bind(config) as sock:
-        server = DrainingServer(engine, config, sock=sock)  # type: ignore[arg-type]
-        await server._check_chat_template()
+        server = DrainingServer(create_app(engine, config), config, sock=sock)  # type: ignore[arg-type]
+        await server._check_chat_templates()
     assert "chats will be refused: chat template: line 2" in caplog.text
 
 

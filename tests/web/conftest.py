@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.app import create_app
 from llmjax.serve.listen import bind
 from llmjax.serve.server import DrainingServer
 from tests.import_graph import ROOT
@@ -94,7 +95,7 @@ def server(scripted: EngineConfig) -> Iterator[Running]:
 def also_serving(running: Running, config: ServerConfig) -> Iterator[str]:
     """Another HTTP server of the same engine, at the URL that it gives."""
     sock = bind(config)
-    server = DrainingServer(running.engine, config, sock=sock)
+    server = DrainingServer(create_app(running.engine, config), config, sock=sock)
     ended = asyncio.run_coroutine_threadsafe(server.serve(sockets=[sock]), running.loop)
     until(lambda: server.started)
     yield f"http://127.0.0.1:{sock.getsockname()[1]}"

@@ -33,6 +33,8 @@ from llmjax.engine.clients.wire import (
     Leave,
     Located,
     Log,
+    Measured,
+    Proceed,
     Question,
     Ready,
     ShowStacks,
@@ -44,6 +46,7 @@ from llmjax.engine.clients.wire import (
 from llmjax.engine.core.request import EngineRequest
 from llmjax.engine.core.stats import EngineTotals, KVStats
 from llmjax.engine.info import EngineInfo, ProgramInfo
+from llmjax.engine.need import Need
 from llmjax.engine.tiers.disk_thread import CLOSE_SECONDS
 from llmjax.errors import EngineDead, LLMJaxError
 from llmjax.machine_share import WHOLE_MACHINE, MachineShare
@@ -62,16 +65,27 @@ class ProcessEngine(RunningEngine):
     Args:
         config: everything; the process loads the model and compiles.
         share: this engine's part of the machine, where several engines divide it; log lines then name the engine.
+        name: what log lines call it; None: what its share does.
+        asks: whether it waits for ``proceed`` before it takes what it needs.
 
     Attributes:
+        measured: what it needs, of an engine that asks; or why that is not known.
         loaded: done when the model is there, or with why it is not.
     """
 
+    measured: Future[Need]
     loaded: Future[EngineInfo]
 
-    def __init__(self, config: EngineConfig, share: MachineShare = WHOLE_MACHINE) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        share: MachineShare = WHOLE_MACHINE,
+        *,
+        name: str | None = None,
+        asks: bool = False,
+    ) -> None:
         super().__init__()
-        self._name = None if share.is_whole else share.name
+        self._name = share.name if name is None and not share.is_whole else name
         self._leave_seconds = LEAVE_SECONDS + (CLOSE_SECONDS if config.kv_offloading_dir is not None else 0)
         self.totals = EngineTotals()
         self.loggers = [self.totals]
@@ -87,14 +101,15 @@ class ProcessEngine(RunningEngine):
         self._ended = False
         self._numbers = itertools.count()
         self.loaded = Future()
+        self.measured = Future()
         self._located: Future[str] = Future()
-        for future in (self.loaded, self._located):
+        for future in (self.loaded, self.measured, self._located):
             future.set_running_or_notify_cancel()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         connection, self._process = _start_process()
         self._end = weakref.finalize(self, _kill, connection, self._process)  # at exit, too
         self._channel = Channel(connection, FromEngine)
-        self._send(Start(config, share, logging.getLogger().getEffectiveLevel()))
+        self._send(Start(config, share, logging.getLogger().getEffectiveLevel(), asks))
         self._reader = threading.Thread(target=self._read, name="from-engine", daemon=True)
         self._writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
         self._reader.start()
@@ -103,6 +118,10 @@ class ProcessEngine(RunningEngine):
     def located(self) -> str:
         """Where the model's files are. Raises what ``wait_loaded`` raises if loading fails before they are found."""
         return self._located.result()
+
+    def proceed(self) -> None:
+        """Lets an engine that asks take what it needs."""
+        self._send(Proceed())
 
     def wait_loaded(self) -> EngineInfo:
         """``info``, when the model is there; if it cannot be loaded, or the wait is interrupted, the process is ended.
@@ -219,8 +238,9 @@ class ProcessEngine(RunningEngine):
         self._end_with(self._failed or broken or LLMJaxError(f"its process {how_it_ended(code)}"))
         if not self.loaded.done():
             why = self._failed or EngineDead(f"the engine's process {how_it_ended(code)} before the model was loaded")
-            if not self._located.done():
-                self._located.set_exception(why)
+            for future in (self._located, self.measured):
+                if not future.done():
+                    future.set_exception(why)
             self.loaded.set_exception(why)
         self._process.wait()
 
@@ -266,6 +286,8 @@ class ProcessEngine(RunningEngine):
                 self._stacks_shown.set()
             case Located():
                 self._located.set_result(message.path)
+            case Measured():
+                self.measured.set_result(message.need)
             case Ready():
                 self.loaded.set_result(message.info)
             case Failed():

@@ -26,6 +26,8 @@ from llmjax.engine.clients.wire import (
     Leave,
     Located,
     Log,
+    Measured,
+    Proceed,
     Question,
     Ready,
     ShowStacks,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from llmjax.engine.clients.inbox import Inbox
     from llmjax.engine.clients.loop import EngineLoop
     from llmjax.engine.core.request import EngineOutput
+    from llmjax.engine.need import Need
 
 
 def main() -> None:
@@ -55,9 +58,11 @@ def main() -> None:
     start = next(messages)
     logging.basicConfig(level=start.log_level, handlers=[_Records(channel)])
     inbox: Future[Inbox] = Future()
-    threading.Thread(target=_listen, args=(messages, channel, inbox), name="engine-inbox", daemon=True).start()
+    admitted = threading.Event()
+    listening = (messages, channel, inbox, admitted)
+    threading.Thread(target=_listen, args=listening, name="engine-inbox", daemon=True).start()
     try:
-        _serve(start, channel, inbox)
+        _serve(start, channel, inbox, admitted)
     except Exception as error:
         _end_by(error, channel)
     sys.stderr.flush()
@@ -72,7 +77,7 @@ def _end_by(error: Exception, channel: Channel) -> NoReturn:
     os._exit(1)
 
 
-def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
+def _serve(start: Start, channel: Channel, ready: Future[Inbox], admitted: threading.Event) -> None:
     with permanent():
         from llmjax.engine.build import build_engine
         from llmjax.engine.clients.inbox import Inbox
@@ -80,7 +85,16 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
         from llmjax.engine.description import info_of
         from llmjax.engine.ranks.lifeline import Lifeline
 
-    engine = build_engine(start.config, start.share, located=lambda path: channel.send(Located(str(path))))
+    def admit(need: Need) -> None:
+        channel.send(Measured(need))
+        admitted.wait()
+
+    engine = build_engine(
+        start.config,
+        start.share,
+        located=lambda path: channel.send(Located(str(path))),
+        admit=admit if start.asks else None,
+    )
     sender = _Sender(channel)
     engine.loggers.append(sender)
     loop = EngineLoop(engine)
@@ -103,12 +117,15 @@ def _serve(start: Start, channel: Channel, ready: Future[Inbox]) -> None:
         end(error)
 
 
-def _listen(messages: Iterator[Any], channel: Channel, ready: Future[Inbox]) -> None:
+def _listen(messages: Iterator[Any], channel: Channel, ready: Future[Inbox], admitted: threading.Event) -> None:
     """Hands messages to the loop; without a parent the process ends at once, whatever it is doing."""
     from llmjax.engine.clients.loop import Abort, Stop
 
     try:
         for message in messages:
+            if isinstance(message, Proceed):
+                admitted.set()
+                continue
             inbox = ready.result()
             match message:
                 case Submit():

@@ -30,6 +30,7 @@ from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.core.request import EngineOutput, EngineRequest, PooledRequest, SequenceTimes, Vectors
 from llmjax.engine.core.stats import StepStats
 from llmjax.engine.info import EngineInfo
+from llmjax.engine.need import Need
 from llmjax.errors import GenerationFailed, LLMJaxError
 from llmjax.machine_share import MachineShare
 from llmjax.outputs import Logprob, TokenLogprobs
@@ -102,6 +103,7 @@ class Start(Message, tag="start"):
     config: EngineConfig
     share: MachineShare  # this engine's part of the machine
     log_level: int  # level of the least severe log record to send
+    asks: bool = False  # whether it says what it needs, and waits for Proceed before it takes it
 
 
 class Submit(Message, tag="submit"):
@@ -197,6 +199,16 @@ class Located(Message, tag="located"):
     """From the engine, once it knows where the model is: others may read what lies beside the weights."""
 
     path: str
+
+
+class Measured(Message, tag="measured"):
+    """From an engine that asks, before it takes what it needs."""
+
+    need: Need
+
+
+class Proceed(Message, tag="proceed"):
+    """To an engine that has asked: it may take what it needs."""
 
 
 class Ready(Message, tag="ready"):
@@ -374,8 +386,8 @@ class Failed(Message, tag="failed"):
     failure: Failure
 
 
-ToEngine = Start | Submit | Abandon | Question | ShowStacks | Leave
-FromEngine = Located | Ready | Log | StepMessage | Answer | StacksShown | Failed
+ToEngine = Start | Proceed | Submit | Abandon | Question | ShowStacks | Leave
+FromEngine = Located | Measured | Ready | Log | StepMessage | Answer | StacksShown | Failed
 
 
 class Channel:

@@ -9,10 +9,12 @@ from llmjax.checkpoint import open_checkpoint
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.drafts.speculation import check_speculative
+from llmjax.engine.loading.memory import weight_bytes
 from llmjax.engine.loading.model import LoadedModel, load_model
 from llmjax.errors import ConfigError, TokenizerError
 from llmjax.models.config import ModelConfig
 from llmjax.platforms import Platform
+from llmjax.quantization.plan import QuantizationPlan
 from llmjax.speculative import SpeculativeConfig
 
 logger = logging.getLogger(__name__)
@@ -55,8 +57,19 @@ def load_draft(
         CheckpointError: it cannot be found or read.
         ConfigError: it cannot make drafts for the target model.
     """
+    draft_config = config_of_draft(config, speculative)
+    path = resolve_model(draft_config)
+    checkpoint = open_checkpoint(path, runner=draft_config.runner_of_task, convert=draft_config.conversion)
+    model = checkpoint.model_config(max_model_len=draft_config.max_model_len)
+    check_speculative(speculative, model, max_num_batched_tokens=config.max_num_batched_tokens)
+    _check_vocabulary(config, path, model, target)
+    return load_model(draft_config, platform, cache_dir=cache_dir, progress=progress)
+
+
+def config_of_draft(config: EngineConfig, speculative: SpeculativeConfig) -> EngineConfig:
+    """The configuration of the model that makes drafts."""
     assert speculative.model is not None
-    draft_config = config.replace(
+    return config.replace(
         model=speculative.model,
         revision=speculative.revision,
         quantization=speculative.quantization,
@@ -67,12 +80,20 @@ def load_draft(
         num_experts_offload_per_rank=0,
         speculative_config=None,
     )
-    path = resolve_model(draft_config)
-    checkpoint = open_checkpoint(path, runner=draft_config.runner_of_task, convert=draft_config.conversion)
+
+
+def draft_bytes(config: EngineConfig, platform: Platform) -> int:
+    """Bytes of the weights of the model that makes drafts; 0: there is none."""
+    speculative = config.speculative
+    if speculative is None or speculative.model is None:
+        return 0
+    draft_config = config_of_draft(config, speculative)
+    checkpoint = open_checkpoint(
+        resolve_model(draft_config), runner=draft_config.runner_of_task, convert=draft_config.conversion
+    )
     model = checkpoint.model_config(max_model_len=draft_config.max_model_len)
-    check_speculative(speculative, model, max_num_batched_tokens=config.max_num_batched_tokens)
-    _check_vocabulary(config, path, model, target)
-    return load_model(draft_config, platform, cache_dir=cache_dir, progress=progress)
+    plan = QuantizationPlan.of(draft_config.quantization, {}, model, stored=checkpoint.quantization)
+    return weight_bytes(checkpoint.tensors, platform, plan=plan)
 
 
 def _check_vocabulary(config: EngineConfig, path: Path, draft: ModelConfig, target: LoadedModel) -> None:

@@ -101,6 +101,7 @@ def plan_kv(
     reserved: int = 0,
     beside: Mapping[Span, int] = MappingProxyType({}),
     agreed: Sequence[int] | None = None,
+    free: int | None = None,
 ) -> KVPlan:
     """Divides the memory among the KV cache's groups of layers.
 
@@ -111,6 +112,7 @@ def plan_kv(
         beside: bytes of a page in the layers of another model that uses the same page numbers, by span.
         agreed: pages of each group that all processes have room for; None: this process is the only one, or the first
             to say.
+        free: bytes of a CPU's memory that are free but for those ``reserved``; None: what the platform says.
 
     Raises:
         ConfigError: not even one request of ``max_model_len`` fits, or two pages.
@@ -128,7 +130,7 @@ def plan_kv(
     state_bytes = page_bytes.get(LastState(), 0)
     token_pages = sum(page_bytes.values()) - state_bytes
     one_request = token_pages * load.pages(longest) + 2 * slots * state_bytes
-    budget = config.kv_cache_memory_bytes or _default_budget(config, platform, one_request, reserved)
+    budget = config.kv_cache_memory_bytes or _default_budget(config, platform, one_request, reserved, free=free)
     least = token_pages * (load.pages(longest) + 1) if config.max_model_len is not None else 0
     num_pages = (
         _divide(budget, page_bytes, load, for_states=int(min(budget * STATE_SHARE, budget - least)))
@@ -209,10 +211,7 @@ def check_memory(
         free = max(0, platform.free_memory() - reserved)
     except ConfigError:  # the device does not say
         return
-    sampler = sampler_state_bytes(num_slots=config.max_num_seqs, vocab_size=model.vocab_size)
-    logits = 4 * config.max_num_seqs * model.vocab_size
-    slots = sampler + logits
-    hidden = 4 * HIDDEN_COPIES * config.max_num_batched_tokens * model.hidden_size
+    slots, hidden = _slot_bytes(config, model), _hidden_bytes(config, model)
     for name, value, needed, hint in (
         ("max_num_seqs", config.max_num_seqs, slots, ""),
         ("max_num_batched_tokens", config.max_num_batched_tokens, hidden, ""),
@@ -222,6 +221,21 @@ def check_memory(
             raise ConfigError(
                 f"{name} {value} is too large: it takes {_size(needed)}, and {_size(free)} are free", hint=hint
             )
+
+
+def step_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes that a step takes at least, besides weights and pages; of a configuration with the sizes of steps."""
+    return _slot_bytes(config, model) + _hidden_bytes(config, model)
+
+
+def _slot_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    """Bytes of the sampler's state and of logits."""
+    sampler = sampler_state_bytes(num_slots=config.max_num_seqs, vocab_size=model.vocab_size)
+    return sampler + 4 * config.max_num_seqs * model.vocab_size
+
+
+def _hidden_bytes(config: EngineConfig, model: ModelConfig) -> int:
+    return 4 * HIDDEN_COPIES * config.max_num_batched_tokens * model.hidden_size
 
 
 def _size(num_bytes: float) -> str:
@@ -234,9 +248,12 @@ def page_bytes_by_span(model: ModelConfig, layout: KVLayout) -> dict[Span, int]:
     return {span: sum(state.page_bytes(layout) for state in states if state.span == span) for span in model.spans}
 
 
-def _default_budget(config: EngineConfig, platform: Platform, one_request: int, reserved: int) -> int:
+def _default_budget(
+    config: EngineConfig, platform: Platform, one_request: int, reserved: int, *, free: int | None = None
+) -> int:
     if platform.is_cpu:
-        share = max(0, int((platform.free_memory() - reserved) * CPU_SHARE))
+        free = platform.free_memory() if free is None else free
+        share = max(0, int((free - reserved) * CPU_SHARE))
         wanted = max(CPU_DEFAULT_BYTES, min(one_request, CPU_MAX_BYTES))
         return min(_rounded(share, steps=4), wanted)
     available = platform.available_memory(config.gpu_memory_utilization) - reserved

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -27,7 +27,8 @@ from llmjax.engine.adapters.stacks import AdapterStacks, adaptable_shapes
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.engine.loading.copies import with_copies
 from llmjax.engine.loading.dummy import with_dummy_weights
-from llmjax.engine.loading.memory import check_weights, kept_bytes, plan_kv
+from llmjax.engine.loading.memory import check_weights, kept_bytes, plan_kv, weight_bytes
+from llmjax.engine.loading.need import Unread
 from llmjax.engine.loading.packed_weights import PackedWeights
 from llmjax.engine.loading.placement import Placer
 from llmjax.engine.programs.cache import ProgramCache
@@ -152,6 +153,7 @@ def load_model(
     cache_dir: Path | None = None,
     programs: ProgramCache | None = None,
     progress: bool = True,
+    reading: Callable[[Unread], None] | None = None,
 ) -> LoadedModel:
     """Resolves, opens, checks and loads the model that the configuration names.
 
@@ -160,6 +162,7 @@ def load_model(
         cache_dir: where packed weights are kept from start to start; None: nowhere.
         programs: the cache of programs, and of what models declare.
         progress: whether to show a progress bar in a terminal.
+        reading: called before weights are read, and before it is checked whether there is room for them.
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
@@ -208,6 +211,11 @@ def load_model(
         total = sum(kept_bytes(source, shape.shape, shape.dtype, tile=tile) for source, shape in sizes)
         return total // len(platform.devices)
 
+    sees = _sees(config, checkpoint, platform)
+    if reading is not None:
+        encoder_bytes = weight_bytes(checkpoint.vision_tensors, platform) if sees else 0
+        whole_bytes = num_bytes(plan) * len(platform.devices) + encoder_bytes
+        reading(Unread(model=graph.config, weight_bytes=whole_bytes, calibrated=calibration is not None))
     if platform.is_cpu:  # before anything is read: what does not fit would be swapped, or end the process
         needed = num_bytes(plan)
         check_weights(
@@ -252,7 +260,7 @@ def load_model(
             division=division,
             platform=platform,
         )
-    encoder = _load_encoder(checkpoint, platform, programs, placer) if _sees(config, checkpoint, platform) else None
+    encoder = _load_encoder(checkpoint, platform, programs, placer) if sees else None
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
     for misfit, names in misfits.items():

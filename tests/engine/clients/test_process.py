@@ -29,7 +29,8 @@ from llmjax.engine.clients.wire import Channel, Failed, Failure, Ready, ToEngine
 from llmjax.engine.core.stats import HostTime, RequestStats, StepStats
 from llmjax.engine.info import EngineInfo
 from llmjax.engine.setup import tokenizer_of
-from llmjax.errors import CheckpointError, EngineDead, TokenizerError
+from llmjax.errors import CheckpointError, ConfigError, EngineDead, TokenizerError
+from llmjax.machine_share import MachineShare
 from llmjax.outputs import RequestOutput
 from llmjax.sampling.params import RequestOutputKind
 from llmjax.tokenizer import Tokenizer
@@ -401,3 +402,27 @@ def test_it_does_not_outlive_its_parent(config: EngineConfig) -> None:
         parent.wait()
         parent.stdout.close()
     until_ended(pid)
+
+
+def test_an_engine_that_asks_waits_until_it_may_proceed(config: EngineConfig) -> None:
+    engine = ProcessEngine(config, MachineShare(host_memory=2**31), name="llama", asks=True)
+    try:
+        need = engine.measured.result()
+        assert not engine.loaded.done()
+        engine.proceed()
+        info = engine.wait_loaded()
+    finally:
+        engine.close()
+    assert (need.weight_bytes, need.kv_bytes) == (info.weight_bytes, info.kv_bytes)
+
+
+def test_an_engine_that_is_refused_says_so_to_those_who_wait(config: EngineConfig) -> None:
+    engine = ProcessEngine(config, MachineShare(host_memory=2**31), name="llama", asks=True)
+    engine.measured.result()
+    engine.kill()
+    with pytest.raises(EngineDead, match="was killed by SIGKILL"):
+        engine.wait_loaded()
+    broken = ProcessEngine(config.replace(kv_cache_memory_bytes=1), asks=True)
+    with pytest.raises(ConfigError, match="cannot hold two pages"):
+        broken.measured.result()
+    broken.close()

@@ -1,0 +1,156 @@
+"""Three models as real processes under memory for two, with requests at random and engines that are killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from llmjax.config import EngineConfig
+from llmjax.engine.loading.need import PROCESS_BYTES
+from tests.engine.clients.test_process import alive
+from tests.serve.conftest import children
+from tests.waiting import until
+
+NAMES = ("one", "two", "three")
+REFUSED = {"model_unavailable", "engine_dead"}  # of a request that meets a death, or a pause after one
+
+
+@contextmanager
+def server(engine_config: EngineConfig, folder: Path, **settings: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server of three models, of which memory holds two, and its URL."""
+    for name in NAMES:
+        shutil.copytree(engine_config.model, folder / name)
+    both = int(2.5 * (PROCESS_BYTES + engine_config.kv_cache_memory_bytes))  # type: ignore[operator]
+    content = {
+        "port": 0,
+        "models_memory_bytes": both,
+        "dtype": "float32",
+        "max_model_len": engine_config.max_model_len,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 16,
+        "page_size": 16,
+        "kv_cache_memory_bytes": engine_config.kv_cache_memory_bytes,
+        "compilation_cache_dir": engine_config.compilation_cache_dir,
+        "compile_threads": 1,
+        "access_log": False,
+        "models": {name: {"model": str(folder / name), "load": "demand"} for name in NAMES},
+        **settings,
+    }
+    file = folder / "models.yaml"
+    file.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    command = [sys.executable, "-m", "serve", "--config", str(file)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        for line in process.stdout:
+            if " are served at " in line:
+                assert line.startswith("one, two, three are served at http://127.0.0.1:")
+                threading.Thread(target=process.stdout.read, daemon=True).start()
+                yield process, line.split()[-1].removesuffix("/v1")
+                return
+        pytest.fail("the server did not start")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def ask(url: str, model: str, *, stream: bool, tokens: int) -> str:
+    """How a request ends."""
+    body = {"model": model, "prompt": [40, 41], "max_tokens": tokens, "ignore_eos": True, "stream": stream}
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
+    if answer.status_code == 503:
+        assert int(answer.headers.get("retry-after", 1)) >= 1
+        return str(answer.json()["error"]["code"])
+    assert answer.status_code == 200, answer.text
+    if not stream:
+        assert answer.json()["model"] == model
+        return str(answer.json()["choices"][0]["finish_reason"])
+    assert answer.text.endswith("data: [DONE]\n\n")
+    return next((code for code in REFUSED if f'"{code}"' in answer.text), "length")
+
+
+def run(pid: int, url: str, *, requests: int, kills: int, seed: int) -> Counter[str]:
+    """How the requests have ended, while engines are killed."""
+    draw = random.Random(seed)
+    over = threading.Event()
+
+    def kill() -> None:
+        for _ in range(kills):
+            until(lambda: over.is_set() or children(pid))
+            engines = children(pid)
+            if engines:
+                with suppress(ProcessLookupError):
+                    os.kill(draw.choice(engines), signal.SIGKILL)
+            if over.wait(draw.uniform(1.0, 6.0)):
+                return
+
+    killer = threading.Thread(target=kill)
+    plans = [(draw.choice(NAMES), draw.random() < 0.5, draw.choice([1, 4, 60])) for _ in range(requests)]
+    with ThreadPoolExecutor(8) as pool:
+        killer.start()
+        ends = Counter(pool.map(lambda plan: ask(url, plan[0], stream=plan[1], tokens=plan[2]), plans))
+    over.set()
+    killer.join()
+    return ends
+
+
+def check(pid: int, url: str, process: subprocess.Popen[str]) -> None:
+    """All models answer again, nothing is held that should not be, and nothing is left behind."""
+    cards = {card["id"]: card for card in httpx.get(f"{url}/v1/models").json()["data"]}
+    assert set(cards) == set(NAMES)
+    for name in NAMES:
+        until(lambda name=name: ask(url, name, stream=False, tokens=1) == "length")  # type: ignore[misc]
+    assert httpx.get(f"{url}/health").status_code == 200
+    states = Counter(card["state"] for card in httpx.get(f"{url}/v1/models").json()["data"])
+    assert 1 <= states["loaded"] + states["sleeping"] <= 2
+    until(lambda: len(children(pid)) <= 2)
+    engines = children(pid)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 0
+    assert not any(alive(engine) for engine in engines)
+
+
+def test_requests_end_while_models_come_go_and_die(engine_config: EngineConfig, tmp_path: Path) -> None:
+    with server(engine_config, tmp_path) as (process, url):
+        ends = run(process.pid, url, requests=20, kills=2, seed=1)
+        assert sum(ends.values()) == 20 and ends.keys() <= {"length", *REFUSED}
+        check(process.pid, url, process)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [2, 3])
+def test_two_hundred_requests_end(engine_config: EngineConfig, tmp_path: Path, seed: int) -> None:
+    with server(engine_config, tmp_path) as (process, url):
+        ends = run(process.pid, url, requests=200, kills=20, seed=seed)
+        assert sum(ends.values()) == 200 and ends.keys() <= {"length", *REFUSED}
+        assert ends["length"] > 20
+        check(process.pid, url, process)
+
+
+def test_a_model_whose_files_are_missing_leaves_the_others(engine_config: EngineConfig, tmp_path: Path) -> None:
+    with server(engine_config, tmp_path) as (process, url):
+        shutil.rmtree(tmp_path / "two")
+        assert ask(url, "two", stream=False, tokens=1) == "model_unavailable"
+        assert ask(url, "one", stream=False, tokens=1) == "length"
+        card = httpx.get(f"{url}/v1/models/two").json()
+        assert card["state"] == "failed" and card["failure"] == "it could not be loaded; the server's log says why"
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        until(lambda: ask(url, "two", stream=True, tokens=1) == "length")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
