@@ -21,7 +21,7 @@ _MEMORY = (
     "max_model_len max_num_seqs max_num_batched_tokens decode_steps page_size gpu_memory_utilization "
     "num_experts_offload_per_rank dequantized_copies kv_cache_memory_bytes enable_prefix_caching kv_offloading_size "
     "kv_offloading_backend kv_offloading_disk_size scheduling_policy max_num_queued_reqs stream_interval max_logprobs "
-    "packed_weights_bytes"
+    "packed_weights_bytes enable_lora max_loras max_lora_rank max_cpu_loras"
 )
 _DEVICES = (
     "device device_ids tensor_parallel_size pipeline_parallel_size enable_expert_parallel data_parallel_size nnodes "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 import llmjax
 from llmjax import LLM, LoRARequest, SamplingParams
+from llmjax.bench import throughput
 from llmjax.errors import CheckpointError, ConfigError, InvalidRequest
 from tests.checkpoints import GOLDEN
 from tests.tiny_adapters import write_adapter
@@ -129,6 +131,17 @@ def test_settings_that_name_what_cannot_be(
     }
     with pytest.raises(kind, match=says):
         make(compile_cache_dir, **filled)
+
+
+def test_the_benchmark_times_an_adapter(adapters: Path, compile_cache_dir: str, tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    line = f"--model {MODEL} --skip-tokenizer-init --dtype float32 --max-num-seqs 2 --max-num-batched-tokens 16 "
+    line += f"--max-model-len 64 --kv-cache-memory-bytes 1048576 --compilation-cache-dir {compile_cache_dir} "
+    line += f"--lora-path {adapters / 'a'} --num-prompts 2 --num-warmups 1 --input-len 4 --output-len 3 "
+    assert throughput.main([*line.split(), "--output-json", str(result)]) == 0
+    assert json.loads(result.read_text())["completed"] == 2
+    with pytest.raises(CheckpointError, match="is not an adapter"):
+        throughput.main(line.replace(str(adapters / "a"), "/nowhere").split())
 
 
 @pytest.mark.slow

@@ -50,8 +50,8 @@ def instead_of_weights(names: Sequence[str]) -> str:
     """
     if ADAPTER in names:
         return (
-            f", but {ADAPTER}: it is an adapter, not a model, and adapters are not supported yet; merge it into the "
-            "model that it was made for (PEFT's merge_and_unload) and save that"
+            f", but {ADAPTER}: it is an adapter, not a model; name the model that it was made for, and this with "
+            "--lora-modules NAME=PATH"
         )
     if pickled := next((name for name in names if name.endswith(PICKLED)), None):
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from llmjax.bench import serve as bench_serve
 from llmjax.config import EngineConfig, ServerConfig
 from tests.serve.conftest import Running
 from tests.tiny_adapters import write_adapter
@@ -238,6 +240,16 @@ def test_metrics_name_the_adapters_that_run(served: Served) -> None:
     labels = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""}'
     assert labels % "sql" in running
     assert labels % "" in idle
+
+
+def test_the_benchmark_sends_requests_to_adapters(served: Served) -> None:
+    line = f"--base-url {served.server.url} --api-key client --lora-modules sql chat --lora-assignment round-robin "
+    line += "--num-prompts 4 --input-len 8 --random-vocab-size 200 --output-len 4 --num-warmups 1 --disable-tqdm"
+    result = asyncio.run(bench_serve.run(bench_serve.parse(line.split())))
+    assert (result.completed, result.failed) == (4, 0)
+    line = line.replace("sql chat", "sql none")
+    result = asyncio.run(bench_serve.run(bench_serve.parse(line.split())))
+    assert (result.completed, result.failed) == (2, 2)
 
 
 def test_only_operators_change_adapters(served: Served) -> None:

@@ -96,6 +96,7 @@ export async function* stream<T extends object>(path: string, body: object, sign
 export interface ModelCard {
   id: string;
   root?: string;
+  parent?: string | null;
   max_model_len?: number;
   input_modalities?: string[];
 }

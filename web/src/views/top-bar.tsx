@@ -1,6 +1,6 @@
 /** Tabs, the model, and the button of the settings. */
 
-import { models } from "../api";
+import { models, refresh } from "../api";
 import type { Settings } from "../conversation";
 import { IconButton } from "../icons";
 import type { Place } from "../place";
@@ -40,11 +40,12 @@ export function TopBar(props: {
       <select
         aria-label="Model"
         value={model}
+        onFocus={() => void refresh().catch(() => undefined)}
         onChange={(event) => props.onSettings({ ...settings, model: event.currentTarget.value })}
       >
         {known.map((one) => (
           <option key={one.id} value={one.id}>
-            {one.id}
+            {one.parent ? `${one.id} (adapter)` : one.id}
           </option>
         ))}
         {!known.length && <option value="">no model yet</option>}
