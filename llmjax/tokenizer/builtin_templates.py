@@ -63,6 +63,22 @@ BUILTIN_TEMPLATES = {
     ),
 }
 
+# What a message is to models that know of no chat: its pictures, then its texts.
+_PARTS = (
+    "{% if m.content is string %}{% set said = m.content %}{% set seen = '' %}{% else %}"
+    "{% set said = m.content|selectattr('type', 'equalto', 'text')|map(attribute='text')|join('\n') %}"
+    "{% set seen = '<image>' * (m.content|selectattr('type', 'equalto', 'image')|list|length) %}{% endif %}"
+)
+BUILTIN_TEMPLATES |= {
+    "blip": "{% for m in messages %}" + _PARTS + "{{ seen + said }}{% endfor %}",
+    "moondream": (
+        "{% for m in messages %}" + _PARTS + "{% if m.role == 'user' %}"
+        "{{ seen + '\n\nQuestion: ' + said + '\n\nAnswer:' }}{% else %}{{ ' ' + said }}{% endif %}{% endfor %}"
+    ),
+}
+OF_ARCHITECTURES = {"BlipForConditionalGeneration": "blip"}
+"""The template of models that have none in their files and one form of prompts."""
+
 # Of the roles query and document, as vLLM's templates for scores have them. The form: Qwen3-Reranker's model card.
 PAIR_TEMPLATES = {
     "qwen3-reranker": (

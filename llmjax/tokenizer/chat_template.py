@@ -13,7 +13,7 @@ from typing import Any
 from llmjax.errors import ChatTemplateError, TokenizerError
 from llmjax.templating.pool import RenderPool
 from llmjax.templating.wire import RenderRequest
-from llmjax.tokenizer.builtin_templates import BUILTIN_TEMPLATES, PAIR_TEMPLATES
+from llmjax.tokenizer.builtin_templates import BUILTIN_TEMPLATES, OF_ARCHITECTURES, PAIR_TEMPLATES
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest known template has about 30,000
 NAMED = {**BUILTIN_TEMPLATES, **PAIR_TEMPLATES}
@@ -99,7 +99,7 @@ class ChatTemplate:
 
     @staticmethod
     def from_folder(folder: Path, tokenizer_config: Mapping[str, Any]) -> ChatTemplate | None:
-        """The templates of a Hugging Face folder; None: there is none.
+        """The templates of a Hugging Face folder, or the built-in one of its architecture; None: there is none.
 
         Args:
             folder: may hold chat_template.jinja (with additional_chat_templates/NAME.jinja) or chat_template.json.
@@ -119,7 +119,8 @@ class ChatTemplate:
             except (ValueError, KeyError, TypeError) as error:
                 raise TokenizerError(f"{path}: is not a JSON object with a chat_template") from error
         if not value:
-            return None
+            name = OF_ARCHITECTURES.get(_architecture(folder))
+            return None if name is None else ChatTemplate.from_text(name)
         if isinstance(value, str):
             return ChatTemplate({"default": value})
         try:
@@ -191,3 +192,15 @@ def _read(path: Path) -> str:
 def _pool(*, of_requests: bool) -> RenderPool:
     """The process's renderers. A template that came in a request never delays or meets what the model's own renders."""
     return RenderPool(size=1 if of_requests else 2)
+
+
+def _architecture(folder: Path) -> str:
+    """The first of the architectures in config.json; empty: there is none."""
+    path = folder / "config.json"
+    if not path.exists():
+        return ""
+    try:
+        named = json.loads(_read(path)).get("architectures")
+    except (ValueError, AttributeError):  # whoever reads the model says what is wrong with it
+        return ""
+    return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""

@@ -113,6 +113,17 @@ def test_a_preempted_request_says_the_same(name: str, compile_cache_dir: str) ->
     tight.close()
 
 
+def test_chats_are_prompts_with_the_image_first(engine: Seeing) -> None:
+    name, llm = engine
+    prompt = prompt_of(name, "one")
+    text = prompt["prompt"].removeprefix("<image>").removeprefix("\n\nQuestion: ").removesuffix("\n\nAnswer:")
+    content = [{"type": "text", "text": text}, {"type": "image", "image": prompt["multi_modal_data"]["image"][0]}]
+    params = scored(max_tokens=4, ignore_eos=True)
+    outputs = llm.chat([{"role": "user", "content": content}], params, chat_template=name, use_tqdm=False)  # type: ignore[list-item]
+    assert list(outputs[0].prompt_token_ids or ()) == golden(name)["one/tokens"].tolist()
+    assert list(outputs[0].outputs[0].token_ids) == continued(name, "one")[:4]
+
+
 def test_what_the_tokenizer_adds_to_captions_is_taken_away(engine: Seeing) -> None:
     """BERT's puts tokens around a text."""
     name, llm = engine

@@ -47,6 +47,21 @@ def test_builtin_forms(name: str, text: str) -> None:
     assert render(name, CHAT, bos_token="<s>", eos_token="</s>", add_generation_prompt=True) == text
 
 
+def test_models_without_a_chat_have_their_prompts_made(tmp_path: Path) -> None:
+    """Pictures come first; BLIP's files need no template, for its prompts have one form."""
+    seen = [{"type": "text", "text": "What?"}, {"type": "image", "text": "<image>"}]
+    assert render("moondream", [{"role": "user", "content": seen}]) == "<image>\n\nQuestion: What?\n\nAnswer:"
+    assert render("blip", [{"role": "user", "content": seen}]) == "<image>What?"
+    assert render("blip", [{"role": "user", "content": seen[1:]}]) == "<image>"
+    (tmp_path / "config.json").write_text('{"architectures": ["BlipForConditionalGeneration"]}')
+    template = ChatTemplate.from_folder(tmp_path, {})
+    assert template is not None and template.sources == {"default": BUILTIN_TEMPLATES["blip"]}
+    assert ChatTemplate.from_folder(tmp_path, {"chat_template": "own"}) == ChatTemplate({"default": "own"})
+    for text in ('{"architectures": []}', "[]", "{", '{"architectures": ["LlamaForCausalLM"]}'):
+        (tmp_path / "config.json").write_text(text)
+        assert ChatTemplate.from_folder(tmp_path, {}) is None
+
+
 def test_every_builtin_renders() -> None:
     for name in BUILTIN_TEMPLATES:
         assert "Hi" in render(name, add_generation_prompt=True)
