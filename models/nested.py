@@ -35,6 +35,7 @@ MULTIMODAL = frozenset(
         "LlavaNextVideoForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "Ovis2ForConditionalGeneration",
         "PaliGemmaForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",

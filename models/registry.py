@@ -41,7 +41,6 @@ LACKING: Mapping[str, str] = {
     "Molmo2ForConditionalGeneration": "rows of its pictures are pooled by attention, and added to tokens",
     "Moondream": "its files are of an older form; those of an HfMoondream are read",
     "MolmoForCausalLM": "rows of its pictures are pooled by attention, and added to tokens instead of replacing them",
-    "Ovis2ForConditionalGeneration": "learned rows stand at tokens of several kinds around its pictures",
     "Phi4MMForCausalLM": _ADAPTED,
     "Phi4MultimodalForCausalLM": _ADAPTED,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,11 @@ CLASS_LAST = ".LAST"
 """The ending of names whose tables have the vector of the class token after those of cells."""
 TRANSPOSED = ".T"
 """The ending of names in a family's table whose matrices are [in, out] in files."""
+
+
+TABLE = re.compile(r"\.TABLE(\d+)$")
+"""The ending of names of matrices whose columns are rows of a table in files, but for as many of its last rows, each of
+which is a learned one of the encoder's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +121,9 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
             own = f"{module.removesuffix('qkv_proj')}{part}_proj.{suffix}"
             yield own, RowsOf(own, (tensor,), rows)
         return
+    if (table := TABLE.search(name)) is not None:
+        yield from _of_table(name[: table.start()], tensor, int(table[1]), path)
+        return
     change: Callable[[np.ndarray], Any] | None = None
     made = shape
     if name.endswith(TRANSPOSED):
@@ -134,3 +143,15 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
         made = tuple(size for size in shape if size != 1)
         change = np.squeeze
     yield name, tensor if change is None else Reshaped(name, (tensor,), made, change)
+
+
+def _of_table(name: str, tensor: StoredTensor, learned: int, path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The matrix and the learned rows that a table's rows are, see `TABLE`."""
+    shape = tensor.shape
+    if len(shape) != 2 or shape[0] <= learned:
+        raise CheckpointError(f"{path}: tensor {tensor.name!r} has the shape {shape}, not more than {learned} rows")
+    rows = shape[0] - learned
+    yield name, Reshaped(name, (tensor,), (shape[1], rows), lambda x: x[:rows].T)
+    for number in range(learned):
+        own = f"learned.{number}"
+        yield own, Reshaped(own, (tensor,), shape[1:], lambda x, row=rows + number: x[row])  # type: ignore[misc]

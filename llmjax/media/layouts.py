@@ -16,9 +16,11 @@ from llmjax.models.vision.preparation import (
     Arrangement,
     Budgeted,
     Canvas,
+    Covering,
     Cropped,
     Fenced,
     FilledGrid,
+    Gridded,
     NearestGrid,
     Overlapped,
     Padded,
@@ -42,6 +44,7 @@ MAX_ASPECT = 200
 MOST_PIXELS = 4096  # along the longer side of what is split
 SHRUNK_FROM = 1.1  # times the side that rows may have
 CORNERS = 4
+COVERED = 0.9  # of a picture's area is shown by a grid of tiles that is large enough
 PAIR = 2  # frames of a patch, to a multiple of which a video's are rounded where their pixels are counted
 
 
@@ -104,6 +107,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _scanned(image, layout, preparation)
         case PaddedViews():
             return _views(image, layout, preparation, several=several)
+        case Covering():
+            return _covered(image, layout, preparation)
         case Quartered():
             return _quartered(image, layout, preparation)
         case Overlapped():
@@ -383,6 +388,51 @@ def _views(image: Image.Image, layout: PaddedViews, preparation: Preparation, *,
     grids = np.arange(along**2).reshape(along, along), tiled_grid(size[0] // tile, size[1] // tile, along)
     lines = [np.pad(grid, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for grid in grids]
     return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
+
+
+def covering_grid(height: int, width: int, layout: Covering) -> tuple[int, int]:
+    """Rows and columns of the grid; formula: transformers' ``get_min_tile_covering_grid``, where a height is
+    divided by what become columns."""
+    side, grids = layout.tile, []
+    numbers = range(1, layout.most + 1)
+    sizes = [(columns, rows) for columns in numbers for rows in numbers if columns * rows <= layout.most]
+    for columns, rows in sorted(sizes, key=lambda grid: grid[0] * grid[1]):
+        shown = 0.0
+        high, wide = height // columns, width // rows
+        for line in range(columns):
+            for place in range(rows):
+                part_high = height - line * high if line == columns - 1 else high
+                part_wide = width - place * wide if place == rows - 1 else wide
+                long, short = max(part_wide, part_high), min(part_wide, part_high)
+                shown += side * (short / long * side) if long > side else long * short
+        grids.append((columns * rows, shown / (height * width), (rows, columns)))
+    enough = [grid for grid in grids if grid[1] > COVERED]
+    if enough:
+        return min(enough, key=lambda grid: (grid[0], -grid[1]))[2]
+    return min(grids, key=lambda grid: (-grid[1], grid[0]))[2]
+
+
+def _covered(image: Image.Image, layout: Covering, preparation: Preparation) -> LaidOut:
+    tile, text = layout.tile, preparation.text
+    assert isinstance(text, Gridded)
+    rows, columns = covering_grid(image.height, image.width, layout) if layout.most > 1 else (1, 1)
+    tiles = [resized(image, (tile, tile), preparation)]
+    if rows * columns > 1:
+        tiles += cut(resized(image, (rows * tile, columns * tile), preparation), tile)
+    else:
+        rows = columns = 0
+    along = tile // preparation.patch // preparation.side
+    learned = {name: -1 - number for number, name in enumerate(preparation.row_texts)}
+    sources, first = [], 0
+    for part in text.parts(Arrangement(rows, columns, along, along, 0)):
+        if isinstance(part, int):
+            sources.append(np.arange(first, first + part))
+            first += part
+        else:
+            sources.append(np.array([learned[part]]))
+    order = np.concatenate(sources)
+    arrangement = Arrangement(rows, columns, along, along, len(order))
+    return LaidOut(tiles, arrangement, order[:, None].astype(np.int32), np.ones((len(order), 1), np.float32))
 
 
 def quartered_size(height: int, width: int, layout: Quartered) -> tuple[int, int]:

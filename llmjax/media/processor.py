@@ -35,6 +35,10 @@ class ImageProcessor(Protocol):
         """The id at which feature rows stand among a prepared image's tokens."""
 
     @property
+    def row_token_ids(self) -> tuple[int, ...]:
+        """All ids at which feature rows stand, ``row_token_id`` among them."""
+
+    @property
     def video_placeholder(self) -> tuple[int, ...]:
         """The same of a video; empty: the model sees none."""
 
@@ -111,6 +115,11 @@ class PillowProcessor:
     video_limits: VideoLimits = field(default_factory=VideoLimits)
     video_placeholder: tuple[int, ...] = ()
     counted: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def row_token_ids(self) -> tuple[int, ...]:
+        """See ``ImageProcessor.row_token_ids``."""
+        return (self.row_token_id, *(self.ids[text][0] for text in self.preparation.row_texts))
 
     @property
     def alone(self) -> int:

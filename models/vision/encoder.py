@@ -32,6 +32,7 @@ from llmjax.models.vision.spec import (
     Perceiving,
     Projected,
     Rope2D,
+    Shared,
     Standardized,
     Step,
     VisionAttention,
@@ -204,6 +205,9 @@ class Steps(nnx.Module):
         for number, step in list(enumerate(self.steps))[start:end]:
             if isinstance(step, Merged):
                 x = _merged(x, step)
+                continue
+            if isinstance(step, Shared):
+                x = jax.nn.softmax(x.astype(jnp.float32), axis=-1).astype(x.dtype)
                 continue
             if isinstance(step, Joined):
                 x = x.reshape(len(x) // step.count, -1)

@@ -116,6 +116,19 @@ class PaddedViews:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Covering:
+    """The picture is stretched to the smallest grid of tiles that shows nearly all of it; the whole is the first tile
+    if it is cut (Ovis2).
+
+    Attributes:
+        most: how many tiles a grid may have.
+    """
+
+    tile: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quartered:
     """A picture keeps its aspect within limits, and so does each of its quarters, which come first (Idefics2).
 
@@ -272,6 +285,7 @@ Layout = (
     | Split
     | Pinpoints
     | PaddedViews
+    | Covering
     | Quartered
     | Overlapped
     | PanAndScan
@@ -506,7 +520,30 @@ class Fenced:
         return [*views, self.fence]
 
 
-PictureText = Fenced | Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
+@dataclass(frozen=True, kw_only=True)
+class Gridded:
+    """Texts before and after the whole picture, between tiles of a row, between rows, and at the end (Ovis2)."""
+
+    start: str
+    whole: str
+    column: str
+    row: str
+    end: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return self.start, self.whole, self.column, self.row, self.end
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        rows = arrangement.height * arrangement.width
+        line: list[str | int] = [rows, self.column] * arrangement.columns
+        lines = [*line[:-1], self.row] * arrangement.rows
+        return [self.start, rows, self.whole, *lines[:-1], self.end]
+
+
+PictureText = Fenced | Gridded | Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -606,6 +643,7 @@ class Preparation:
         sole: a prompt has no more than one picture, at its start (BLIP, Moondream).
         needed: a prompt has at least one (BLIP).
         class_row: the first row of a tile is that of its class token.
+        row_texts: texts in ``text``, each of one token, at which feature rows stand too (Ovis2).
         ids: ids of texts in ``text`` for which tokenizers have no token.
         alone: the most pictures that a prompt may have for each to be laid out as if it were alone (``several``).
         video: what is done to videos; None: the model sees none.
@@ -630,6 +668,7 @@ class Preparation:
     sole: bool = False
     needed: bool = False
     class_row: bool = False
+    row_texts: tuple[str, ...] = ()
     ids: tuple[tuple[str, int], ...] = ()
     alone: int = 1
     video: VideoPreparation | None = None

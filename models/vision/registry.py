@@ -29,6 +29,7 @@ _DECLARED = {
     ),
     "minicpmv": "MiniCPMV",
     "moondream": "HfMoondream",
+    "ovis2": "Ovis2ForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
     "phi3_v": "Phi3VForCausalLM",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",

@@ -142,6 +142,11 @@ class Projected:
 
 
 @dataclass(frozen=True)
+class Shared:
+    """A step of the projector: values become shares whose sum is one (softmax), in f32 (Ovis2)."""
+
+
+@dataclass(frozen=True)
 class Joined:
     """A step of the projector: this many rows, as they are put in order, become one (Moondream)."""
 
@@ -166,7 +171,7 @@ class Halved:
     activation: str
 
 
-Step = Normed | Merged | Joined | Standardized | Projected | Fed | Halved
+Step = Normed | Merged | Joined | Shared | Standardized | Projected | Fed | Halved
 
 
 @dataclass(frozen=True, kw_only=True)

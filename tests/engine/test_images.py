@@ -64,6 +64,7 @@ NAMES = [
     "cohere2-vision",
     "llava-next-video",
     "idefics2",
+    "ovis2",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

@@ -162,6 +162,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "LlavaOnevisionForConditionalGeneration": "llava-hf/llava-onevision-qwen2-7b-ov-hf",
     "MiniCPMV": "openbmb/MiniCPM-V-2_6, openbmb/MiniCPM-V-4, openbmb/MiniCPM-V-4_5",
     "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "Ovis2ForConditionalGeneration": "thisisiron/Ovis2-2B-hf",
     "PaliGemmaForConditionalGeneration": "google/paligemma2-3b-mix-448",
     "Phi3VForCausalLM": "microsoft/Phi-3.5-vision-instruct",
     "Qwen2VLForConditionalGeneration": "Qwen/Qwen2-VL-7B-Instruct",

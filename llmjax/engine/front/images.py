@@ -235,7 +235,7 @@ class Images:
         axes, delta = None, 0
         if info.axes:
             axes, delta = mrope_positions(prompt, images, row_token=processor.row_token_id, merge=info.side)
-        found = tuple(_placed(prompt, number, images, processor.row_token_id) for number in range(len(prompt.spans)))
+        found = tuple(_placed(prompt, number, images, processor.row_token_ids) for number in range(len(prompt.spans)))
         return list(prompt.ids), PromptMedia(images=found, axes=axes, delta=delta, wholes=_wholes(prompt, found, info))
 
     def _texts(self, times: Sequence[float]) -> tuple[list[int], list[int]]:
@@ -263,11 +263,13 @@ def _check_count(count: int, what: str, limit: int | None) -> None:
         )
 
 
-def _placed(prompt: MediaPrompt, number: int, images: Sequence[PreparedImage], row_token: int) -> PromptImage:
+def _placed(
+    prompt: MediaPrompt, number: int, images: Sequence[PreparedImage], row_tokens: Sequence[int]
+) -> PromptImage:
     span = prompt.spans[number]
     image, end = images[span.image_index], span.start + span.length
-    token = row_token if image.row_token is None else image.row_token
-    rows = span.start + np.flatnonzero(np.array(prompt.ids[span.start : end]) == token)
+    tokens = row_tokens if image.row_token is None else [image.row_token]
+    rows = span.start + np.flatnonzero(np.isin(prompt.ids[span.start : end], tokens))
     if len(rows) != image.num_rows:
         raise InvalidRequest(f"image {number + 1} has {image.num_rows} feature rows, and room for {len(rows)}")
     return PromptImage(start=span.start, end=end, rows=rows.astype(np.int32), image=image)

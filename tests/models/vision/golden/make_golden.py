@@ -1071,6 +1071,35 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="Idefics2Processor",
         settings={"image_seq_len": 4},
     ),
+    "ovis2": lambda: Checkpoint(
+        "Ovis2ForConditionalGeneration",
+        {
+            "image_token_id": 265,
+            "visual_indicator_token_ids": [260, 261, 262, 263, 264],
+            "hidden_size": 56,
+            "vocab_size": VOCAB,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "qwen2", "num_hidden_layers": 2},
+            "vision_config": {
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 24,
+                "vocab_size": 37,
+                "hidden_stride": 2,
+                "num_visual_indicator_tokens": 5,
+            },
+        },
+        "Ovis2ImageProcessorPil",
+        {"size": {"height": 24, "width": 24}, "crop_to_patches": True, "max_patches": 6},
+        tokens=["<|im_end|>", *(f"<IMG_{name}>" for name in ("START", "GRID", "COL", "ROW", "END", "ATOM")), "<image>"],
+        picture="<image>",
+        processor="Ovis2Processor",
+        settings={"image_seq_length": 4},
+        named={"image_token": "<IMG_ATOM>"},
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
@@ -1226,7 +1255,8 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         try:
             if checkpoint.processor == "Idefics2Processor" and min(height, width) < 2:
                 raise ValueError("it has no quarters, of which the processor resizes nothing")
-            inputs = processor(text=checkpoint.picture, images=[image], add_special_tokens=False)
+            given = {"return_tensors": "pt"} if checkpoint.processor == "Ovis2Processor" else {}
+            inputs = processor(text=checkpoint.picture, images=[image], add_special_tokens=False, **given)
         except Exception as error:  # what it refuses
             print(name, "refuses", (height, width), str(error)[:80])
             counts.append(-1)
