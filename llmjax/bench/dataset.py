@@ -19,6 +19,7 @@ SHAREGPT_MAX_PROMPT = 1024
 SHAREGPT_MAX_TOTAL = 2048
 
 FIRST_RANDOM_ID = 256  # below it many vocabularies keep special tokens and bytes
+MOST_RANDOM_ID = 10_000  # which most vocabularies have
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class RandomShape:
     range_ratio: float = 0.0
     output_range_ratio: float | None = None
     prefix_len: int = 0
-    vocab_size: int = 10_000
+    vocab_size: int = MOST_RANDOM_ID
 
     def __post_init__(self) -> None:
         for name, low in (("input_len", 1), ("output_len", 1), ("prefix_len", 0), ("vocab_size", 1)):

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from llmjax.bench.dataset import Sample
+from llmjax.bench.dataset import FIRST_RANDOM_ID, MOST_RANDOM_ID, Sample
 from llmjax.errors import ConfigError
+from llmjax.media.processor import ImageProcessor
 
 MOST_SIDE = 16384  # pixels
 Bucket = tuple[int, int]
@@ -112,3 +113,18 @@ def most_pictures(text: str) -> int:
             f'--random-mm-limit-mm-per-prompt must be of the form {{"image": 3, "video": 0}}, not {text!r}'
         )
     return most
+
+
+def random_text(processor: ImageProcessor, length: int, *, vocab_size: int, rng: np.random.Generator) -> list[int]:
+    """Random token ids, none of which could stand for a picture.
+
+    Args:
+        processor: that of the model.
+        length: number of tokens.
+        vocab_size: tokens of the vocabulary.
+    """
+    below = min(MOST_RANDOM_ID, vocab_size)
+    first = min(FIRST_RANDOM_ID, below // 2)
+    special = {*processor.placeholder, *processor.video_placeholder}
+    plain = np.array([token for token in range(first, below) if token not in special])
+    return [int(token) for token in rng.choice(plain, length)]

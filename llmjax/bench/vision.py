@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from llmjax.bench.dataset import FIRST_RANDOM_ID
 from llmjax.bench.options import as_setup, options_of
+from llmjax.bench.random_mm import random_picture, random_text
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import setting
@@ -191,8 +191,6 @@ def _files(options: VisionOptions, *, seed: int) -> dict[str, list[bytes]]:
             raise ConfigError(f"--input-vision-file {path}: {error.strerror}") from None
     import base64
 
-    from llmjax.bench.random_mm import random_picture
-
     rng, count = np.random.default_rng(seed), max(options.num_images) * options.batch_size * (options.num_iters + 1)
     return {
         f"{width}x{height}": [
@@ -252,13 +250,10 @@ class _Run:
 def _run(llm: LLM, options: VisionOptions, prepared: list[list[PreparedImage]], rng: np.random.Generator) -> _Run:
     """Answers a request for each list of pictures, after random tokens that no earlier one had."""
     assert llm.images is not None
-    below = min(10_000, llm.info.vocab_size)
     placeholder = list(llm.images.processor.placeholder)
-    special = {*placeholder, *llm.images.processor.video_placeholder}
     prompts: list[Any] = []
     for pictures in prepared:
-        drawn = rng.integers(min(FIRST_RANDOM_ID, below // 2), below, options.input_len).tolist()
-        text = [token if token not in special else 0 for token in drawn]
+        text = random_text(llm.images.processor, options.input_len, vocab_size=llm.info.vocab_size, rng=rng)
         half = max(1, len(text) // 2)  # what comes first tells prompts apart, so no prefix is found
         ids = [*text[:half], *placeholder * len(pictures), *text[half:]]
         prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}})

@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from llmjax import AsyncLLM, SamplingParams
-from llmjax.bench.dataset import FIRST_RANDOM_ID
+from llmjax.bench.random_mm import random_text
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError
 from llmjax.sampling.params import RequestOutputKind
@@ -73,10 +74,8 @@ async def _measured(
 ) -> Beside:
     assert llm.images is not None
     rng, placeholder = np.random.default_rng(0), list(llm.images.processor.placeholder)
-    below, arrived = min(10_000, llm.info.vocab_size), list[float]()
-
-    def drawn() -> list[int]:
-        return [id_ for id_ in rng.integers(FIRST_RANDOM_ID % below, below, TEXT).tolist() if id_ not in placeholder]
+    arrived = list[float]()
+    drawn = partial(random_text, llm.images.processor, TEXT, vocab_size=llm.info.vocab_size, rng=rng)
 
     async def stream(number: int) -> None:
         length = llm.info.max_model_len - TEXT

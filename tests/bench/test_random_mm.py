@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import io
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from llmjax.bench import serve
 from llmjax.bench.backends import BACKENDS
 from llmjax.bench.options import DatasetOptions
-from llmjax.bench.random_mm import buckets_of, most_pictures
+from llmjax.bench.random_mm import buckets_of, most_pictures, random_text
 from llmjax.errors import ConfigError
 
 
@@ -96,3 +99,9 @@ def test_the_command_line_of_vllms_documentation() -> None:
         == buckets_of(str({(256, 256, 1): 0.25, (720, 1280, 1): 0.75}))
     )
     assert most_pictures("{}") == 0
+
+
+def test_random_texts_have_no_placeholder() -> None:
+    processor: Any = SimpleNamespace(placeholder=(7, 8), video_placeholder=(9,))
+    text = random_text(processor, 200, vocab_size=12, rng=np.random.default_rng(0))
+    assert len(text) == 200 and set(text) == {6, 10, 11}
