@@ -119,8 +119,8 @@ def random_text(processor: ImageProcessor, length: int, *, vocab_size: int, rng:
     """Random token ids, none of which could stand for a picture.
 
     Args:
-        processor: that of the model.
-        length: number of tokens.
+        processor: the processor that the model has.
+        length: tokens of the text.
         vocab_size: tokens of the vocabulary.
     """
     below = min(MOST_RANDOM_ID, vocab_size)
