@@ -12,6 +12,7 @@ class TextPrompt(TypedDict):
 
     prompt: str
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]
 
 
@@ -21,4 +22,5 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: Sequence[int]
     prompt: NotRequired[str]
     multi_modal_data: NotRequired[Mapping[str, Any]]
+    multi_modal_uuids: NotRequired[Mapping[str, Any]]
     cache_salt: NotRequired[str]

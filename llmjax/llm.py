@@ -142,7 +142,8 @@ class LLM(LoadedLLM):
             prompts: one or a list of: text, token ids, ``{"prompt": …}``, ``{"prompt_token_ids": …}``; a dict may
                 bring a ``cache_salt``, and only prompts with the same one share cached prefixes, and
                 ``multi_modal_data``: ``{"image": …}`` with a path, bytes or an image of Pillow, or a list of them;
-                ``{"video": …}`` with a path, bytes, or an array or list of frames, or a list of them.
+                ``{"video": …}`` with a path, bytes, or an array or list of frames, or a list of them; and
+                ``multi_modal_uuids``: ``{"image": [name, …]}``, under which later prompts have them as None.
             sampling_params: for all, or one for each prompt.
             use_tqdm: show a progress bar.
             priority: for all, or one for each prompt, smaller first; needs ``scheduling_policy="priority"``.

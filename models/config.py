@@ -43,6 +43,7 @@ class ModelConfig:
     pooler: Pooler | None = None  # set for a model that turns texts into vectors; None: it generates
     dtype: str | None = None  # NumPy's name of the published weights' dtype; None: the file does not say
     embeds: bool = True  # whether it embeds tokens; False: the first layer's input comes from another process
+    first_layer: int = 0  # the number of the first layer in the whole model
     has_head: bool = True  # False: the last layer's output goes to another process
 
     @property

@@ -158,7 +158,7 @@ class CausalLM(nnx.Module):
         """
         config = self.config
         x = self.model.embed(tokens, positions, types) if before is None else before
-        x = x if seen is None or config.looks_up else seen.embedded(x)
+        x = x if seen is None or config.looks_up or before is not None else seen.embedded(x)
         looked_up = seen.looked_up() if seen is not None and config.looks_up else None
         vectors = None
         if (per_layer := self.model.per_layer) is not None:
@@ -183,7 +183,7 @@ class CausalLM(nnx.Module):
                 batch = replace(batches[config.group_of(kept)], first_page=first, last_key=seen_last)
                 contexts.append(Context(by, stacks[i].of(at), batch, vector, looked_up, chosen_before))
             x, states, chosen = decoder_layer(layer, x, *contexts)
-            x = x if seen is None else seen.added(x, number)
+            x = x if seen is None else seen.added(x, config.first_layer + number)
             for kept, state in zip(kept_by[number], states, strict=True):
                 i, _ = places[kept]
                 stacks[i] = stacks[i].after(state)

@@ -56,6 +56,7 @@ class Stage:
                 ),
                 pooler=config.pooler if last else None,
                 embeds=number == 0,
+                first_layer=layers.start,
                 has_head=last,
             ),
         )

@@ -299,7 +299,7 @@ class CohereEmbedRequest(ApiModel):
     images: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"images": ([],)}
-    reasons: ClassVar[Mapping[str, str]] = {"images": "is not supported: models read text only"}
+    reasons: ClassVar[Mapping[str, str]] = {"images": "is not supported: no model here makes vectors of pictures"}
 
     @property
     def given(self) -> tuple[str, list[str]]:

@@ -25,7 +25,8 @@ from llmjax.engine.ranks.leader import Leader
 from llmjax.engine.ranks.worker import Worker
 from llmjax.errors import Asleep, ConfigError, EngineDead
 from llmjax.kv_transfer import KVTransfer
-from tests.checkpoints import GOLDEN
+from tests.checkpoints import GOLDEN, SEEING
+from tests.engine import test_images
 from tests.engine.on_devices import EVERYTHING, GREEDY, OPTIONS, PROMPTS
 from tests.engine.tiers.test_transfer import Relay
 from tests.levels import at_levels
@@ -277,3 +278,15 @@ def test_a_stage_that_goes_ends_every_request() -> None:
 def test_what_cannot_be(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**{"pipeline_parallel_size": 2, **settings})
+
+
+@pytest.mark.parametrize("name", at_levels(["qwen3-vl", "qwen2_5-vl", "gemma3"], fast=["qwen3-vl"]))
+def test_stages_see_pictures(name: str) -> None:
+    """The first stage embeds a picture's rows; what is added after the first layers comes after those alone."""
+    options = {"dtype": "float32", "page_size": 4, "max_logprobs": 320, "max_model_len": 160}
+    options |= {"max_num_batched_tokens": 64, "kv_cache_memory_bytes": 2**21, "skip_tokenizer_init": False}
+    with staged(SEEING / name, 2, **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=2, logprobs=-1)
+        for case in ("none", "two"):
+            (output,) = llm.generate([test_images.prompt_of(name, case)], params, use_tqdm=False)
+            test_images.check(name, case, output, prompt=False)

@@ -8,12 +8,15 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from llmjax.engine.core.media import PromptImage, PromptMedia, Whole
+from llmjax.engine.front.named_media import NamedMedia, names_of
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
 from llmjax.media.image import PreparedImage, PreparedVideo
@@ -60,6 +63,7 @@ class Images:
         self.limit, self.video_limit = limit, video_limit
         self.keywords = b""
         self._source = source
+        self._named = NamedMedia()
         self._tokenize = tokenize
         self._info = info
 
@@ -129,45 +133,59 @@ class Images:
         found.keywords = hashlib.sha256(json.dumps(keywords, sort_keys=True).encode()).digest()
         return found
 
-    def prepared(self, pictures: Any) -> list[PreparedImage]:
+    def prepared(self, pictures: Any, uuids: Any = None) -> list[PreparedImage]:
         """Prepared images of one picture or several: of files, their bytes, or images of Pillow.
+
+        Args:
+            uuids: vLLM's ``multi_modal_uuids``: names by which later prompts have them without giving them again.
 
         Raises:
             InvalidRequest: one is none of these, cannot be read, or is too large; or there are too many.
         """
         several = pictures if isinstance(pictures, list | tuple) else [pictures]
         self.check_count(len(several))
-        found = []
-        for number, picture in enumerate(several):
+        found, many = [], len(several) > self.processor.alone
+        prepare = partial(self._prepared, several=many)
+        for number, (picture, name) in enumerate(zip(several, names_of(uuids, "image", len(several)), strict=True)):
             try:
-                many = len(several) > self.processor.alone
-                image = picture if isinstance(picture, PreparedImage) else self._prepared(picture, several=many)
+                key = ("image", name, many, self.keywords)
+                image = prepare(picture) if name is None else self._named.get(key, picture, prepare)
             except InvalidRequest as error:
                 raise InvalidRequest(f"image {number + 1}: {error}", field="multi_modal_data") from error
             found.append(image)
         return found
 
     def _prepared(self, picture: Any, *, several: bool) -> PreparedImage:
+        if isinstance(picture, PreparedImage):
+            return picture
         return self.processor.prepare(_bytes_of(picture), several=several)
 
-    def prepared_videos(self, videos: Any) -> list[PreparedVideo]:
+    def prepared_videos(self, videos: Any, uuids: Any = None) -> list[PreparedVideo]:
         """Prepared videos of one video or several: of files, their bytes, or what `frames_of` takes.
+
+        Args:
+            uuids: as those of `prepared`.
 
         Raises:
             InvalidRequest: one is none of these, cannot be read, or is too large; or there are too many.
         """
-        from llmjax.media.video import frames_of  # with Pillow
-
         several = videos if isinstance(videos, list) and not (videos and _is_frame(videos[0])) else [videos]
         self.check_video_count(len(several))
         found = []
-        for number, video in enumerate(several):
+        for number, (video, name) in enumerate(zip(several, names_of(uuids, "video", len(several)), strict=True)):
             try:
-                file = isinstance(video, str | Path | bytes | bytearray | memoryview)
-                found.append(self.processor.prepare_video(_bytes_of(video) if file else frames_of(video)))
+                key = ("video", name, self.keywords)
+                own = self._prepared_video(video) if name is None else self._named.get(key, video, self._prepared_video)
+                found.append(own)
             except InvalidRequest as error:
                 raise InvalidRequest(f"video {number + 1}: {error}", field="multi_modal_data") from error
         return found
+
+    def _prepared_video(self, video: Any) -> PreparedVideo:
+        from llmjax.media.video import frames_of  # with Pillow
+
+        file = isinstance(video, str | Path | bytes | bytearray | memoryview)
+        return self.processor.prepare_video(_bytes_of(video) if file else frames_of(video))
 
     def check_count(self, count: int) -> None:
         """Raises InvalidRequest if a prompt may have fewer images."""
@@ -180,6 +198,9 @@ class Images:
     def check_size(self, number: int, image: PreparedImage) -> None:
         """Raises InvalidRequest if there is no room for an image: in the pool, or in a step if it must be in one."""
         tokens, info = len(image.tokens), self._info
+        if info.whole == "image":  # of one with crops each group of rows is in a step of its own
+            token = self.processor.row_token_id if image.row_token is None else image.row_token
+            tokens = max((len(list(run)) for is_row, run in groupby(image.tokens, token.__eq__) if is_row), default=0)
         if image.num_rows > info.max_rows:
             raise InvalidRequest(
                 f"image {number + 1} has {image.num_rows} feature rows; there is room for {info.max_rows}: make it "
@@ -188,7 +209,7 @@ class Images:
             )
         if tokens > info.max_tokens:
             raise InvalidRequest(
-                f"image {number + 1} has {tokens} tokens, which must be in one step; a step has room for "
+                f"image {number + 1} has {tokens} tokens that must be in one step; a step has room for "
                 f"{info.max_tokens} of them (--max-num-batched-tokens)",
                 field="multi_modal_data",
             )

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 # A string, token ids, a dict with "prompt" or "prompt_token_ids", perhaps images and "cache_salt", or a `Prompt`.
 PromptInput = Union[str, Sequence[int], Mapping[str, Any], "Prompt"]
 
-PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "multi_modal_data", "mm_processor_kwargs", "cache_salt"})
+MEDIA_KEYS = ("multi_modal_data", "mm_processor_kwargs", "multi_modal_uuids")
+PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", *MEDIA_KEYS})
 # vLLM's, for which there is nothing here yet.
-UNSUPPORTED_PROMPT_KEYS = frozenset({"multi_modal_uuids", "prompt_embeds"})
+UNSUPPORTED_PROMPT_KEYS = frozenset({"prompt_embeds"})
 
 
 @dataclass(frozen=True)
@@ -227,12 +228,14 @@ class Requests:
             return replace(prompt, cache_salt=cache_salt)
         pictures: Any = []
         videos: Any = []
+        uuids: Any = None
         images = self.images
         if isinstance(prompt, Mapping):
-            given = {name: prompt[name] for name in ("multi_modal_data", "mm_processor_kwargs") if prompt.get(name)}
+            given = {name: prompt[name] for name in MEDIA_KEYS if prompt.get(name)}
             if given and images is None:
                 raise InvalidRequest(f"{min(given)}: {TEXT_ONLY}", field=min(given))
             pictures, videos = media_of(given.get("multi_modal_data", {}))
+            uuids = given.get("multi_modal_uuids")
             if images is not None:
                 images = images.with_keywords(given.get("mm_processor_kwargs"))
         text, token_ids = self._tokens(prompt)
@@ -240,7 +243,9 @@ class Requests:
             cache_salt = salt_of(prompt["cache_salt"], cache_salt)
         if images is None:
             return Prompt(text, token_ids, cache_salt)
-        token_ids, media = images.placed(token_ids, images.prepared(pictures), images.prepared_videos(videos))
+        token_ids, media = images.placed(
+            token_ids, images.prepared(pictures, uuids), images.prepared_videos(videos, uuids)
+        )
         return Prompt(text, token_ids, cache_salt, media)
 
     def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
@@ -313,7 +318,7 @@ def check_keys(prompt: Mapping[str, Any]) -> None:
             raise InvalidRequest(f"{key} is not supported yet", field=key)
         raise InvalidRequest(
             f"a prompt dict needs 'prompt' or 'prompt_token_ids', may have 'multi_modal_data', "
-            f"'mm_processor_kwargs' and a 'cache_salt', and has no {key!r}",
+            f"'mm_processor_kwargs', 'multi_modal_uuids' and a 'cache_salt', and has no {key!r}",
             field="prompt",
         )
 

@@ -211,9 +211,8 @@ def load_model(
         total = sum(kept_bytes(source, shape.shape, shape.dtype, tile=tile) for source, shape in sizes)
         return total // len(platform.devices)
 
-    sees = _sees(config, checkpoint, platform)
     if reading is not None:
-        encoder_bytes = weight_bytes(checkpoint.vision_tensors, platform) if sees else 0
+        encoder_bytes = weight_bytes(checkpoint.vision_tensors, platform)
         whole_bytes = num_bytes(plan) * len(platform.devices) + encoder_bytes
         reading(Unread(model=graph.config, weight_bytes=whole_bytes, calibrated=calibration is not None))
     if platform.is_cpu:  # before anything is read: what does not fit would be swapped, or end the process
@@ -260,7 +259,7 @@ def load_model(
             division=division,
             platform=platform,
         )
-    encoder = _load_encoder(checkpoint, platform, programs, placer) if sees else None
+    encoder = None if checkpoint.vision is None else _load_encoder(checkpoint, platform, programs, placer)
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
     for misfit, names in misfits.items():
@@ -328,16 +327,6 @@ def _open(config: EngineConfig, path: Path) -> Checkpoint:
         weights=not dummy,
     )
     return with_dummy_weights(checkpoint, max_model_len=config.max_model_len) if dummy else checkpoint
-
-
-def _sees(config: EngineConfig, checkpoint: Checkpoint, platform: Platform) -> bool:
-    """Whether the model's encoder of images is loaded."""
-    if checkpoint.vision is None:
-        return False
-    if config.is_staged:
-        logger.warning("the model is served for text alone: stages have no encoder of images so far")
-        return False
-    return True
 
 
 def _load_encoder(checkpoint: Checkpoint, platform: Platform, programs: ProgramCache, placer: Placer) -> LoadedEncoder:
