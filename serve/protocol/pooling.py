@@ -299,7 +299,9 @@ class CohereEmbedRequest(ApiModel):
     images: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"images": ([],)}
-    reasons: ClassVar[Mapping[str, str]] = {"images": "is not supported: no model here makes vectors of pictures"}
+    reasons: ClassVar[Mapping[str, str]] = {
+        "images": "is not supported: pictures stand in `messages` of /v1/embeddings"
+    }
 
     @property
     def given(self) -> tuple[str, list[str]]:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.requests import Prompt
 from llmjax.engine.front.scores import pair_inputs, score_task, scored
 from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import PoolerInfo
@@ -58,6 +59,7 @@ SLICE_CHARS = 2**16  # tokenized before the next look whether anyone still waits
 MOST_NUMBERS = 2**23  # of all vectors in one answer: some 100 MB of text
 MOST_DESCRIBED = 512  # vectors in a header: Python's http.client, for one, reads 64 KiB of a line
 
+Input = str | list[int] | TextPair | Prompt
 Texts = TypeVar("Texts", bound=ApiModel)
 Chats = TypeVar("Chats", bound=ApiModel)
 
@@ -205,14 +207,12 @@ async def _read(request: Request, texts: type[Texts], chats: type[Chats]) -> Tex
     return parse(data, chats, ignored=ignored)
 
 
-async def _inputs(
-    request: Request, server: Server, body: InputBody | ConversationBody
-) -> tuple[Sequence[str | list[int]], str]:
+async def _inputs(request: Request, server: Server, body: InputBody | ConversationBody) -> tuple[Sequence[Input], str]:
     """What is read, and the field that it is of."""
     if isinstance(body, InputBody):
         return body.inputs, "input"
     server.check_model(body.model)
-    keep, texts, ignored = body.truncate_prompt_tokens, [], record_of(request).ignored
+    keep, texts, ignored = body.truncate_prompt_tokens, list[Input](), record_of(request).ignored
     cut = None if keep is None else Truncation(server.engine.info.max_model_len if keep == -1 else keep, "right", False)
     tools, named = await read_tools(body), len(ignored)
     for name, chat in body.chats().items():
@@ -220,7 +220,7 @@ async def _inputs(
         with other_names({"messages": name}):
             ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
             prompt = await chat_prompt(server, chat, tools=tools, owner=owner_of(request), truncation=cut)
-        texts.append(prompt.token_ids)
+        texts.append(Prompt(None, prompt.token_ids, None, prompt.media))
     return texts, "messages"
 
 
@@ -284,7 +284,7 @@ async def made_vectors(
     request: Request,
     server: Server,
     body: PooledBody,
-    inputs: Sequence[str | list[int] | TextPair],
+    inputs: Sequence[Input],
     params: PoolingParams,
     *,
     field: str,
@@ -336,7 +336,7 @@ async def made_vectors(
 
 async def _tokens(
     server: Server,
-    inputs: Sequence[str | list[int] | TextPair],
+    inputs: Sequence[Input],
     params: PoolingParams,
     *,
     field: str,
@@ -355,7 +355,7 @@ async def _tokens(
     _check_numbers(size * len(inputs), field)
     rows: list[PooledTokens] = []
 
-    def take(some: Sequence[str | list[int] | TextPair]) -> None:
+    def take(some: Sequence[Input]) -> None:
         for one in some:
             prompt: Any = {"prompt_token_ids": one} if isinstance(one, list) else one
             rows.append(server.engine.pooled_tokens(prompt, params, add_special_tokens=not plain))
@@ -379,10 +379,11 @@ async def _tokens(
     return rows
 
 
-def _num_chars(one: str | list[int] | TextPair) -> float:
+def _num_chars(one: Input) -> float:
     """The work of tokenizing or checking an input, as a number of characters of text that take as long."""
     if isinstance(one, TextPair):
         return CHARS_PER_TEXT + len(one.first) + len(one.second)
+    one = one.token_ids if isinstance(one, Prompt) else one
     return CHARS_PER_TEXT + len(one) * (1 if isinstance(one, str) else CHARS_PER_ID)
 
 

@@ -155,6 +155,7 @@ class Frontend:
             max_tokens=1,
             stop_token_ids=frozenset(),
             pooling=pooled_request(tokens, self.pooling.pooler),
+            media=tokens.media,
             adaptation=adaptation,
             priority=priority,
             cache_salt=cache_salt if tokens.cache_salt is None else salt_of(tokens.cache_salt, cache_salt),

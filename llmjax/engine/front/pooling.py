@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmjax.engine.front.pairs import PairPrompts, TextPair
-from llmjax.engine.front.requests import PromptInput, Requests, check_keys, ids_of
+from llmjax.engine.front.requests import Prompt, PromptInput, Requests, check_keys, ids_of
 from llmjax.engine.front.vectors import PooledTokens, finished, task_of
 from llmjax.engine.info import EngineInfo, PoolerInfo
 from llmjax.errors import InvalidRequest, PromptTooLong
@@ -74,11 +74,13 @@ class PoolingPrompts:
                 f"truncate_prompt_tokens is {limit}, above the {self._max_model_len} tokens that the model takes",
                 field="truncate_prompt_tokens",
             )
-        salt = None
-        if isinstance(prompt, Mapping):
+        salt, given, media = None, prompt, None
+        if isinstance(prompt, Prompt):
+            salt, media, prompt = prompt.cache_salt, prompt.media, prompt.token_ids
+        elif isinstance(prompt, Mapping):
             check_keys(prompt)
-            if prompt.get("multi_modal_data"):
-                raise InvalidRequest("vectors are made of texts only so far", field="multi_modal_data")
+            if prompt.get("multi_modal_data") and keep is not None:
+                raise InvalidRequest("truncate_prompt_tokens does not go with images", field="truncate_prompt_tokens")
             salt = prompt.get("cache_salt")
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
         if isinstance(prompt, str | TextPair):
@@ -87,6 +89,8 @@ class PoolingPrompts:
             )
         else:
             token_ids, second_start = ids_of(prompt)[:limit], None
+        if not isinstance(given, Prompt | TextPair):
+            token_ids, media = self._requests.placed(given, token_ids)
         if not token_ids:
             raise InvalidRequest("the prompt has no tokens", field="prompt")
         self._requests.limits.check_ids(token_ids)
@@ -98,7 +102,7 @@ class PoolingPrompts:
                 tokens=len(token_ids),
                 limit=self._max_model_len,
             )
-        return PooledTokens(task, token_ids, second_start, salt)
+        return PooledTokens(task, token_ids, second_start, salt, media)
 
     def _text_tokens(
         self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None, add_special_tokens: bool

@@ -226,27 +226,26 @@ class Requests:
         self._check_generates()
         if isinstance(prompt, Prompt):
             return replace(prompt, cache_salt=cache_salt)
-        pictures: Any = []
-        videos: Any = []
-        uuids: Any = None
-        images = self.images
-        if isinstance(prompt, Mapping):
-            given = {name: prompt[name] for name in MEDIA_KEYS if prompt.get(name)}
-            if given and images is None:
-                raise InvalidRequest(f"{min(given)}: {TEXT_ONLY}", field=min(given))
-            pictures, videos = media_of(given.get("multi_modal_data", {}))
-            uuids = given.get("multi_modal_uuids")
-            if images is not None:
-                images = images.with_keywords(given.get("mm_processor_kwargs"))
         text, token_ids = self._tokens(prompt)
         if isinstance(prompt, Mapping) and prompt.get("cache_salt") is not None:
             cache_salt = salt_of(prompt["cache_salt"], cache_salt)
-        if images is None:
-            return Prompt(text, token_ids, cache_salt)
-        token_ids, media = images.placed(
-            token_ids, images.prepared(pictures, uuids), images.prepared_videos(videos, uuids)
-        )
+        token_ids, media = self.placed(prompt, token_ids)
         return Prompt(text, token_ids, cache_salt, media)
+
+    def placed(self, prompt: PromptInput, token_ids: list[int]) -> tuple[list[int], PromptMedia | None]:
+        """The tokens of a prompt with those of its images and videos in place of the placeholders, and the images.
+
+        Raises:
+            InvalidRequest: as ``Images.prepared`` and ``placed``, or the model sees none.
+        """
+        given = {name: prompt[name] for name in MEDIA_KEYS if prompt.get(name)} if isinstance(prompt, Mapping) else {}
+        if self.images is None:
+            if given:
+                raise InvalidRequest(f"{min(given)}: {TEXT_ONLY}", field=min(given))
+            return token_ids, None
+        images, uuids = self.images.with_keywords(given.get("mm_processor_kwargs")), given.get("multi_modal_uuids")
+        pictures, videos = media_of(given.get("multi_modal_data", {}))
+        return images.placed(token_ids, images.prepared(pictures, uuids), images.prepared_videos(videos, uuids))
 
     def _tokens(self, prompt: PromptInput) -> tuple[str | None, list[int]]:
         if isinstance(prompt, Mapping):

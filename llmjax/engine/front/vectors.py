@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from llmjax.engine.core.media import PromptMedia
 from llmjax.engine.core.request import PooledRequest, Vectors
 from llmjax.engine.info import PoolerInfo
 from llmjax.errors import InvalidRequest
@@ -23,12 +24,14 @@ class PooledTokens:
         task: what the model makes of it.
         second_start: where the second text of a pair begins; None: the model does not tell segments apart.
         cache_salt: what the prompt says of it.
+        media: its images; None: it has none.
     """
 
     task: PoolingTask
     token_ids: list[int]
     second_start: int | None = None
     cache_salt: Any = None
+    media: PromptMedia | None = None
 
     @property
     def of_tokens(self) -> bool:
