@@ -61,5 +61,5 @@ def test_every_architecture_has_a_settings_file() -> None:
     for engine in engines.values():
         SamplingParams(**engine.override_generation_config)
     assert {name: [model.name for model in one.models] for name, one in configs.items() if one.models} == {
-        "retrieval": [engines[name].served_model_name for name in ("smollm2", "bge-small", "bge-reranker")]
+        "retrieval": [engines[name].served_names[0] for name in ("smollm2", "bge-small", "bge-reranker")]
     }

@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.engine.front.adapters import AdapterRegistry
 from llmjax.engine.info import EngineState
 from llmjax.serve.app import create_app
 from llmjax.serve.listen import bind
@@ -27,9 +28,11 @@ class Tokenizing:
     """An engine that has a tokenizer and computes nothing."""
 
     states = (EngineState(serving=True),)
+    is_sleeping = False
 
     def __init__(self, folder: Path, chat_template: str | None) -> None:
         self.config = EngineConfig(model=str(folder))
+        self.adapters = AdapterRegistry(self.config, names=["m"])
         self.tokenizer = load_tokenizer(folder, chat_template=chat_template)
         self.info = SimpleNamespace(
             vocab_size=self.tokenizer.vocab_size,
