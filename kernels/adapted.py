@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.sharding import own_number, parts
 
 NO_PLACE = 0  # of rows that are computed with the weights as they are; places count from 1
 
@@ -28,6 +29,13 @@ class Delta:
     b: jax.Array  # [S * r, out], in the type of ``a``
     vectors: jax.Array | None = None  # f32 [2 * S, out]: a bias of each place, then factors of the product, less one
     summed: str | None = field(default=None, metadata={"static": True})  # axis along which devices add products up
+
+    def here(self, places: Places) -> Delta:
+        """The changes as this device makes them: where devices add their products up, only one adds the biases."""
+        if self.summed is None or self.vectors is None or parts(self.summed) == 1:
+            return self
+        is_bias = jnp.arange(len(self.vectors))[:, None] < places.count
+        return replace(self, vectors=jnp.where(is_bias & (own_number(self.summed) != 0), 0, self.vectors))
 
 
 @jax.tree_util.register_dataclass
@@ -77,3 +85,8 @@ class Adapted:
     def as_head(self) -> Adapted:
         """The embedding as a tied head."""
         return replace(self, delta=self.head, head=None)
+
+
+def as_it_is(weight: jax.Array | QTensor | Adapted) -> jax.Array | QTensor:
+    """The weight without adapters."""
+    return weight.weight if isinstance(weight, Adapted) else weight

@@ -16,7 +16,6 @@ from llmjax.kernels.adapted import Adapted, Delta, Places
 from llmjax.kernels.cpu import adapted as cpu
 from llmjax.kernels.dense_linear import LINEAR
 from llmjax.kernels.registry import Implementation, Operation
-from llmjax.kernels.sharding import own_number, parts
 
 
 def changed(product: jax.Array, x: jax.Array, adapted: Adapted, used: jax.Array | None = None) -> jax.Array:
@@ -33,12 +32,7 @@ def changed(product: jax.Array, x: jax.Array, adapted: Adapted, used: jax.Array 
     delta, places = adapted.delta, adapted.places
     if delta is None:
         return product
-    assert delta.vectors is not None
-    vectors = delta.vectors
-    if delta.summed is not None and parts(delta.summed) > 1:  # only one device adds the bias to the sum
-        is_bias = jnp.arange(len(vectors))[:, None] < places.count
-        vectors = jnp.where(is_bias & (own_number(delta.summed) != 0), 0, vectors)
-    out: jax.Array = CHANGED(product, x.astype(jnp.float32), Delta(delta.a, delta.b, vectors), places, used)
+    out: jax.Array = CHANGED(product, x.astype(jnp.float32), delta.here(places), places, used)
     return out
 
 

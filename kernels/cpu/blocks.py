@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from llmjax.kernels.activations import CLAMPED_SWIGLU, NORMAL_CDF
+from llmjax.kernels.adapted import Adapted, as_it_is
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
 from llmjax.kernels.cpu import attention as cpu_attention
@@ -66,12 +67,19 @@ def _refuses(x: jax.Array, projections: Sequence[Projection]) -> str | None:
     native = library()
     if native is None:
         return "not built"
-    for weight in (projection.weight for projection in projections):
+    weights = [projection.weight for projection in projections]
+    if any(isinstance(weight, Adapted) for weight in weights) and not all(_has_delta(weight) for weight in weights):
+        return "only some of the matrices have adapters"
+    for weight in map(as_it_is, weights):
         if isinstance(weight, QTensor) and weight.columns is not None:
             return "columns are in an order of their own"
         if reason := matrices.refuses(weight) or matrices.slow(x.shape[0], weight, native):
             return reason
     return None
+
+
+def _has_delta(weight: jax.Array | QTensor | Adapted) -> bool:
+    return isinstance(weight, Adapted) and weight.delta is not None
 
 
 def mlp(
@@ -98,14 +106,16 @@ def mlp(
         weights = replace(weights, down=Projection(weights.down.weight), after=None)
     projections = _projections(weights)
     inner = weights.up.weight.shape[0]
-    scratch = _columns(weights.before, x) + (len(projections) - 1) * inner + _columns(weights.after, x)
+    scratch = (
+        _columns(weights.before, x) + (len(projections) - 1) * inner + _product_columns(weights.after, x, projections)
+    )
     out: jax.Array
     out, _ = jax.ffi.ffi_call("llmjax_mlp", (_floats(*x.shape), _floats(len(x), scratch)))(
         x,
         *(_weight(norm) for norm in (weights.before, weights.after)),
         matrices.rows_in_use(None if batch is None else batch.used),
         *_buffers(projections),
-        **matrices.attributes([projection.weight for projection in projections]),
+        **_attributes(projections),
         norms=_settings(weights.before, weights.after),
         inner=np.int32(inner),
         activation=np.int32(ACTIVATION_NUMBERS[activation]),
@@ -144,7 +154,7 @@ def attention_block(
     projections = (weights.q, weights.k, weights.v, weights.o)
     norms = (weights.before, weights.q_norm, weights.k_norm, weights.after)
     q_size, kv_size = weights.q.weight.shape[0], weights.k.weight.shape[0]
-    scratch = _columns(weights.before, x) + 2 * q_size + 2 * kv_size + _columns(weights.after, x)
+    scratch = _columns(weights.before, x) + 2 * q_size + 2 * kv_size + _product_columns(weights.after, x, projections)
     call = jax.ffi.ffi_call(
         "llmjax_attention_block",
         (_floats(*x.shape), jax.ShapeDtypeStruct(pages.data.shape, pages.data.dtype), _floats(len(x), scratch)),
@@ -157,7 +167,7 @@ def attention_block(
         by.sin,
         *cpu_attention.buffers(pages, batch, sinks),
         *_buffers(projections),
-        **matrices.attributes([projection.weight for projection in projections]),
+        **_attributes(projections),
         norms=_settings(*norms),
         heads=np.int32(q_size // pages.data.shape[-1]),
         interleaved=rules.interleaved,
@@ -178,12 +188,31 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 
 
 def _buffers(projections: Sequence[Projection]) -> list[jax.Array]:
-    return matrices.buffers([p.weight for p in projections], [p.bias for p in projections])
+    """Weights and biases; then the places of rows and what adapters change of each weight, if there are any."""
+    buffers = matrices.buffers([as_it_is(p.weight) for p in projections], [p.bias for p in projections])
+    adapted = [p.weight for p in projections if isinstance(p.weight, Adapted)]
+    if adapted:
+        buffers += [adapted[0].places.of, adapted[0].places.special]
+    for weight in adapted:
+        assert weight.delta is not None
+        delta = weight.delta.here(weight.places)
+        assert delta.vectors is not None
+        buffers += [delta.a, delta.b, delta.vectors]
+    return buffers
+
+
+def _attributes(projections: Sequence[Projection]) -> dict[str, Any]:
+    return matrices.attributes([as_it_is(projection.weight) for projection in projections])
 
 
 def _columns(norm: Norm | None, x: jax.Array) -> int:
     """Columns of scratch for rows that are normed."""
     return 0 if norm is None else x.shape[1]
+
+
+def _product_columns(after: Norm | None, x: jax.Array, projections: Sequence[Projection]) -> int:
+    """Columns of scratch for the last product, if something is done to it before x is added."""
+    return x.shape[1] if isinstance(projections[-1].weight, Adapted) else _columns(after, x)
 
 
 def _weight(norm: Norm | None) -> jax.Array:

@@ -13,6 +13,8 @@ using llmjax::AdaptedRows;
 
 constexpr int kDots = 4;  // rows of `a` that are multiplied side by side
 constexpr int kSums = 4;  // vectors of outputs that stay in registers
+constexpr int kAhead = 3;  // blocks of outputs from the one that is computed to the one that is fetched
+constexpr int kTogether = 2;  // rows of x that share what is widened of a matrix
 
 inline float widened(float x) { return x; }
 inline float widened(Bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
@@ -22,70 +24,115 @@ inline float widened(F16 x) {
   return load(copies)[0];
 }
 
-// Products of the rows with rows first..first + count of their adapter's `a`.
-template <class T>
-void shrink_rows(const Adapted& call, const AdaptedRows& of, int first, int count) {
+// Products of kRows rows of x with rows first..first + count of their adapter's `a`.
+template <int kRows, class T>
+void shrink_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int first, int count) {
   const int size = call.size_in, whole = size / kLanes * kLanes;
+  const float* x[kRows];
+  for (int m = 0; m < kRows; ++m) x[m] = call.x + static_cast<size_t>(tokens[m]) * size;
   for (int j = first; j < first + count; j += kDots) {
     const T* a[kDots];
     for (int k = 0; k < kDots; ++k) {  // past the end the last one is multiplied again
       const int row = of.place * call.rank + imin(j + k, first + count - 1);
       a[k] = static_cast<const T*>(call.a) + static_cast<size_t>(row) * size;
     }
-    for (int i = 0; i < of.count; ++i) {
-      const float* x = call.x + static_cast<size_t>(of.tokens[i]) * size;
-      Vec sums[kDots] = {};
-      for (int c = 0; c < whole; c += kLanes) {
-        const Vec v = load(x + c);
+    Vec sums[kRows][kDots] = {};
+    for (int c = 0; c < whole; c += kLanes) {
+      Vec v[kRows];
 #pragma GCC unroll 4
-        for (int k = 0; k < kDots; ++k) sums[k] += v * load(a[k] + c);
+      for (int k = 0; k < kDots; ++k) __builtin_prefetch(reinterpret_cast<const char*>(a[k] + c) + 1024);
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) v[m] = load(x[m] + c);
+#pragma GCC unroll 4
+      for (int k = 0; k < kDots; ++k) {
+        const Vec w = load(a[k] + c);
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m) sums[m][k] += v[m] * w;
       }
-      float* to = call.shrunk + static_cast<size_t>(of.tokens[i]) * call.rank;
+    }
+    for (int m = 0; m < kRows; ++m) {
+      float* to = call.shrunk + static_cast<size_t>(tokens[m]) * call.rank;
       for (int k = 0; k < kDots && j + k < first + count; ++k) {
-        float sum = horizontal_sum(sums[k]);
-        for (int c = whole; c < size; ++c) sum += x[c] * widened(a[k][c]);
+        float sum = horizontal_sum(sums[m][k]);
+        for (int c = whole; c < size; ++c) sum += x[m][c] * widened(a[k][c]);
         to[j + k] = sum;
       }
     }
   }
 }
 
-// Outputs begin..end of the rows: y = gain * y + sum_j shrunk[j] * b[j] + bias.
 template <class T>
-void expand_rows(const Adapted& call, const AdaptedRows& of, int begin, int end) {
+void shrink_rows(const Adapted& call, const AdaptedRows& of, int first, int count) {
+  int i = 0;
+  for (; i + kTogether <= of.count; i += kTogether) shrink_some<kTogether, T>(call, of, of.tokens + i, first, count);
+  for (; i < of.count; ++i) shrink_some<1, T>(call, of, of.tokens + i, first, count);
+}
+
+// Outputs begin..end of kRows rows: y = gain * (y - call.bias) + call.bias + sum_j shrunk[j] * b[j] + bias.
+template <int kRows, class T>
+void expand_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int begin, int end) {
   const size_t width = static_cast<size_t>(call.size_out);
   const T* const b = static_cast<const T*>(call.b) + static_cast<size_t>(of.place) * call.rank * width;
   const float* const bias = call.vectors + static_cast<size_t>(of.place) * width;
   const float* const gain = call.vectors + static_cast<size_t>(call.places + of.place) * width;
-  for (int i = 0; i < of.count; ++i) {
-    const float* h = call.shrunk + static_cast<size_t>(of.tokens[i]) * call.rank;
-    float* y = call.y + static_cast<size_t>(of.tokens[i]) * width;
-    bool changes = of.special;
-    for (int j = 0; j < call.rank; ++j) changes |= h[j] != 0;  // not a number is not 0
-    if (!changes) continue;  // the adapter has no part here, and `b` need not be read
-    int o = begin;
-    for (; o + kSums * kLanes <= end; o += kSums * kLanes) {
-      Vec sums[kSums];
+  const float* h[kRows];
+  float* y[kRows];
+  bool changes = of.special;
+  for (int m = 0; m < kRows; ++m) {
+    h[m] = call.shrunk + static_cast<size_t>(tokens[m]) * call.rank;
+    y[m] = call.y + static_cast<size_t>(tokens[m]) * width;
+    for (int j = 0; j < call.rank; ++j) changes |= h[m][j] != 0;  // not a number is not 0
+  }
+  if (!changes) return;  // the adapter has no part here, and `b` need not be read
+  int o = begin;
+  for (; o + kSums * kLanes <= end; o += kSums * kLanes) {
+    Vec sums[kRows][kSums];
+    for (int m = 0; m < kRows; ++m) {
 #pragma GCC unroll 4
       for (int s = 0; s < kSums; ++s) {
         const int at = o + s * kLanes;
-        sums[s] = load(y + at);
-        if (of.special) sums[s] += sums[s] * load(gain + at) + load(bias + at);
+        sums[m][s] = load(y[m] + at);
+        if (of.special) {
+          const Vec without = call.bias == nullptr ? sums[m][s] : sums[m][s] - load(call.bias + at);
+          sums[m][s] += without * load(gain + at) + load(bias + at);
+        }
       }
-      for (int j = 0; j < call.rank; ++j) {
-        const Vec factor = splat(h[j]);
-#pragma GCC unroll 4
-        for (int s = 0; s < kSums; ++s) sums[s] += factor * load(b + j * width + o + s * kLanes);
-      }
-#pragma GCC unroll 4
-      for (int s = 0; s < kSums; ++s) store(y + o + s * kLanes, sums[s]);
     }
-    for (; o < end; ++o) {
-      float sum = of.special ? y[o] + y[o] * gain[o] + bias[o] : y[o];
-      for (int j = 0; j < call.rank; ++j) sum += h[j] * widened(b[j * width + o]);
-      y[o] = sum;
+    for (int j = 0; j < call.rank; ++j) {
+      Vec factor[kRows];
+#pragma GCC unroll 4
+      for (int m = 0; m < kRows; ++m) factor[m] = splat(h[m][j]);
+      // Each row of `b` goes on somewhere else, in more places than processors fetch ahead from by themselves.
+      const char* next = reinterpret_cast<const char*>(b + j * width + o + kAhead * kSums * kLanes);
+#pragma GCC unroll 4
+      for (int line = 0; line < static_cast<int>(kSums * kLanes * sizeof(T)); line += 64) __builtin_prefetch(next + line);
+#pragma GCC unroll 4
+      for (int s = 0; s < kSums; ++s) {
+        const Vec w = load(b + j * width + o + s * kLanes);
+#pragma GCC unroll 4
+        for (int m = 0; m < kRows; ++m) sums[m][s] += factor[m] * w;
+      }
+    }
+    for (int m = 0; m < kRows; ++m) {
+#pragma GCC unroll 4
+      for (int s = 0; s < kSums; ++s) store(y[m] + o + s * kLanes, sums[m][s]);
     }
   }
+  for (; o < end; ++o) {
+    for (int m = 0; m < kRows; ++m) {
+      float sum = y[m][o];
+      if (of.special) sum += (call.bias == nullptr ? sum : sum - call.bias[o]) * gain[o] + bias[o];
+      for (int j = 0; j < call.rank; ++j) sum += h[m][j] * widened(b[j * width + o]);
+      y[m][o] = sum;
+    }
+  }
+}
+
+template <class T>
+void expand_rows(const Adapted& call, const AdaptedRows& of, int begin, int end) {
+  int i = 0;
+  for (; i + kTogether <= of.count; i += kTogether) expand_some<kTogether, T>(call, of, of.tokens + i, begin, end);
+  for (; i < of.count; ++i) expand_some<1, T>(call, of, of.tokens + i, begin, end);
 }
 
 void shrink(const Adapted& call, const AdaptedRows& of, int first, int count) {

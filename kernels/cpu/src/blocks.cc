@@ -1,6 +1,7 @@
 // The two halves of a decoder layer (contract: kernels/blocks.py): everything between one residual stream and the next
 // as phases of one call, since waking threads and starting operations would take longer than a decode step's products.
 
+#include "adapters.h"
 #include "attention.h"
 #include "products.h"
 
@@ -53,6 +54,61 @@ Phase add_normed(const RowKernels& kernels, const Norm& after, const float* x, c
           }, Work::kNorms};
 }
 
+// Calls rows(begin, end) for all rows.
+template <class Rows>
+Phase each_row(int rows, const Rows& body) {
+  return {static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [rows, body](size_t i) {
+            const int begin = static_cast<int>(i) * kRowsOfTask, end = begin + kRowsOfTask;
+            body(begin, end < rows ? end : rows);
+          }, Work::kNorms};
+}
+
+// out = x + y, or y where `adds` is not.
+Phase add_rows(const float* x, const float* y, float* out, int rows, int size, bool adds) {
+  return each_row(rows, [x, y, out, size, adds](int begin, int end) {
+    const size_t first = static_cast<size_t>(begin) * size, last = static_cast<size_t>(end) * size;
+    for (size_t i = first; i < last; ++i) out[i] = adds ? x[i] + y[i] : y[i];
+  });
+}
+
+// The adapters of a call's matrices, which follow the `matrices` weights and biases: places, whether each is special, and
+// for each matrix `a`, `b` and vectors. There may be none.
+class AdaptersOfCall {
+ public:
+  AdaptersOfCall(const ffi::RemainingArgs& arguments, size_t matrices) : arguments_(arguments), matrices_(matrices) {}
+
+  bool fit() const { return arguments_.size() == 2 * matrices_ || there(); }
+  bool there() const { return arguments_.size() == 5 * matrices_ + 2; }
+
+  ffi::Error init(int rows) {
+    const auto places = arguments_.get<ffi::Buffer<ffi::S32>>(2 * matrices_), special = arguments_.get<ffi::Buffer<ffi::S32>>(2 * matrices_ + 1);
+    if (!places.has_value()) return places.error();
+    if (!special.has_value()) return special.error();
+    return phases_.init(*places, *special, rows);
+  }
+
+  // Those of the next matrix.
+  ffi::Error add(const float* x, int64_t size_in, float* y, int64_t size_out) {
+    const size_t first = 2 * matrices_ + 2 + 3 * added_;
+    const auto bias = arguments_.get<Floats>(2 * added_ + 1), vectors = arguments_.get<Floats>(first + 2);
+    const auto a = arguments_.get<ffi::AnyBuffer>(first), b = arguments_.get<ffi::AnyBuffer>(first + 1);
+    if (!bias.has_value()) return bias.error();
+    if (!a.has_value()) return a.error();
+    if (!b.has_value()) return b.error();
+    if (!vectors.has_value()) return vectors.error();
+    ++added_;
+    const float* of_base = bias->element_count() == 0 ? nullptr : bias->typed_data();
+    return phases_.add(*a, *b, *vectors, x, size_in, y, size_out, of_base);
+  }
+
+  Adapters& phases() { return phases_; }
+
+ private:
+  const ffi::RemainingArgs& arguments_;
+  size_t matrices_, added_ = 0;
+  Adapters phases_;
+};
+
 // out = x + after(down(activation(gate(n)) * up(n))), n = before(x), of three matrices; of two there is no `up`. Without
 // `adds` the product of down alone.
 ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::Buffer<ffi::S32> used,
@@ -60,8 +116,9 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
                        ffi::Span<const float> norms, ffi::Span<const int32_t> matrices, ffi::Span<const float> levels,
                        int32_t inner, int32_t activation, bool adds, bool decode) {
   const auto dims = x.dimensions();
-  const bool gated = weights.size() == 6;
-  if (dims.size() != 2 || (!gated && weights.size() != 4) || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 ||
+  const bool gated = weights.size() == 6 || weights.size() == 17;
+  AdaptersOfCall adapters(weights, gated ? 3 : 2);
+  if (dims.size() != 2 || !adapters.fit() || !has_shape(*out, {dims[0], dims[1]}) || inner < 1 ||
       activation < 0 || activation >= static_cast<int>(Activation::kNumber)) {
     return invalid("mlp: arguments do not fit each other");
   }
@@ -77,10 +134,10 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   Scratch memory(scratch, rows);
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
   float *gate = memory.take(inner), *up = gated ? memory.take(inner) : nullptr;
-  float* lowered = adds_normed ? memory.take(size) : out->typed_data();
+  float* lowered = adds_normed || adapters.there() ? memory.take(size) : out->typed_data();
   if (!memory.fits()) return invalid("mlp: too little scratch");
   Products raise(*in_use, size, normed == nullptr ? x.typed_data() : normed), lower(*in_use, inner, gate);
-  const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
+  const float* residual = adds_normed || !adds || adapters.there() ? nullptr : x.typed_data();
   const size_t last_matrix = gated ? 2 : 1;
   for (size_t i = 0; i <= last_matrix; ++i) {
     const auto matrix = matrix_arguments(weights, i, matrices, levels);
@@ -91,6 +148,33 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
   }
   clear_padding(out->typed_data(), *in_use, all_rows, size);
   if (rows == 0) return ffi::Error::Success();
+  if (adapters.there()) {
+    if (ffi::Error error = adapters.init(rows); error.failure()) return error;
+    for (size_t i = 0; i <= last_matrix; ++i) {
+      const float* input = normed == nullptr ? x.typed_data() : normed;
+      ffi::Error error = i == last_matrix ? adapters.add(gate, inner, lowered, size)
+                                          : adapters.add(input, size, i == 0 ? gate : up, inner);
+      if (error.failure()) return error;
+    }
+    const size_t bytes = raise.bytes(pool), both = bytes + lower.bytes(pool);
+    char* shared = thread_memory<3>(both + adapters.phases().bytes());
+    adapters.phases().place(shared + both);
+    std::vector<Phase> phases;
+    if (const Fill fill = fill_normed(kernels, *first, x.typed_data(), size); fill != nullptr) {
+      phases.push_back(each_row(rows, [fill, normed, size](int begin, int end) { fill(begin, end, normed + static_cast<size_t>(begin) * size); }));
+    }
+    raise.append(shared, nullptr, phases);
+    adapters.phases().append(0, last_matrix, phases);
+    phases.push_back(each_row(rows, [&kernels, gate, up, inner, activation](int begin, int end) {
+      kernels.gate_rows(static_cast<Activation>(activation), gate, up, gate, inner, begin, end);
+    }));
+    lower.append(shared + bytes, nullptr, phases);
+    adapters.phases().append(last_matrix, last_matrix + 1, phases);
+    phases.push_back(adds_normed ? add_normed(kernels, *last, x.typed_data(), lowered, out->typed_data(), rows, size)
+                                 : add_rows(x.typed_data(), lowered, out->typed_data(), rows, size, adds));
+    run_phases(pool, std::move(phases));
+    return ffi::Error::Success();
+  }
   raise.gate_into(lower, static_cast<Activation>(activation), pool);
   const size_t bytes = raise.bytes(pool);
   char* shared = thread_memory<3>(bytes + lower.bytes(pool));
@@ -121,7 +205,8 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
                                    int32_t cache_type, int32_t page_size, bool token_scales, bool decode,
                                    bool verify) {
   const auto dims = x.dimensions(), cache = pages->dimensions(), angles = cos.dimensions();
-  if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || weights.size() != 8 || heads < 1 ||
+  AdaptersOfCall adapters(weights, 4);
+  if (dims.size() != 2 || cache.size() != 5 || angles.size() != 2 || !adapters.fit() || heads < 1 ||
       !has_shape(*out, {dims[0], dims[1]}) || angles[0] != dims[0] || 2 * angles[1] > cache[4] ||
       !has_shape(sin, {angles[0], angles[1]})) {
     return invalid("attention block: arguments do not fit each other");
@@ -139,7 +224,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   Scratch memory(scratch, all_rows);
   float* normed = first->weight == nullptr ? nullptr : memory.take(size);
   float *q = memory.take(q_size), *k = memory.take(kv_size), *v = memory.take(kv_size), *attended = memory.take(q_size);
-  float* projected = adds_normed ? memory.take(size) : out->typed_data();
+  float* projected = adds_normed || adapters.there() ? memory.take(size) : out->typed_data();
   if (!memory.fits()) return invalid("attention block: too little scratch");
   const AttentionArguments arguments{pages_in, calibration, query_start, kv_len,     page_table, slots,
                                      first_page, sinks,    *pages,      scale,      softcap,    window,
@@ -152,7 +237,7 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   const int rows = attention.used();
   const Rows in_use(rows, decode ? rows : all_rows);
   Products project(in_use, size, normed == nullptr ? x.typed_data() : normed), output(in_use, q_size, attended);
-  const float* residual = adds_normed || !adds ? nullptr : x.typed_data();
+  const float* residual = adds_normed || !adds || adapters.there() ? nullptr : x.typed_data();
   float* const to[] = {q, k, v, projected};
   const int sizes[] = {q_size, kv_size, kv_size, size};
   for (size_t i = 0; i < 4; ++i) {
@@ -163,8 +248,17 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
   }
   clear_padding(out->typed_data(), in_use, all_rows, size);
   if (rows == 0) return ffi::Error::Success();
-  const size_t bytes = project.bytes(pool);
-  char* shared = thread_memory<3>(bytes + output.bytes(pool));
+  const size_t bytes = project.bytes(pool), both = bytes + output.bytes(pool);
+  if (adapters.there()) {
+    if (ffi::Error error = adapters.init(rows); error.failure()) return error;
+    const float* input = normed == nullptr ? x.typed_data() : normed;
+    for (size_t i = 0; i < 4; ++i) {
+      ffi::Error error = i < 3 ? adapters.add(input, size, to[i], sizes[i]) : adapters.add(attended, q_size, to[i], sizes[i]);
+      if (error.failure()) return error;
+    }
+  }
+  char* shared = thread_memory<3>(both + adapters.phases().bytes());
+  adapters.phases().place(shared + both);
   const auto rotate = [&](int token) {
     const float *of_cos = cos.typed_data() + static_cast<size_t>(token) * half;
     const float *of_sin = sin.typed_data() + static_cast<size_t>(token) * half;
@@ -172,9 +266,17 @@ ffi::Error attention_block_handler(ffi::ThreadPool pool, Floats x, Floats before
     kernels.rotate({kv_heads, head_dim, half, interleaved, of_cos, of_sin, *of_k}, k + static_cast<size_t>(token) * kv_size);
   };
   std::vector<Phase> phases;
-  project.append(shared, fill_normed(kernels, *first, x.typed_data(), size), phases);
+  Fill fill = fill_normed(kernels, *first, x.typed_data(), size);
+  if (adapters.there() && fill != nullptr) {  // adapters read the normed rows too
+    phases.push_back(each_row(rows, [fill, normed, size](int begin, int end) { fill(begin, end, normed + static_cast<size_t>(begin) * size); }));
+    fill = nullptr;
+  }
+  project.append(shared, fill, phases);
+  if (adapters.there()) adapters.phases().append(0, 3, phases);
   attention.append(rotate, threads_of(pool), phases);
   output.append(shared + bytes, nullptr, phases);
+  if (adapters.there()) adapters.phases().append(3, 4, phases);
+  if (adapters.there() && !adds_normed) phases.push_back(add_rows(x.typed_data(), projected, out->typed_data(), rows, size, adds));
   if (adds_normed) phases.push_back(add_normed(kernels, *last, x.typed_data(), projected, out->typed_data(), rows, size));
   run_phases(pool, std::move(phases));
   return ffi::Error::Success();
@@ -191,7 +293,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_mlp, mlp_handler,
                                   .Arg<Floats>()    // before, as all norms empty for none
                                   .Arg<Floats>()    // after
                                   .Arg<ffi::Buffer<ffi::S32>>()  // rows in use, empty for all
-                                  .RemainingArgs()  // see MatrixArguments: gate, up, down; or up, down
+                                  .RemainingArgs()  // see MatrixArguments: gate, up, down; or up, down; see AdaptersOfCall
                                   .Ret<Floats>()    // out
                                   .Ret<Floats>()    // scratch
                                   .Attr<ffi::Span<const float>>("norms")
@@ -220,7 +322,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_attention_block, attention_block_handler,
                                   .Arg<ffi::Buffer<ffi::S32>>()  // slots
                                   .Arg<ffi::BufferR0<ffi::S32>>()  // first page
                                   .Arg<Floats>()                 // sinks
-                                  .RemainingArgs()               // see MatrixArguments: q, k, v, o
+                                  .RemainingArgs()               // see MatrixArguments: q, k, v, o; and AdaptersOfCall
                                   .Ret<Floats>()                 // out
                                   .Ret<ffi::AnyBuffer>()         // pages
                                   .Ret<Floats>()                 // scratch

@@ -109,7 +109,7 @@ CASES = {
     "phi3": Case("phi3", {"target_modules": "all-linear"}),
     "opt": Case("opt", {"target_modules": "all-linear"}),
     "mamba2": Case("mamba2", {"target_modules": ["in_proj"]}),
-    "qwen3-next": Case("qwen3-next", {"target_modules": "all-linear"}),
+    "qwen3-next": Case("qwen3-next", {"target_modules": "all-linear", "lora_alpha": 4}),
     "mixtral": Case("mixtral", {"target_modules": ATTENTION, "target_parameters": EXPERTS}),
     "qwen3-moe": Case("qwen3-moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}),
     "qwen3-moe-one-by-one": Case(
