@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 import time
@@ -102,16 +103,18 @@ def test_conversations_stay_where_their_prefix_is_cached(config: EngineConfig, n
 
 
 def test_a_router_has_one_server_compute_prompts_and_the_other_go_on(config: EngineConfig) -> None:
-    def transfer(role: str) -> list[str]:
-        port = free_port(HOST)
+    def transfer(role: str, **more: object) -> list[str]:
         return [
+            "--master-secret",
+            "a word that both know",
             "--kv-transfer-config",
-            f'{{"kv_connector": "NixlConnector", "kv_role": "{role}", "kv_port": {port}, "kv_buffer_size": 1e6}}',
+            json.dumps({"kv_connector": "NixlConnector", "kv_role": role, "kv_buffer_size": 1e6, **more}),
         ]
 
+    port = free_port(HOST)
     with ExitStack() as stack:
-        prefill = stack.enter_context(process(config, *transfer("kv_producer")))[1]
-        decode = stack.enter_context(process(config, *transfer("kv_consumer")))[1]
+        prefill = stack.enter_context(process(config, *transfer("kv_producer", kv_port=port)))[1]
+        decode = stack.enter_context(process(config, *transfer("kv_consumer", kv_peers=[f"{HOST}:{port}"])))[1]
         flags = ["--vllm-pd-disaggregation", "--prefill", prefill, "--decode", decode]
         front = stack.enter_context(router("vllm_router", *flags))
         for topic in TOPICS[:3]:
