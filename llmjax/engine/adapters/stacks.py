@@ -154,7 +154,7 @@ class AdapterStacks:
 
     Attributes:
         layout: the layout of the arrays.
-        arrays: on the devices; replaced by `put`.
+        arrays: on the devices; replaced by `put`. There are none between `free` and `make`.
     """
 
     def __init__(
@@ -166,7 +166,8 @@ class AdapterStacks:
         special = _Array((places + 1,), jnp.int32)
         arrays = [special, *(array for one in shapes for array in one.arrays(self.layout, dtype))]
         self._placed = tuple(array.placed(platform) for array in arrays)
-        self.arrays = tuple(jnp.zeros(one.shape, one.dtype, device=one.sharding) for one in self._placed)
+        self.arrays: tuple[jax.Array, ...] = ()
+        self.make()
 
     @classmethod
     def of(
@@ -194,6 +195,17 @@ class AdapterStacks:
             summed = axes[stored][1] if use is Use.PRODUCT and cut is not None and cut.axis == 1 else None
             found.append(AdaptedShape(AdaptedParameter(name, use, summed), whole, cut))
         return cls(found, places=places, rank=rank, dtype=graph.dtype, platform=platform)
+
+    def make(self) -> None:
+        """Makes the places, with nothing in them; does nothing where they are there."""
+        if not self.arrays:
+            self.arrays = tuple(jnp.zeros(one.shape, one.dtype, device=one.sharding) for one in self._placed)
+
+    def free(self) -> None:
+        """Frees the devices' memory of the places and of what is in them."""
+        for array in self.arrays:
+            array.delete()
+        self.arrays = ()
 
     @property
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -146,7 +146,7 @@ class WritePages(Message, tag="write_pages"):
 
 
 class Sleep(Message, tag="sleep"):
-    """Frees the devices' memory of state and weights; only `WakeWeights` and `WakeState` may follow.
+    """Frees the devices' memory of state, adapters and weights; only `WakeWeights` and `WakeState` may follow.
 
     Args:
         discard: whether the weights leave the host's memory too, and are loaded from their files again. Otherwise they
@@ -157,7 +157,8 @@ class Sleep(Message, tag="sleep"):
 
 
 class WakeWeights(Message, tag="wake_weights"):
-    """Brings the weights back; another rank that cannot ends, and the group with it."""
+    """Brings the weights back, and makes places for adapters, which are empty; another rank that cannot ends, and the
+    group with it."""
 
 
 class WakeState(Message, tag="wake_state"):

@@ -134,9 +134,13 @@ class Executor:
                 self.state = replace(self.state, kv=kv)
             case Sleep():
                 self._free_state()
+                if self._compiler.model.adapters is not None:
+                    self._compiler.model.adapters.free()
                 self._sleeper.sleep(discard=command.discard)
             case WakeWeights():
                 self._sleeper.wake()
+                if self._compiler.model.adapters is not None:
+                    self._compiler.model.adapters.make()
                 self._take_weights()
             case WakeState():
                 self.state = self._compiler.make_state() if self._state_gone else self.state
