@@ -254,9 +254,11 @@ def _run(llm: LLM, options: VisionOptions, prepared: list[list[PreparedImage]], 
     prompts: list[Any] = []
     for pictures in prepared:
         text = random_text(llm.images.processor, options.input_len, vocab_size=llm.info.vocab_size, rng=rng)
-        half = max(1, len(text) // 2)  # what comes first tells prompts apart, so no prefix is found
+        # What comes first tells prompts apart, so that no prefix is found; where that is the picture, a salt does.
+        half = 0 if llm.images.processor.sole else max(1, len(text) // 2)
         ids = [*text[:half], *placeholder * len(pictures), *text[half:]]
-        prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}})
+        salt = {"cache_salt": rng.bytes(16).hex()} if not half else {}
+        prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"image": pictures}, **salt})
     params = SamplingParams(temperature=0.0, max_tokens=options.output_len, ignore_eos=True, detokenize=False)
     begin = time.perf_counter()
     outputs = llm.generate(prompts, params, use_tqdm=False)

@@ -64,6 +64,18 @@ def test_a_command_line_of_vllm_gcu(compile_cache_dir: str, tmp_path: Path, caps
 
 
 @pytest.mark.slow
+def test_captions_are_timed(compile_cache_dir: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The picture comes first there, and is encoded once for two prompts none of which has a known prefix."""
+    path = tmp_path / "result.json"
+    line = [str(SEEING / "blip"), *flags(compile_cache_dir), "--max-model-len", "100", "--num-images", "1"]
+    line += ["--image-size", "24x36", "--num-iters", "2", "--output-len", "4", "--input-len", "8"]
+    assert vision.main([*line, "--output-json", str(path)]) == 0
+    (found,) = json.loads(path.read_text())["results"]
+    assert (found["images"], found["rows"], found["prompt_tokens"]) == (1, 10, 10 + 1 + 8)
+    assert found["encoder"] + found["prompt"] == pytest.approx(found["first_token"])
+
+
+@pytest.mark.slow
 def test_a_model_that_does_not_see_says_so(compile_cache_dir: str) -> None:
     with pytest.raises(ConfigError, match=r"sees no pictures$"):
         vision.main(
