@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+from llmjax.adapters.locate import locate
 from llmjax.adapters.reference import Adaptation, AdapterReference
 from llmjax.adapters.request import LoRARequest
 from llmjax.config import EngineConfig
@@ -19,7 +20,7 @@ from llmjax.engine.clients.data_parallel import DataParallelEngine
 from llmjax.engine.clients.process import ProcessEngine, begin_loading
 from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
-from llmjax.engine.front.adapters import NamedAdapter, located
+from llmjax.engine.front.adapters import NamedAdapter
 from llmjax.engine.front.beam_search import BeamSearch
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.requests import CheckedForm, PromptInput
@@ -284,9 +285,10 @@ class AsyncLLM(LoadedLLM):
     ) -> None:
         self.adapters.check_new(name, number=number, replace=replace)
         number = number or self.adapters.new_number()
-        reference = await asyncio.to_thread(AdapterReference.read, name, located(path), number=number)
+        found = await asyncio.to_thread(locate, path, self.config)
+        reference = await asyncio.to_thread(AdapterReference.read, name, found, number=number)
         await asyncio.wrap_future(self.client.control(Control.LOAD_ADAPTER, reference))
-        self.adapters.add(NamedAdapter(reference=reference, base=base))
+        self.adapters.add(NamedAdapter(reference=reference, source=str(path), base=base))
 
     async def unload_adapter(self, name: str, *, number: int | None = None) -> None:
         """Takes an adapter's name away. Requests that are there keep it.

@@ -437,7 +437,7 @@ class LLM(LoadedLLM):
         if self.adapters.known(asked) is None:
             self.adapters.check_new(asked.lora_name, number=asked.lora_int_id, replace=asked.load_inplace)
             reference = self._read_adapter(asked.lora_name, asked.lora_path, number=asked.lora_int_id)
-            self.adapters.add(NamedAdapter(reference=reference, base=asked.base_model_name))
+            self.adapters.add(NamedAdapter(reference=reference, source=asked.lora_path, base=asked.base_model_name))
         return self.adapters.find(asked.lora_name)
 
     def warm_up(self) -> None:

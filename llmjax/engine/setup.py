@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from llmjax.adapters.locate import locate
 from llmjax.adapters.reference import AdapterReference
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.config import EngineConfig
 from llmjax.engine.clients.client import Control, EngineClient
 from llmjax.engine.core.stats import EngineTotals, KVStats, RequestStats, StatLogger
-from llmjax.engine.front.adapters import AdapterRegistry, NamedAdapter, located
+from llmjax.engine.front.adapters import AdapterRegistry, NamedAdapter
 from llmjax.engine.front.frontend import Frontend
 from llmjax.engine.front.images import Images
 from llmjax.engine.info import EngineInfo, SleepState
@@ -82,14 +83,14 @@ class LoadedLLM:
             except InvalidRequest as error:
                 raise ConfigError(f"lora_modules: {error}") from error
             reference = self._read_adapter(module.name, module.path)
-            self.adapters.add(NamedAdapter(reference=reference, base=module.base))
+            self.adapters.add(NamedAdapter(reference=reference, source=module.path, base=module.base))
         fixed = [(Path(one.path).name, one) for one in self.config.fixed_adapters]
         self.adapters.fix([(self._read_adapter(name, one.path), one.scale) for name, one in fixed])
 
     def _read_adapter(self, name: str, path: str, *, number: int | None = None) -> AdapterReference:
         """An adapter's reference, when every engine has read it."""
         number = number or self.adapters.new_number()
-        reference = AdapterReference.read(name, located(path), number=number)
+        reference = AdapterReference.read(name, locate(path, self.config), number=number)
         self.client.control(Control.LOAD_ADAPTER, reference).result()
         return reference
 

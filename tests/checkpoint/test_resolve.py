@@ -18,10 +18,12 @@ from huggingface_hub.utils import filter_repo_objects
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmjax.adapters.locate import locate
 from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns
 from llmjax.checkpoint.gguf.mmproj import beside
 from llmjax.checkpoint.hub import PROJECTORS, HubOptions, from_hugging_face
 from llmjax.checkpoint.resolve import resolve
+from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 
 
@@ -420,6 +422,18 @@ def test_a_hub_out_of_reach_is_one_line_and_the_cache_still_serves(hub: FakeHub,
     with pytest.raises(CheckpointError, match="org/other is not in the local Hugging Face cache") as caught:
         from_hugging_face("org/other", None, away)
     assert "\n" not in str(caught.value)
+
+
+def test_an_adapter_is_fetched_as_a_repository_is(hub: FakeHub, options: HubOptions, tmp_path: Path) -> None:
+    hub.repositories["org/name"] = repository("adapter_config.json", "adapter_model.safetensors", "training_args.bin")
+    folder = from_hugging_face("org/name", None, options)
+    assert sorted(hub.sent) == ["adapter_config.json", "adapter_model.safetensors"]
+    config = EngineConfig(model="m", download_dir=options.cache_dir, offline=True)
+    assert locate("org/name", config) == folder
+    with pytest.raises(CheckpointError, match="org/other is not in the local Hugging Face cache"):
+        locate("org/other", config)
+    for path in (str(tmp_path), "nowhere", "org/name.gguf", "/org/name"):
+        assert locate(path, config) == Path(path).absolute()  # no id, or there is something
 
 
 @pytest.fixture

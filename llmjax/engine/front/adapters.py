@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from llmjax.adapters.reference import Adaptation, AdapterReference, ScaledAdapter
 from llmjax.adapters.request import LoRARequest
@@ -20,16 +19,13 @@ class NamedAdapter:
     """An adapter that requests may name.
 
     Attributes:
+        source: where it came from, as a user has said it.
         base: the name of the model that it is said to be for; None: the model's own.
     """
 
     reference: AdapterReference
+    source: str
     base: str | None = None
-
-
-def located(path: str | Path) -> Path:
-    """An adapter's path as all processes of this machine know it."""
-    return Path(path).expanduser().absolute()
 
 
 class AdapterRegistry:
@@ -70,7 +66,7 @@ class AdapterRegistry:
         found = self._adapters.get(asked.lora_name)
         if found is None or asked.load_inplace:
             return None
-        same = (found.reference.path, found.reference.number) == (str(located(asked.lora_path)), asked.lora_int_id)
+        same = (found.source, found.reference.number) == (asked.lora_path, asked.lora_int_id)
         return self.find(asked.lora_name) if same else None
 
     def check_new(self, name: str, *, number: int | None = None, replace: bool) -> None:

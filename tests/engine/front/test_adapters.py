@@ -26,7 +26,7 @@ def reference(name: str, number: int, *, digest: str = "d") -> AdapterReference:
 def test_a_name_is_an_adapter_until_it_is_taken_away() -> None:
     made = registry()
     assert made.find("a") is None
-    made.add(NamedAdapter(reference=reference("a", 3), base="org/base"))
+    made.add(NamedAdapter(reference=reference("a", 3), source="/a", base="org/base"))
     found = made.find("a")
     assert found is not None and found.digest == "d" and found.name == "a"
     assert [one.base for one in made.listed] == ["org/base"]
@@ -52,7 +52,7 @@ def test_a_name_is_an_adapter_until_it_is_taken_away() -> None:
 )
 def test_names_that_cannot_be_given(name: str, says: str) -> None:
     made = registry()
-    made.add(NamedAdapter(reference=reference("a", 1)))
+    made.add(NamedAdapter(reference=reference("a", 1), source="/a"))
     with pytest.raises(InvalidRequest, match=says) as caught:
         made.check_new(name, replace=False)
     assert caught.value.field == "lora_name"
@@ -62,7 +62,7 @@ def test_names_that_cannot_be_given(name: str, says: str) -> None:
 
 def test_numbers_belong_to_one_adapter() -> None:
     made = registry()
-    made.add(NamedAdapter(reference=reference("a", 1)))
+    made.add(NamedAdapter(reference=reference("a", 1), source="/a"))
     with pytest.raises(InvalidRequest, match="lora_int_id 1 is that of the adapter 'a'"):
         made.check_new("b", number=1, replace=False)
     made.check_new("a", number=1, replace=True)
@@ -71,7 +71,7 @@ def test_numbers_belong_to_one_adapter() -> None:
 def test_there_is_an_end_to_it() -> None:
     made = registry()
     for number in range(1, MOST_ADAPTERS + 1):
-        made.add(NamedAdapter(reference=reference(f"a{number}", number)))
+        made.add(NamedAdapter(reference=reference(f"a{number}", number), source="/a"))
     with pytest.raises(InvalidRequest, match="4096 adapters are loaded already"):
         made.check_new("another", replace=False)
 
@@ -84,7 +84,7 @@ def test_without_room_there_are_none() -> None:
 def test_an_adapter_of_a_request_is_known_by_name_number_and_path(tmp_path: Path) -> None:
     made = registry()
     path = str(tmp_path)
-    made.add(NamedAdapter(reference=AdapterReference(name="a", path=path, digest="d", number=2)))
+    made.add(NamedAdapter(reference=AdapterReference(name="a", path=path, digest="d", number=2), source=path))
     assert made.known(LoRARequest("a", 2, path)) is not None
     assert made.known(LoRARequest("a", 3, path)) is None
     assert made.known(LoRARequest("a", 2, f"{path}/b")) is None
