@@ -1004,6 +1004,16 @@ class ServerConfig:
         words={"": "auto"},
     )
     enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call the tools of a request")
+    mcp_config: str | None = setting(
+        None,
+        'file of tool servers (MCP) whose tools the server itself calls, for requests with tools of type "mcp", as JSON '
+        'with "mcpServers"; without it there are none',
+    )
+    mcp_call_timeout: float = setting(60.0, "seconds that a call of a tool server's tool may take", above=0)
+    mcp_max_calls: int = setting(32, "calls of tool servers' tools that a response may make", low=1)
+    mcp_max_result_bytes: int = setting(
+        64 * 2**10, "bytes of such a call's result; the rest is cut, with a note", unit="bytes", low=1
+    )
     enable_per_request_metrics: bool = setting(
         False, "say in each answer of completions and chats how long it has waited, read and written"
     )

@@ -31,6 +31,7 @@ from llmjax.serve.interfaces import Engine
 from llmjax.serve.limits import BodyLimits
 from llmjax.serve.listen import on_loopback
 from llmjax.serve.literal_texts import LiteralTexts
+from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.metrics import EngineMetrics, PoolMetrics, registry
 from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
 from llmjax.serve.models import Models, OneModel
@@ -233,6 +234,7 @@ def _shared(config: ServerConfig, gate: Gate, limits: BodyLimits) -> Shared:
         ),
         files=files,
         sources=_sources(config, files),
+        tool_servers=ToolServers.of(config),
     )
 
 

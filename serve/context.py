@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from llmjax.serve.conversations import Conversations
     from llmjax.serve.files import FileStore
     from llmjax.serve.literal_texts import LiteralTexts
+    from llmjax.serve.mcp.servers import ToolServers
     from llmjax.serve.pictures import Pictures
     from llmjax.serve.protocol.common import AdapterScale, GenerationRequest
     from llmjax.serve.responses.store import ResponseStore
@@ -62,6 +63,7 @@ class Shared:
     conversations: Conversations
     files: FileStore
     sources: Sources
+    tool_servers: ToolServers
 
 
 @dataclass(frozen=True, kw_only=True)

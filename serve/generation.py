@@ -256,17 +256,26 @@ class Tally:
 
     Args:
         count_completion: False when the only generated token is one that scoring a prompt needs.
+        before: tallies of earlier jobs for the same request, whose tokens are its, too.
     """
 
-    def __init__(self, job: Job, record: RequestRecord, *, count_completion: bool = True) -> None:
+    def __init__(
+        self,
+        job: Job,
+        record: RequestRecord,
+        *,
+        count_completion: bool = True,
+        before: Sequence[Tally] = (),
+    ) -> None:
         self._record = record
+        self._before = before
         self._count_completion = count_completion
         self._cached = [0] * len(job.prompts)
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in job.prompts)
         self.completion_tokens = 0
         self.reasoning_tokens: int | None = None  # None: the model writes no reasoning
-        record.prompt_tokens = self.prompt_tokens
-        record.completion_tokens = 0
+        record.prompt_tokens = sum(tally.prompt_tokens for tally in self.all)
+        record.completion_tokens = sum(tally.completion_tokens for tally in before)
 
     def add_cached(self, part: JobOutput) -> None:
         """Notes how much of the part's prompt was in the prefix cache, and when it came."""
@@ -277,11 +286,16 @@ class Tally:
         """Counts what a choice brings; after this ``usage`` includes it."""
         if self._count_completion:
             self.completion_tokens += len(choice.token_ids)
-        self._record.completion_tokens = self.completion_tokens
+        self._record.completion_tokens = sum(tally.completion_tokens for tally in self.all)
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's ``CompletionUsage``."""
-        return usage_of([self])
+        """OpenAI's ``CompletionUsage``, of the earlier jobs too."""
+        return usage_of(self.all)
+
+    @property
+    def all(self) -> list[Tally]:
+        """This tally, after those of earlier jobs."""
+        return [*self._before, self]
 
     @property
     def cached_tokens(self) -> int:

@@ -37,8 +37,8 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Seq
         The exit status: 0, or that of an engine that died.
 
     Raises:
-        ConfigError: the port is busy, a TLS file or OpenTelemetry is missing or a parser is unknown; before the model
-            is loaded.
+        ConfigError: the port is busy, a TLS file or OpenTelemetry is missing, a parser is unknown or the file of tool
+            servers is wrong, before the model is loaded; or a tool server cannot be reached.
         LLMJaxError: the model cannot be loaded.
     """
     _configure_logging(server_config.log_level)
@@ -55,6 +55,10 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Seq
     for own in (server_config, *(model.server for model in models)):
         check_tool_parser(own.tool_call_parser)
         check_reasoning_parser(own.reasoning_parser)
+    if server_config.mcp_config is not None:
+        from llmjax.serve.mcp.servers import ToolServers  # few servers need it
+
+        ToolServers.of(server_config)  # what is wrong with them is said before the model is loaded
     tracer = None if server_config.otlp_traces_endpoint is None else _tracer(server_config.otlp_traces_endpoint)
     sock = bind(server_config)
     names = ", ".join(model.name for model in models) or engine_config.model

@@ -18,6 +18,7 @@ from llmjax.errors import ChatTemplateError
 from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.drain import Gate
 from llmjax.serve.listen import base_url, first_request
+from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.models import Models
 
 log = logging.getLogger("serve")
@@ -42,6 +43,7 @@ class DrainingServer(uvicorn.Server):
         self._url = base_url(config, sock)
         self._last_words = min(LAST_WORDS_SECONDS, config.shutdown_timeout / 4)
         connection = partial(BoundedConnection, settings=config, idle=IdleConnections(config.max_idle_connections))
+        self._tool_servers: ToolServers = app.state.shared.tool_servers
         super().__init__(
             uvicorn.Config(
                 app,
@@ -61,6 +63,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self._check_chat_templates()
+        await self._tool_servers.start()
         await super().startup(sockets=sockets)
         self._watch_task = asyncio.create_task(self._watch_engine())
         entries = self._models.entries
@@ -95,6 +98,7 @@ class DrainingServer(uvicorn.Server):
         if self._watch_task is not None:
             self._watch_task.cancel()
         await super().shutdown(sockets=sockets)
+        await self._tool_servers.close()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # From here on the system itself ends the process: nothing that holds the interpreter can keep it from doing so.

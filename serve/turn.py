@@ -69,6 +69,11 @@ class Turn:
     form: AnswerFormat
     tally: Tally
 
+    @property
+    def round_tokens(self) -> int:
+        """Tokens that have been generated, those of earlier turns apart."""
+        return self.tally.completion_tokens
+
     def outputs(self) -> AsyncGenerator[JobOutput, None]:
         """What is new, as it comes; its tokens are the caller's to count."""
         return run_job(self.engine, self.job, self.tally)
@@ -112,6 +117,7 @@ async def prepare(
     id: str,
     cut: bool = False,
     custom: CustomTools = NO_TOOLS,
+    after: Turn | None = None,
 ) -> Turn:
     """Checks a request and makes of it what the engine needs.
 
@@ -122,6 +128,7 @@ async def prepare(
         id: the answer's id.
         cut: more tokens than fit the context may be asked for.
         custom: tools of the request that are custom ones.
+        after: an earlier turn for the same HTTP request, whose tokens count, too.
 
     Raises:
         ApiError: a field is wrong.
@@ -211,7 +218,7 @@ async def prepare(
         engine=engine,
         job=job,
         form=form,
-        tally=Tally(job, record),
+        tally=Tally(job, record, before=() if after is None else after.tally.all),
     )
 
 

@@ -12,7 +12,7 @@ from llmjax.migration.answers import ForeignFlag, Takes
 from llmjax.migration.rows import CHUNKS, accepted, alias, means, ours, refused
 
 NOTHING = Takes.NOTHING
-MCP = "tools are called by the client; give it the MCP servers"
+MCP = "--mcp-config names tool servers, with the tools that may be called"
 
 # What older versions want after the other arguments. Here the model's files say it.
 MODEL_TYPES = frozenset(
@@ -83,7 +83,8 @@ FLAGS: tuple[ForeignFlag, ...] = (
     *alias("--repeat-last-n", "override_generation_config", key="repeat_last_n"),
     *means("--thinking", "default_chat_template_kwargs", '{"enable_thinking": true}', off='{"enable_thinking": false}'),
     *alias("--enforce-parser", "tool_call_parser", words=PARSERS),
-    *refused("--mcp-command|--mcp-args|--mcp-config", MCP),
+    *refused("--mcp-command|--mcp-args", MCP),
+    *ours("--mcp-config"),
     *ours("--record-conversation"),
     *accepted("--ui-server", "the chat page is at / of the same port", takes=NOTHING),
     *ours("--num-nodes"),

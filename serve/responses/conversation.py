@@ -10,6 +10,7 @@ import orjson
 
 from llmjax.serve.custom_tools import arguments_of
 from llmjax.serve.errors import ApiError, cut
+from llmjax.serve.mcp.results import error_text
 from llmjax.serve.protocol.chat import ChatMessage, unread_part
 from llmjax.serve.sealing import unsealed
 
@@ -29,6 +30,8 @@ PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "mcp_call": "mcp",
+    "mcp_list_tools": "mcpl",
 }
 # Calls of tools that OpenAI defines and clients run: what the function is called here, and what holds its arguments.
 RUN_BY_CLIENTS = {
@@ -37,6 +40,8 @@ RUN_BY_CLIENTS = {
     "apply_patch_call": ("apply_patch", "operation"),
 }
 RESULTS = frozenset({"function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in RUN_BY_CLIENTS)})
+# Calls, which one answer may have several of.
+CALLS = frozenset({"function_call", "custom_tool_call", "mcp_call", *RUN_BY_CLIENTS})
 # Items of which nothing can be read here: what OpenAI's server has done itself, and what only it can unseal.
 OF_THE_SERVER = frozenset(
     {
@@ -49,13 +54,12 @@ OF_THE_SERVER = frozenset(
         "image_generation_call",
         "mcp_approval_request",
         "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
         "tool_search_call",
         "tool_search_output",
         "web_search_call",
     }
 )
+NOT_RUN = "Error: the call was not run"
 Item = dict[str, Any]
 
 
@@ -103,12 +107,15 @@ class _Conversation:
         self._sees = sees
         self._turns: list[dict[str, Any]] = []
         self._thought: list[str] = []  # before the answer that it belongs to
+        self._results: list[dict[str, Any]] = []  # of calls of the answer, which come after all of them
         self._ignored = ignored
         self._kinds: Mapping[str, Callable[[Item, str], None]] = {
             "message": self._message,
             "reasoning": self._reasoning,
             "function_call": self._call,
             "custom_tool_call": self._custom_call,
+            "mcp_call": self._mcp_call,
+            "mcp_list_tools": self._mcp_list,
             **dict.fromkeys(RUN_BY_CLIENTS, self._defined_call),
             **dict.fromkeys(RESULTS, self._result),
         }
@@ -125,9 +132,12 @@ class _Conversation:
                 param=f"{path}.type",
                 code="unsupported_parameter",
             )
+        if kind not in CALLS:
+            self._end_calls()
         read(item, path)
 
     def done(self) -> list[ChatMessage]:
+        self._end_calls()
         if self._thought:
             self._answer()
         return [ChatMessage.model_construct(**turn) for turn in self._turns]
@@ -174,6 +184,27 @@ class _Conversation:
     def _defined_call(self, item: Item, path: str) -> None:
         name, field = RUN_BY_CLIENTS[item["type"]]
         self._call({**item, "name": name, "arguments": item.get(field)}, path)
+
+    def _mcp_call(self, item: Item, path: str) -> None:
+        for field in ("id", "server_label", "name"):
+            _check_text(item, field, path)
+        self._call({**item, "call_id": item["id"], "name": flat_name(item["server_label"], item["name"])}, path)
+        if item.get("error") is not None:
+            said = error_text(item["error"])
+        elif item.get("output") is not None:
+            _check_text(item, "output", path)
+            said = item["output"]
+        else:
+            said = NOT_RUN
+        self._results.append({"role": "tool", "tool_call_id": item["id"], "content": said})
+
+    def _mcp_list(self, item: Item, path: str) -> None:
+        """Nothing is said by it: the model knows the tools that the request offers."""
+        _check_text(item, "server_label", path)
+
+    def _end_calls(self) -> None:
+        self._turns += self._results
+        self._results = []
 
     def _call(self, item: Item, path: str) -> None:
         for field in ("call_id", "name"):
@@ -294,6 +325,14 @@ def _listed(item: Item) -> Item:
             return {**common, **fields, "arguments": written}
         case "custom_tool_call":
             return {**common, **_kept(item, "call_id", "name", "input", "namespace")}
+        case "mcp_call":
+            fields = {name: item.get(name) for name in ("approval_request_id", "error", "output")}
+            status = "completed" if fields["error"] is None else "failed"
+            return {**common, "status": status, **_kept(item, "server_label", "name", "arguments"), **fields}
+        case "mcp_list_tools":
+            tools = item.get("tools")
+            listed_tools = tools if isinstance(tools, list) else []
+            return {**common, "server_label": item["server_label"], "tools": listed_tools, "error": item.get("error")}
         case str() if kind in RUN_BY_CLIENTS:
             return {**common, **_kept(item, "call_id", RUN_BY_CLIENTS[kind][1])}
         case str() if kind in RESULTS:

@@ -10,11 +10,16 @@ from typing import Any
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
 from llmjax.serve.custom_tools import InputReader
 from llmjax.serve.errors import ApiError
+from llmjax.serve.mcp.results import CallResult
 from llmjax.serve.responses.conversation import PREFIXES, new_id
 from llmjax.serve.sealing import sealed
 
 Data = dict[str, Any]
-WRITTEN = {"function_call": "arguments", "custom_tool_call": "input"}  # what a model writes of a call
+WRITTEN = {
+    "function_call": "arguments",
+    "custom_tool_call": "input",
+    "mcp_call": "arguments",
+}  # what a model writes of a call
 
 
 @dataclass
@@ -44,6 +49,7 @@ class ResponseWriter:
         seal: give reasoning items their ``encrypted_content``.
         namespaces: namespace and name of each function that is in one, by what the model calls it.
         custom: what the model calls custom tools.
+        mcp: label and name of each tool of a tool server, by what the model calls it.
     """
 
     def __init__(
@@ -53,11 +59,14 @@ class ResponseWriter:
         seal: bool,
         namespaces: Mapping[str, tuple[str, str]],
         custom: Collection[str] = (),
+        mcp: Mapping[str, tuple[str, str]] | None = None,
     ) -> None:
         self.response: Data = {**response, "output": []}
         self._seal = seal
         self._namespaces = namespaces
         self._custom = custom
+        self._mcp = mcp or {}
+        self._pending: list[int] = []  # places of calls that have been written and not made
         self._next = 0
         self._open: _Open | None = None
 
@@ -90,8 +99,50 @@ class ResponseWriter:
             case Arguments(text):
                 assert self._open is not None
                 if self._open.input is None:
-                    return [self._piece("function_call_arguments.delta", text, {"delta": text})]
+                    kind = f"{self._open.item['type']}_arguments.delta"
+                    return [self._piece(kind, text, {"delta": text})]
                 return self._input(self._open.input.read(text))
+
+    def list_tools(self, label: str, tools: list[Data]) -> list[Data]:
+        """The model is told of tools of a tool server."""
+        item = {"id": new_id(PREFIXES["mcp_list_tools"]), "type": "mcp_list_tools", "server_label": label}
+        place = {"output_index": len(self.response["output"])}
+        added = self._event("response.output_item.added", {**place, "item": {**item, "tools": [], "error": None}})
+        whole = {**item, "tools": tools, "error": None}
+        named = {**place, "item_id": item["id"]}
+        events = [self._event(f"response.mcp_list_tools.{kind}", named) for kind in ("in_progress", "completed")]
+        self.response["output"].append(whole)
+        return [added, *events, self._event("response.output_item.done", {**place, "item": whole})]
+
+    def pause(self) -> list[Data]:
+        """The model has said what it says in this round."""
+        return self._close("completed")
+
+    def pending(self) -> list[tuple[int, Data]]:
+        """Calls that have been written and not made: their places in the output, and the items."""
+        return [(place, self.response["output"][place]) for place in self._pending]
+
+    def called(self, place: int, result: CallResult) -> list[Data]:
+        """A call has been made.
+
+        Args:
+            place: of its item in the output.
+        """
+        status = "completed" if result.error is None else "failed"
+        return self._called(place, status, {"output": result.output, "error": result.error})
+
+    def _called(self, place: int, status: str, fields: Data) -> list[Data]:
+        self._pending.remove(place)
+        item = {**self.response["output"][place], "status": status, **fields}
+        self.response["output"][place] = item
+        events = []
+        if status != "incomplete":
+            events.append(self._event(f"response.mcp_call.{status}", {"output_index": place, "item_id": item["id"]}))
+        return [*events, self._event("response.output_item.done", {"output_index": place, "item": item})]
+
+    def _abandoned(self) -> list[Data]:
+        """Calls that are never made."""
+        return [event for place in [*self._pending] for event in self._called(place, "incomplete", {})]
 
     def finish(self, reason: str | None, usage: Data) -> list[Data]:
         """The response has ended.
@@ -100,7 +151,7 @@ class ResponseWriter:
             reason: the engine's finish reason.
         """
         cut = reason == "length"
-        events = self._close("incomplete" if cut else "completed")
+        events = [*self._close("incomplete" if cut else "completed"), *self._abandoned()]
         if not self.response["output"]:  # it said nothing: that is a message too
             events += [*self._begin(self._message()), *self._close("incomplete" if cut else "completed")]
         self.response |= {"status": "incomplete" if cut else "completed", "usage": usage}
@@ -116,13 +167,14 @@ class ResponseWriter:
             code = "invalid_prompt"
         else:
             code = "rate_limit_exceeded" if error.code == "queue_full" else "server_error"
-        events = [*([] if self._next else self.begin()), *self._close("incomplete")]
+        events = [*([] if self._next else self.begin()), *self._close("incomplete"), *self._abandoned()]
         self.response |= {"status": "failed", "error": {"code": code, "message": error.message}}
         return [*events, self._lifecycle("failed")]
 
     def cancel(self) -> None:
         """Nobody wants it any more, so nobody is told."""
         self._close("incomplete")
+        self._abandoned()
         self.response["status"] = "cancelled"
 
     def snapshot(self) -> Data:
@@ -163,8 +215,13 @@ class ResponseWriter:
         return {"id": new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
 
     def _call(self, name: str, id: str | None) -> Data:
+        if name in self._mcp:
+            label, name = self._mcp[name]
+            item = {"id": new_id(PREFIXES["mcp_call"]), "type": "mcp_call", "status": "in_progress", "arguments": ""}
+            told = {"server_label": label, "name": name}
+            return {**item, **told, "approval_request_id": None, "error": None, "output": None}
         kind = "custom_tool_call" if name in self._custom else "function_call"
-        item: Data = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress"}
+        item = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress"}
         if name in self._namespaces:
             namespace, name = self._namespaces[name]
             item["namespace"] = namespace
@@ -176,6 +233,8 @@ class ResponseWriter:
         events = [self._event("response.output_item.added", place)]
         if (part := _part(item, "", [])) is not None:
             events.append(self._of_item("content_part.added", {"content_index": 0, "part": part}))
+        elif item["type"] == "mcp_call":
+            events.append(self._of_item("mcp_call.in_progress", {}))
         return events
 
     def _closed(self, status: str = "in_progress") -> Data:
@@ -200,6 +259,13 @@ class ResponseWriter:
                 events.append(self._of_item("reasoning_text.done", {"content_index": 0, "text": text}))
             case "custom_tool_call":
                 events.append(self._of_item("custom_tool_call_input.done", {"input": text}))
+            case "mcp_call":
+                events.append(self._of_item("mcp_call_arguments.done", {"arguments": text}))
+                if status == "completed":  # written, and yet to be made
+                    self._pending.append(len(self.response["output"]))
+                    self.response["output"].append({**item, "status": "in_progress"})
+                    self._open = None
+                    return events
             case _:
                 more = {"name": item["name"], "arguments": text}
                 events.append(self._of_item("function_call_arguments.done", more))

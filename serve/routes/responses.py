@@ -34,6 +34,9 @@ from llmjax.serve.custom_tools import InputForm, as_function, input_form
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.generation import guarded
 from llmjax.serve.logprobs import TokenNames, chat_logprobs
+from llmjax.serve.mcp.loop import ToolLoop
+from llmjax.serve.mcp.offered import all_offered, offered_by
+from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools, template_source
 from llmjax.serve.protocol.chat import MAX_MESSAGES, ChatRequest
@@ -61,6 +64,7 @@ NAMES = {
     r"messages": "input",
 }
 MOST_LISTED = 100
+OF_CLIENTS = frozenset({"function_call", "custom_tool_call"})  # calls that the client makes
 # Tools of OpenAI that clients such as Codex offer with every request: a model may answer without.
 UNUSED_TOOLS = frozenset(
     {
@@ -199,7 +203,7 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
 
     messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(input_items)))
     given = (body.model_fields_set & GenerationRequest.model_fields.keys()) - {"response_format"}
-    tools, choice = _tools(body)
+    tools, choice = _tools(body, server.tool_servers)
     chat = ChatRequest.model_construct(
         **{name: getattr(body, name) for name in given},
         messages=messages,
@@ -259,22 +263,24 @@ def _check_previous(server: Server, previous: StoredResponse, *, items: int) -> 
     raise ApiError(message, param="previous_response_id", code="invalid_value")
 
 
-def _tools(body: InputRequest) -> tuple[list[dict[str, Any]], Any]:
+def _tools(body: InputRequest, servers: ToolServers) -> tuple[list[dict[str, Any]], Any]:
     """Tools and the choice among them as the chat has them.
 
     Raises:
         ApiError: one is not a function, or the choice is not one.
     """
     given = [(f"tools.{i}", tool) for i, tool in enumerate(body.tools or []) if tool.get("type") not in UNUSED_TOOLS]
-    tools = [flat for path, tool in given for flat in _flat(tool, path)]
+    tools = [flat for path, tool in given for flat in _flat(tool, path, servers)]
     choice = body.tool_choice
     if not isinstance(choice, dict):
         return tools, choice
     match choice:
         case {"type": "function" | "custom"}:
             return tools, {"type": "function", "function": {"name": choice.get("name")}}
+        case {"type": "mcp", "server_label": str(label), "name": str(name)}:
+            return tools, {"type": "function", "function": {"name": flat_name(label, name)}}
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [*allowed]}:
-            names = [tool.get("name") for tool in allowed if isinstance(tool, dict)]
+            names = [_allowed_name(tool) for tool in allowed if isinstance(tool, dict)]
             return [tool for tool in tools if tool["function"].get("name") in names], mode
     raise ApiError(
         '`tool_choice` must be "auto", "none", "required", a function, a custom tool or allowed_tools',
@@ -283,8 +289,17 @@ def _tools(body: InputRequest) -> tuple[list[dict[str, Any]], Any]:
     )
 
 
-def _flat(tool: Mapping[str, Any], path: str) -> list[dict[str, Any]]:
-    """A tool, or those of a namespace."""
+def _allowed_name(tool: Mapping[str, Any]) -> Any:
+    """What the model calls a tool of allowed_tools."""
+    label, name = tool.get("server_label"), tool.get("name")
+    whole = tool.get("type") == "mcp" and isinstance(label, str) and isinstance(name, str)
+    return flat_name(str(label), str(name)) if whole else name
+
+
+def _flat(tool: Mapping[str, Any], path: str, servers: ToolServers) -> list[dict[str, Any]]:
+    """A tool, or those of a namespace or a tool server."""
+    if tool.get("type") == "mcp":
+        return [one.function() for one in offered_by(tool, path, servers)]
     if tool.get("type") != "namespace":
         return [_tool(tool, path)]
     inner = _inner(tool)
@@ -375,13 +390,46 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         custom = _custom(body)
         client = client_of(request)
         turn = await prepare(server, chat, record=record, cache_salt=salt, client=client, id=id, custom=custom)
+
+    async def follow_up(chat: ChatRequest, after: Turn) -> Turn:
+        told = [*record.ignored]
+        with other_names(NAMES):
+            found = await prepare(
+                server, chat, record=record, cache_salt=salt, client=client, id=id, custom=custom, after=after
+            )
+        record.ignored = told  # what is ignored is so in every round
+        return found
+
+    offered = all_offered(body.tools, server.tool_servers)
+    loop = None
+    if offered:
+        most = min(body.max_tool_calls or server.config.mcp_max_calls, server.config.mcp_max_calls)
+        loop = ToolLoop(offered=offered, known=_listed_labels(items), chat=chat, prepare=follow_up, most=most)
     unheeded = [*body.without_effect(), *_unheeded(body)]
     record.ignored += [name for name in unheeded if name not in record.ignored]
     writer = ResponseWriter(
-        _fields(server, body, turn), seal=body.includes(SEALED), namespaces=_namespaces(body), custom=custom
+        _fields(server, body, turn),
+        seal=body.includes(SEALED),
+        namespaces=_namespaces(body),
+        custom=custom,
+        mcp={name: (one.label, one.tool.name) for name, one in offered.items()},
     )
     asked = await off_loop(lambda: orjson.dumps(items), size=CHARS_PER_PART * len(items)) if body.stored else b""
-    return Writing(server=server, body=body, turn=turn, writer=writer, owner=owner, input=asked, num_items=len(items))
+    return Writing(
+        server=server,
+        body=body,
+        turn=turn,
+        writer=writer,
+        owner=owner,
+        input=asked,
+        num_items=len(items),
+        loop=loop,
+    )
+
+
+def _listed_labels(items: list[Item]) -> frozenset[str]:
+    """Tool servers whose tools items list."""
+    return frozenset(item["server_label"] for item in items if item["type"] == "mcp_list_tools")
 
 
 def _shown(tool: dict[str, Any]) -> dict[str, Any]:
@@ -444,6 +492,7 @@ class Writing:
         input: its items as JSON, to be stored.
         num_items: how many.
         waiting: log-probabilities of tokens that have not said anything yet.
+        loop: runs calls of tool servers; None: there are none.
     """
 
     server: Server
@@ -453,15 +502,18 @@ class Writing:
     owner: str
     input: bytes
     num_items: int
+    loop: ToolLoop | None = None
     waiting: list[dict[str, Any]] = field(default_factory=list)
 
     async def whole(self) -> bytes:
         """OpenAI's ``Response`` as JSON."""
-        if self.body.wants_logprobs:
+        if self.body.wants_logprobs or self.loop is not None:
             async for _ in self.events():
                 pass
         else:
-            self._write(await self.turn.all_said())
+            said = await self.turn.all_said()
+            self._write(said)
+            self.writer.finish(said.finish_reason, self._usage(self.turn))
         answer = orjson.dumps(self.writer.response)
         self._keep(answer)
         return answer
@@ -475,16 +527,43 @@ class Writing:
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """OpenAI's ``ResponseStreamEvent``s."""
-        reader, begun = self.turn.form.reader(), False
-        async with aclosing(self.turn.outputs()) as parts:
-            async for part in parts:
-                said = self.turn.said(part, reader)
-                if not begun:
-                    begun = True
-                    for event in self.writer.begin():
+        turn: Turn | None = self.turn
+        begun, reason = False, None
+        while turn is not None:
+            reader, place, usage = turn.form.reader(), len(self.writer.response["output"]), turn
+            async with aclosing(turn.outputs()) as parts:
+                async for part in parts:
+                    said = turn.said(part, reader)
+                    reason = said.finish_reason
+                    if not begun:
+                        begun = True
+                        for event in self._begin():
+                            yield event
+                        place = len(self.writer.response["output"])
+                    for event in self._write(said):
                         yield event
-                for event in self._write(said):
+            turn = None
+            if self.loop is not None and reason != "length":
+                for event in self.writer.pause():
                     yield event
+                pending = self.writer.pending()
+                for at, call in pending:
+                    for event in self.writer.called(at, await self.loop.call(call)):
+                        yield event
+                said_items = self.writer.response["output"][place:]
+                if pending and not any(item["type"] in OF_CLIENTS for item in said_items):
+                    turn = await self.loop.next(usage, said_items)
+                    reason = reason if turn is not None else "length"
+        if reason is not None:
+            for event in self.writer.finish(reason, self._usage(usage)):
+                yield event
+
+    def _begin(self) -> list[dict[str, Any]]:
+        events = self.writer.begin()
+        if self.loop is not None:
+            for label, tools in self.loop.unlisted().items():
+                events += self.writer.list_tools(label, tools)
+        return events
 
     def _write(self, said: Said) -> list[dict[str, Any]]:
         self.waiting.extend(self._logprobs(said.choice))
@@ -492,8 +571,6 @@ class Writing:
         for event in said.events:
             events += self.writer.write(event, self.waiting.copy() if isinstance(event, Content) else [])
             self.waiting.clear()
-        if said.finish_reason is not None:
-            events += self.writer.finish(said.finish_reason, self._usage())
         return events
 
     def _logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
@@ -507,8 +584,8 @@ class Writing:
         ended_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
         return entries[:-1] if ended_by_token and not self.body.include_stop_str_in_output else entries
 
-    def _usage(self) -> dict[str, Any]:
-        usage = self.turn.tally.usage()
+    def _usage(self, turn: Turn) -> dict[str, Any]:
+        usage = turn.tally.usage()
         reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         return {
             "input_tokens": usage["prompt_tokens"],

@@ -633,7 +633,7 @@ def test_pictures_in_results_are_noted(http: httpx.Client) -> None:
         ({"tools": [{**EDIT, "name": ""}]}, "tools.0.name", "name"),
         ({"tools": [EDIT], "tool_choice": {"type": "custom", "name": "x"}}, "tool_choice", "x"),
         ({"input": [{"type": "custom_tool_call", "name": "f", "call_id": "c"}]}, "input.0.input", "string"),
-        ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools.1.type", "mcp"),
+        ({"tools": [WEATHER, {"type": "mcp", "server_label": "x"}]}, "tools.1.server_label", "--mcp-config"),
         ({"tools": [{**WEATHER, "name": ""}]}, "tools.0.name", "name"),
         ({"tools": [{**WEATHER, "parameters": 1}]}, "tools.0.parameters", "object"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "x"),

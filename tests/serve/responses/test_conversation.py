@@ -108,3 +108,50 @@ def test_the_place_of_what_is_wrong_is_named(field: str) -> None:
     with pytest.raises(ApiError) as caught:
         turns([{"role": "user", "content": "x"}, {"role": "user", "content": "x", field: 1}])
     assert caught.value.param == f"input.1.{field}"
+
+
+def test_calls_of_tool_servers_are_calls_with_results() -> None:
+    def made(id: str, **end: Any) -> dict[str, Any]:
+        return {"type": "mcp_call", "id": id, "server_label": "s", "name": "f", "arguments": '{"a": 1}', **end}
+
+    failed = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": "no file"}]}
+    lost = {"type": "mcp_protocol_error", "code": -32000, "message": "closed"}
+    items = [
+        {"type": "mcp_list_tools", "id": "l", "server_label": "s", "tools": [{"name": "f"}]},
+        {"role": "user", "content": "hi"},
+        *(
+            made("1", output="one"),
+            CALL,
+            made("2", error=failed),
+            made("3", error=lost),
+            made("4", error="bad"),
+            made("5"),
+        ),
+        RESULT,
+        {"role": "assistant", "content": "so"},
+        made("6", output="six"),
+    ]
+    found = turns(items)
+    assert [turn["role"] for turn in found] == ["user", "assistant", *["tool"] * 6, "assistant", "tool"]
+    names = [call["function"]["name"] for call in found[1]["tool_calls"]]
+    assert names == ["s__f", "f", *["s__f"] * 4]
+    results = {turn["tool_call_id"]: turn["content"] for turn in found if turn["role"] == "tool"}
+    assert results == {
+        "1": "one",
+        "2": "Error: no file",
+        "3": "Error: closed",
+        "4": "Error: bad",
+        "5": "Error: the call was not run",
+        "c1": "done",
+        "6": "six",
+    }
+    assert listed(items)[0]["tools"] == [{"name": "f"}]
+
+
+@pytest.mark.parametrize("field", ["id", "server_label", "name", "arguments"])
+def test_a_call_of_a_tool_server_is_whole(field: str) -> None:
+    item = {"type": "mcp_call", "id": "1", "server_label": "s", "name": "f", "arguments": "{}"}
+    del item[field]
+    with pytest.raises(ApiError) as refused:
+        turns([item])
+    assert refused.value.param == f"input.0.{field}"

@@ -1,0 +1,212 @@
+"""A connection to one tool server, through the SDK of the protocol, which is an extra."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from llmjax.errors import ConfigError
+from llmjax.serve.mcp.config import ToolServerConfig
+from llmjax.serve.mcp.results import CONNECTION_CLOSED, TIMED_OUT, CallResult, cut_to, refused, tool_failed
+from llmjax.serve.protocol.chat import unread_part
+
+log = logging.getLogger("serve")
+
+CONNECT_SECONDS = 30.0
+MAX_PAGES = 100  # of a server's list of tools
+
+
+def check_sdk() -> None:
+    """Raises ``ConfigError`` unless the SDK is installed."""
+    try:
+        from mcp import Client  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"mcp_config needs the SDK of MCP ({error})", hint="pip install 'llmjax[mcp]'") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tool:
+    """A tool as its server describes it.
+
+    Args:
+        schema: the JSON schema of its arguments.
+        annotations: hints such as ``readOnlyHint``; None: there are none.
+    """
+
+    name: str
+    description: str | None
+    schema: dict[str, Any]
+    annotations: dict[str, Any] | None
+
+
+class _Connection:
+    """One connection, in a task of its own, for the SDK's is left by the task that entered it."""
+
+    def __init__(self, config: ToolServerConfig) -> None:
+        self._config = config
+        self._end = asyncio.Event()
+        self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._client.add_done_callback(asyncio.Future.exception)  # it is no news where nobody waits any more
+        self.calls = 0  # that are running
+        self.task = asyncio.create_task(self._hold())
+
+    async def client(self) -> Any:
+        """The SDK's client; raises what went wrong."""
+        return await asyncio.shield(self._client)
+
+    def end(self) -> None:
+        self._end.set()
+        if not self._client.done():  # it does not get there
+            self.task.cancel()
+
+    async def _hold(self) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                client = await self._connect(stack)
+                self._client.set_result(client)
+                await self._end.wait()
+        except asyncio.CancelledError:
+            if not self._client.done():
+                self._client.set_exception(ConnectionError("the connection was given up"))
+        except Exception as error:
+            if self._client.done():  # it was in use
+                log.debug("the tool server %s has ended: %s", self._config.name, _reason(error))
+            else:
+                self._client.set_exception(error)
+
+    async def _connect(self, stack: AsyncExitStack) -> Any:
+        from mcp import Client, StdioServerParameters
+
+        config = self._config
+        if config.url is None:
+            parameters = StdioServerParameters(
+                command=config.command, args=list(config.args), env=dict(config.env), cwd=config.cwd
+            )
+            return await stack.enter_async_context(Client(parameters))
+        import httpx2
+        from mcp.client.streamable_http import streamable_http_client
+
+        http = await stack.enter_async_context(httpx2.AsyncClient(headers=dict(config.headers), timeout=None))
+        return await stack.enter_async_context(Client(streamable_http_client(config.url, http_client=http)))
+
+
+class ToolServer:
+    """A tool server that is named in the configuration. One that dies, or hangs in a call, is started or connected to
+    anew for the next call.
+
+    Args:
+        timeout: seconds that a call may take.
+        max_result_bytes: bytes of a result; the rest is cut, with a note.
+    """
+
+    def __init__(self, config: ToolServerConfig, *, timeout: float, max_result_bytes: int) -> None:
+        self.config = config
+        self.tools: tuple[Tool, ...] = ()  # those that are allowed; known once it has started
+        self._timeout = timeout
+        self._max_result_bytes = max_result_bytes
+        self._connection: _Connection | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self) -> None:
+        """Connects, and learns which tools there are.
+
+        Raises:
+            ConfigError: it cannot be started or reached, or has no tool of an allowed name.
+        """
+        where = f"mcp_config: the tool server {self.config.name!r}"
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                found = await _tools(await self._connected().client())
+        except TimeoutError:
+            raise ConfigError(f"{where} has not answered for {CONNECT_SECONDS:g} s") from None
+        except Exception as error:
+            raise ConfigError(f"{where} cannot be reached: {_reason(error)}") from None
+        if missing := [name for name in self.config.allowed_tools if name not in found]:
+            raise ConfigError(f"{where} has no tool {missing[0]!r}; it has {', '.join(sorted(found)) or 'none'}")
+        self.tools = tuple(found[name] for name in dict.fromkeys(self.config.allowed_tools))
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
+        """Calls a tool; whatever goes wrong is in the result."""
+        if self._closed:
+            return refused(CONNECTION_CLOSED, "the server ends")
+        connection = self._connected()
+        connection.calls += 1
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                client = await connection.client()
+            async with asyncio.timeout(self._timeout):
+                found = await client.call_tool(name, arguments)
+        except TimeoutError:
+            if connection.calls == 1:  # nobody else waits for it
+                self._drop(connection)
+            return refused(TIMED_OUT, "the tool has not answered in time (--mcp-call-timeout)")
+        except Exception as error:
+            code = getattr(error, "code", CONNECTION_CLOSED)  # the SDK's errors have that of the message
+            if code == CONNECTION_CLOSED:
+                self._drop(connection)
+            return refused(code, cut_to(_reason(error), most=self._max_result_bytes))
+        finally:
+            connection.calls -= 1
+        text = cut_to(_text(found), most=self._max_result_bytes)
+        return tool_failed(text) if found.is_error else CallResult(output=text)
+
+    async def close(self) -> None:
+        """Ends the connection, and the process if it is one."""
+        self._closed = True
+        if self._connection is not None:
+            self._drop(self._connection)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _connected(self) -> _Connection:
+        if self._connection is None or self._connection.task.done():
+            self._connection = _Connection(self.config)
+            self._tasks.add(self._connection.task)
+            self._connection.task.add_done_callback(self._tasks.discard)
+        return self._connection
+
+    def _drop(self, connection: _Connection) -> None:
+        connection.end()
+        if self._connection is connection:
+            self._connection = None
+
+
+async def _tools(client: Any) -> dict[str, Tool]:
+    """All tools of a server by name."""
+    found: dict[str, Tool] = {}
+    cursor: str | None = None
+    for _ in range(MAX_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        for tool in page.tools:
+            notes = tool.annotations
+            found[tool.name] = Tool(
+                name=tool.name,
+                description=tool.description,
+                schema=tool.input_schema,
+                annotations=None if notes is None else notes.model_dump(mode="json", by_alias=True, exclude_none=True),
+            )
+        cursor = page.next_cursor
+        if not cursor:
+            break
+    return found
+
+
+def _text(result: Any) -> str:
+    """What a result says, with notes in place of pictures and the like; JSON where it says nothing in words."""
+    texts = [part.text if part.type == "text" else unread_part(part.type) for part in result.content]
+    if not texts and result.structured_content is not None:
+        return orjson.dumps(result.structured_content).decode()
+    return "\n".join(texts)
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says; of a group of them the first."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return str(getattr(error, "message", None) or error) or type(error).__name__
