@@ -1006,8 +1006,8 @@ class ServerConfig:
     enable_auto_tool_choice: bool = setting(True, "let the model decide whether to call the tools of a request")
     mcp_config: str | None = setting(
         None,
-        'file of tool servers (MCP) whose tools the server itself calls, for requests with tools of type "mcp", as JSON '
-        'with "mcpServers"; without it there are none',
+        'JSON file of tool servers (MCP), under "mcpServers", whose tools the server itself calls, for requests with '
+        'tools of type "mcp"; without it there are none',
     )
     mcp_call_timeout: float = setting(60.0, "seconds that a call of a tool server's tool may take", above=0)
     mcp_max_calls: int = setting(32, "calls of tool servers' tools that a response may make", low=1)

@@ -260,7 +260,7 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
         ("--speculative-config.model x", "speculative_config needs num_speculative_tokens"),
         ("-lcs lookup.bin", "-lcs: prompts and outputs are looked up"),
         ("--middleware a.b c.d", "--middleware: code is not loaded into the server"),
-        ("--mcp-command x", "--mcp-command: tools are called by the client"),
+        ("--mcp-command x", "--mcp-command: --mcp-config names tool servers"),
         ("-n 5", "-n: vLLM means --nnodes by it and llama-server --n-predict"),
         ("--cpu-offload-gb 4", "--cpu-offload-gb: of a mixture of experts --num-experts-offload-per-rank"),
         ("--uvicorn-log-level loud", "--log-level must be one of debug, info, warning, error, not 'loud'"),
