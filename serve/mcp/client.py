@@ -51,7 +51,7 @@ class _Connection:
         self._config = config
         self._end = asyncio.Event()
         self._client: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._client.add_done_callback(asyncio.Future.exception)  # it is no news where nobody waits any more
+        self._client.add_done_callback(asyncio.Future.exception)  # an error that nobody waits for is not reported
         self.calls = 0  # that are running
         self.task = asyncio.create_task(self._hold())
 

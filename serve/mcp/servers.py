@@ -23,7 +23,7 @@ class ToolServers:
 
     @classmethod
     def of(cls, config: ServerConfig) -> ToolServers:
-        """Those of ``--mcp-config``, not started yet; without it there are none.
+        """The tool servers that ``--mcp-config`` names, before they are started.
 
         Raises:
             ConfigError: the file is wrong, or the SDK is not installed.

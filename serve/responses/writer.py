@@ -126,7 +126,7 @@ class ResponseWriter:
         """A call has been made.
 
         Args:
-            place: of its item in the output.
+            place: where its item stands in the output.
         """
         status = "completed" if result.error is None else "failed"
         return self._called(place, status, {"output": result.output, "error": result.error})

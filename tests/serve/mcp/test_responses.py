@@ -43,7 +43,7 @@ SCRIPTS = {
     "far0": call("remote__add", a=41, b=1),
     "far1": "From afar: forty-two.",
     "broken0": call("local__broken"),
-    "broken1": "That was no file at all.",
+    "broken1": "There is nothing to read.",
     "dies0": call("local__dies"),
     "dies1": "Gone, sadly; so be it.",
     "hangs0": call("local__hangs"),

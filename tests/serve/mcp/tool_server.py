@@ -49,7 +49,7 @@ def secret() -> str:
 
 def main(argv: list[str]) -> None:
     if "http" not in argv:
-        with Path(argv[0]).open("a") as pids:  # who has been started
+        with Path(argv[0]).open("a") as pids:
             pids.write(f"{os.getpid()}\n")
         server.run("stdio")
         return
