@@ -49,6 +49,7 @@ from llmjax.serve.routes.files import FILE_ROUTES
 from llmjax.serve.routes.generate import GENERATE_ROUTES
 from llmjax.serve.routes.generative_scoring import GENERATIVE_SCORING_ROUTES
 from llmjax.serve.routes.invocations import INVOCATION_ROUTES
+from llmjax.serve.routes.llama_server import LLAMA_SERVER_MODEL_ROUTES, LLAMA_SERVER_ROUTES
 from llmjax.serve.routes.messages import MESSAGE_ROUTES
 from llmjax.serve.routes.models import MODEL_ROUTES
 from llmjax.serve.routes.ollama import OLLAMA_MODEL_ROUTES, OLLAMA_ROUTES
@@ -78,7 +79,7 @@ BATCH_WIDTH = 24  # requests of batches that are asked at once where there are s
 ANSWERING: list[BaseRoute] = [
     *(*CHAT_ROUTES, *COMPLETION_ROUTES, *RESPONSE_ROUTES, *MESSAGE_ROUTES, *POOLING_ROUTES),
     *(*CHAT_BATCH_ROUTES, *GENERATE_ROUTES, *GENERATIVE_SCORING_ROUTES, *INVOCATION_ROUTES),
-    *OLLAMA_ROUTES,
+    *(*OLLAMA_ROUTES, *LLAMA_SERVER_ROUTES),
 ]
 
 
@@ -95,6 +96,7 @@ def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseR
         *BATCH_ROUTES,
         *MODEL_ROUTES,
         *OLLAMA_MODEL_ROUTES,
+        *LLAMA_SERVER_MODEL_ROUTES,
         *TOKEN_ROUTES,
         *RENDER_ROUTES,
         *ADMIN_ROUTES,

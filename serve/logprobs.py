@@ -45,17 +45,20 @@ def chat_logprobs(
     names: TokenNames,
     top: int,
     named: Sequence[int] | None = None,
+    with_ids: bool = False,
 ) -> dict[str, Any]:
     """OpenAI's ``ChoiceLogprobs`` for the sampled tokens that have log-probabilities.
 
     Args:
         top: how many of the most probable tokens to list.
         named: tokens to list instead.
+        with_ids: entries have the tokens' ids as well, as llama-server's do.
     """
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         raw = names.raw(token_id)
         return {
+            **({"id": token_id} if with_ids else {}),
             "token": names.text(token_id),
             "bytes": None if raw is None else list(raw),
             "logprob": max(logprob, FLOOR),

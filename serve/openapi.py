@@ -22,6 +22,12 @@ from llmjax.serve.protocol.chat import BatchChatRequest, ChatRequest
 from llmjax.serve.protocol.common import ApiModel
 from llmjax.serve.protocol.completions import CompletionRequest
 from llmjax.serve.protocol.generate import GenerateRequest, GenerativeScoringRequest
+from llmjax.serve.protocol.llama_server import (
+    LlamaCompletionRequest,
+    LlamaEmbeddingRequest,
+    LlamaInfillRequest,
+    LlamaTokenizeRequest,
+)
 from llmjax.serve.protocol.meanings import REFUSED, meaning
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
 from llmjax.serve.protocol.ollama import (
@@ -71,6 +77,10 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/api/embed": (OllamaEmbedRequest,),
     "/api/embeddings": (OllamaEmbeddingsRequest,),
     **dict.fromkeys(("/api/show", "/api/pull", "/api/delete"), (OllamaNameRequest,)),
+    **dict.fromkeys(("/completion", "/completions"), (LlamaCompletionRequest,)),
+    "/infill": (LlamaInfillRequest,),
+    **dict.fromkeys(("/embedding", "/embeddings"), (LlamaEmbeddingRequest,)),
+    "/apply-template": (ChatRequest,),
     "/invocations": (
         *(ChatRequest, CompletionRequest, EmbeddingRequest, EmbeddingChatRequest, ClassifyRequest, ClassifyChatRequest),
         *(ScoreRequest, RerankRequest),
@@ -78,7 +88,7 @@ BODIES: Mapping[str, tuple[type[ApiModel], ...]] = {
     "/abort_requests": (AbortRequest,),
     "/v1/load_lora_adapter": (LoadAdapterRequest,),
     "/v1/unload_lora_adapter": (UnloadAdapterRequest,),
-    "/tokenize": (TokenizeTextRequest, TokenizeChatRequest),
+    "/tokenize": (TokenizeTextRequest, TokenizeChatRequest, LlamaTokenizeRequest),
     "/detokenize": (DetokenizeRequest,),
 }
 STREAMS = frozenset(
@@ -90,6 +100,9 @@ STREAMS = frozenset(
         "/v1/messages",
         "/inference/v1/generate",
         "/invocations",
+        "/completion",
+        "/completions",
+        "/infill",
     }
 )
 

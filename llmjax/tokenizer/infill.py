@@ -30,6 +30,11 @@ ENDS = (
     "<|file_separator|>",
     "<file_sep>",
 )
+# Before the name of a repository, and before that of each of its files, for models that were trained with several.
+REPOSITORIES = ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>")
+FILE = "<|file_sep|>"
+REPOSITORY_NAME, UNNAMED, WITH_GAP = "myproject", "tmp", "filename"  # where a request names none, as llama.cpp has it
+SNIPPET = "\n\n--- snippet ---\n\n"  # before each file, where there are no tokens for it
 # A token of its own in every vocabulary; SentencePiece puts no space before a text that follows it.
 SENTINEL = "☺"
 
@@ -43,12 +48,16 @@ class InfillTokens:
         suffix: comes before the text after the gap.
         middle: comes after both; None: the text before the gap comes last.
         ends: end what is written, in addition to the tokens that end every text.
+        repository: comes before the name of a repository; None: there is no such token.
+        file: comes before the name of a file, likewise.
     """
 
     prefix: int
     suffix: int
     middle: int | None
     ends: frozenset[int]
+    repository: int | None = None
+    file: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> InfillTokens:
@@ -62,15 +71,27 @@ class InfillTokens:
             if None not in ids:
                 ends = (tokenizer.token_to_id(text) for text in ENDS)
                 prefix, suffix, *middle = (id for id in ids if id is not None)
+                names = (tokenizer.token_to_id(text) for text in REPOSITORIES)
                 return cls(
-                    prefix, suffix, middle[0] if middle else None, frozenset(id for id in ends if id is not None)
+                    prefix,
+                    suffix,
+                    middle[0] if middle else None,
+                    frozenset(id for id in ends if id is not None),
+                    repository=next((id for id in names if id is not None), None),
+                    file=tokenizer.token_to_id(FILE),
                 )
         raise InvalidRequest(
             "the model's vocabulary has no tokens for filling a gap (fill-in-the-middle)", field="suffix"
         )
 
     def prompt(
-        self, tokenizer: Tokenizer, before: str, suffix_ids: Sequence[int], *, add_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        before: str,
+        suffix_ids: Sequence[int],
+        *,
+        add_special_tokens: bool = True,
+        extra: Sequence[tuple[str | None, str]] = (),
     ) -> list[int]:
         """Token ids of a prompt for which a model writes what belongs between two texts.
 
@@ -78,12 +99,26 @@ class InfillTokens:
             before: the first text.
             suffix_ids: ids of the second text, from `encode_suffix`.
             add_special_tokens: begin with the token that begins a text, where texts have one.
+            extra: names and texts of files that come before the one with the gap.
         """
         begin = tokenizer.encode("")[:1] if add_special_tokens else []
         start = begin if begin == [tokenizer.bos_token_id] else []
+        start = start + self._files(tokenizer, extra)
         prefix = [self.prefix, *tokenizer.encode(before, add_special_tokens=False)]
         suffix = [self.suffix, *suffix_ids]
         return start + (suffix + prefix if self.middle is None else [*prefix, *suffix, self.middle])
+
+    def _files(self, tokenizer: Tokenizer, files: Sequence[tuple[str | None, str]]) -> list[int]:
+        """Ids of files before the one with the gap, as llama.cpp writes them (tools/server/server-common.cpp)."""
+
+        def ids(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        if self.file is None:
+            return [id for _, text in files for id in (*ids(SNIPPET), *ids(text))]
+        begun = [self.repository, *ids(f"{REPOSITORY_NAME}\n")] if files and self.repository is not None else []
+        named = [id for name, text in files for id in (self.file, *ids(f"{name or UNNAMED}\n"), *ids(text))]
+        return [*begun, *named, *((self.file, *ids(f"{WITH_GAP}\n")) if files else ())]
 
 
 def encode_suffix(tokenizer: Tokenizer, text: str) -> list[int]:

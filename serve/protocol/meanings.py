@@ -213,6 +213,41 @@ MEANINGS: Mapping[str, str] = {
     ),
     **dict.fromkeys(("low_vram", "vocab_only", "f16_kv", "logits_all", "embedding_only", "penalize_newline"), TAKEN),
     **dict.fromkeys(("mirostat_tau", "mirostat_eta"), TAKEN),
+    # llama-server's.
+    "LlamaCompletionRequest.prompt": "the text to continue, its token ids, or a mix of both; a list of several",
+    "LlamaInfillRequest.prompt": "how the text in the gap begins",
+    "input_prefix": "the text before the gap",
+    "input_suffix": "the text after the gap",
+    "input_extra": "files that come before the one with the gap",
+    "InfillFile.text": "what the file holds",
+    "InfillFile.filename": "its name",
+    "InfillFile.time": TAKEN,
+    "n_predict": "longest answer in tokens; below 0: as many as fit, 0: none, the prompt is computed for later",
+    **dict.fromkeys(
+        ("LlamaCompletionRequest.max_tokens", "LlamaInfillRequest.max_tokens"), "`n_predict` under another name"
+    ),
+    "samplers": "those of `penalties`, `top_k`, `top_p`, `min_p`, `temperature` that are on; their order is this one",
+    **dict.fromkeys(
+        ("LlamaCompletionRequest.logit_bias", "LlamaInfillRequest.logit_bias"),
+        "pairs, or an object, of ids or texts and what is added to the logits of their tokens; false is -100",
+    ),
+    "grammar": "a grammar that the answer is held to, such as GBNF",
+    "json_schema": "a JSON schema that the answer is held to",
+    "cache_prompt": "false: compute everything, whatever is cached",
+    "n_probs": "log-probabilities of this many tokens at each place",
+    "return_tokens": "token ids of the answer; streams have them always",
+    "timings_per_token": "times in each piece of a stream",
+    "response_fields": "fields that the answer has, such as `content` or `timings/predicted_n`; none: all",
+    "LlamaEmbeddingRequest.content": "texts, or their token ids",
+    "embd_normalize": "-1: leave the vectors as they are",
+    "LlamaTokenizeRequest.content": "the text to take apart",
+    "add_special": "put the tokenizer's special tokens around it",
+    "parse_special": "false: special tokens that it spells out are plain text",
+    "with_pieces": "the text of each token beside its id",
+    **dict.fromkeys(("id_slot", "n_keep", "n_discard", "n_indent", "n_cache_reuse", "min_keep"), TAKEN),
+    **dict.fromkeys(("t_max_prompt_ms", "t_max_predict_ms", "return_progress", "sse_ping_interval"), TAKEN),
+    **dict.fromkeys(("dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n"), TAKEN),
+    **dict.fromkeys(("dry_sequence_breakers", "xtc_threshold", "adaptive_decay"), TAKEN),
     # Hints, and what requests that only count tokens have beside.
     **dict.fromkeys(
         ("cache_control", "context_management", "prediction", "speed", "token_offsets", "verbosity"), TAKEN

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -127,6 +127,15 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         if body.use_beam_search
         else (),
     )
+
+
+def with_room(server: Server, job: Job, *, most: int | None) -> Job:
+    """A completion of ``most`` tokens, or as many as fit the context."""
+    params = [
+        replace(own, max_tokens=output_budget(server, prompt, asked=None, default=most, field="prompt"))
+        for own, prompt in zip(job.params, job.prompts, strict=True)
+    ]
+    return replace(job, params=params)
 
 
 def _params(

@@ -48,7 +48,7 @@ from llmjax.serve.protocol.ollama import (
     OllamaNameRequest,
 )
 from llmjax.serve.protocol.pooling import EmbeddingRequest
-from llmjax.serve.routes.completions import completion_job
+from llmjax.serve.routes.completions import completion_job, with_room
 from llmjax.serve.routes.pooling import made_vectors
 from llmjax.serve.sse import EventStream
 from llmjax.serve.turn import Turn, prepare
@@ -83,7 +83,7 @@ async def ollama_generate(request: Request) -> Response | ASGIApp:
         if body.is_plain:
             completion = completion_of(server, body, record.ignored)
             most, completion.max_tokens = completion.max_tokens, None
-            job = _with_room(server, await completion_job(server, completion, request), most=most)
+            job = with_room(server, await completion_job(server, completion, request), most=most)
             return await _answered(request, body, _Plain(server, job, Tally(job, record), writer, record))
         turn = await _turn(request, server, chat_of(server, body, record.ignored))
         if body.context:
@@ -111,15 +111,6 @@ def _after(server: Server, turn: Turn, body: OllamaGenerateRequest, record: Requ
     most = output_budget(server, longer, asked=None, default=params.max_tokens, field="context")
     job = replace(turn.job, prompts=[longer], params=[replace(params, max_tokens=most)])
     return replace(turn, job=job, tally=Tally(job, record))
-
-
-def _with_room(server: Server, job: Job, *, most: int | None) -> Job:
-    """A completion of ``most`` tokens, or as many as fit the context."""
-    params = [
-        replace(own, max_tokens=output_budget(server, prompt, asked=None, default=most, field="prompt"))
-        for own, prompt in zip(job.params, job.prompts, strict=True)
-    ]
-    return replace(job, params=params)
 
 
 def _writer(server: Server, model: str | None, *, chat: bool) -> LineWriter:

@@ -1,4 +1,4 @@
-"""Routes of vLLM's that this server does not have: 501, with the reason, where 404 would let people look for a typo."""
+"""Routes of other servers that this one has not: 501, with the reason, where 404 would let people look for a typo."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _SIZE = "how many processes run the model is decided at the start (--data-parall
 _CHATS = "chats go to /v1/chat/completions, /v1/responses or /v1/messages"
 _RENDER = "use /v1/chat/completions/render or /v1/completions/render"
 _DERENDER = "/inference/v1/generate returns the text too with output_mode text, and /detokenize that of any tokens"
+_KOBOLD = "KoboldCpp's API is not spoken: use /v1/completions or /v1/chat/completions, or llama-server's /completion"
+_WEB_UI = "text-generation-webui's own API is not spoken: use /v1/completions, /v1/models, /tokenize and /detokenize"
 REASONS: Mapping[str, str] = {
     "/v1/audio/transcriptions": _TEXT,
     "/v1/audio/translations": _TEXT,
@@ -39,6 +41,11 @@ REASONS: Mapping[str, str] = {
     "/start_weight_update": _WEIGHTS,
     "/update_weights": _WEIGHTS,
     "/finish_weight_update": _WEIGHTS,
+    "/slots/{slot}": "prompts that are cached are found by their tokens, and pages are not written to files",
+    "/api/v1/{call:path}": _KOBOLD,
+    "/api/latest/{call:path}": _KOBOLD,
+    "/api/extra/{call:path}": _KOBOLD,
+    "/v1/internal/{call:path}": _WEB_UI,
 }
 
 

@@ -1,6 +1,8 @@
-"""POST /tokenize and /detokenize, in vLLM's shapes."""
+"""POST /tokenize and /detokenize, in the shapes of vLLM and llama-server."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -8,9 +10,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import ignored_fields, owner_of, server_of
+from llmjax.serve.context import Server, ignored_fields, owner_of, server_of
 from llmjax.serve.custom_tools import from_chat
 from llmjax.serve.prompts import chat_prompt, completion_prompts, off_loop, read_tools
+from llmjax.serve.protocol.llama_server import LlamaTokenizeRequest
 from llmjax.serve.protocol.tokens import DetokenizeRequest, TokenizeChatRequest, TokenizeTextRequest
 
 
@@ -18,6 +21,8 @@ async def tokenize(request: Request) -> Response:
     """Ids of a text, or of messages after the chat template."""
     server = server_of(request)
     data = await read_json(request)
+    if data.get("content") is not None and data.get("prompt") is None and data.get("messages") is None:
+        return await _llama_tokenize(server, parse(data, LlamaTokenizeRequest, ignored=ignored_fields(request)))
     if "messages" in data and data.get("prompt") is None:
         chat = parse(data, TokenizeChatRequest, ignored=ignored_fields(request))
         server.check_model(chat.model)
@@ -45,15 +50,37 @@ async def tokenize(request: Request) -> Response:
     return Response(orjson.dumps(body), media_type="application/json")
 
 
+async def _llama_tokenize(server: Server, body: LlamaTokenizeRequest) -> Response:
+    """llama-server's answer: ids or, with pieces, each with its text; with its bytes where they are no whole
+    characters."""
+    server.check_model(body.model)
+    tokenizer, text = server.tokenizer, body.content
+    tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field="content")
+
+    def piece(id: int) -> str | list[int]:
+        raw = tokenizer.token_bytes(id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return list(raw)
+
+    def made() -> list[Any]:
+        ids = tokenizer.encode(text, add_special_tokens=body.add_special, parse_special=body.parse_special)
+        return [{"id": id, "piece": piece(id)} for id in ids] if body.with_pieces else ids
+
+    tokens = await off_loop(made, size=len(text))
+    return Response(orjson.dumps({"tokens": tokens}), media_type="application/json")
+
+
 async def detokenize(request: Request) -> Response:
-    """The text of token ids, special ones included."""
+    """The text of token ids, special ones included, under vLLM's name and llama-server's."""
     server = server_of(request)
     body = parse(await read_json(request), DetokenizeRequest, ignored=ignored_fields(request))
     server.check_model(body.model)
     server.request_limits.check_ids(body.tokens, field="tokens")
     tokenizer = server.tokenizer
     text = await off_loop(lambda: tokenizer.decode(body.tokens, skip_special_tokens=False), size=4 * len(body.tokens))
-    return Response(orjson.dumps({"prompt": text}), media_type="application/json")
+    return Response(orjson.dumps({"prompt": text, "content": text}), media_type="application/json")
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -51,6 +51,9 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/api/generate", {"prompt": "x", "options": {"num_predict": 1}}),
     ("/api/show", {"model": "tiny-llama"}),
     ("/api/pull", {"model": "tiny-llama"}),
+    ("/completion", {"prompt": "x", "n_predict": 1}),
+    ("/completions", {"prompt": "x", "n_predict": 1}),
+    ("/apply-template", {"messages": MESSAGES}),
     ("/v1/batches", {"input_file_id": "file-x", "endpoint": "/v1/completions", "completion_window": "24h"}),
 ]
 EITHER = {"messages": "prompt", "prompt": "messages"}  # of /tokenize
@@ -91,6 +94,7 @@ def check_fields(http: httpx.Client, path: str, base: dict[str, Any], *, togethe
 
 # Their fields are those of other paths, and are read by the same code.
 AS_OTHERS = ("/v1/chat/completions/batch", "/v1/chat/completions/render", "/v1/completions/render")
+AS_OTHERS += ("/completions", "/apply-template")
 AS_OTHERS += ("/v1/responses/input_tokens", "/v1/messages/count_tokens")
 
 
@@ -128,6 +132,11 @@ ELSEWHERE = {
     "/api/embed",
     "/api/embeddings",
     "/api/delete",
+    "/infill",
+    "/embedding",
+    "/embeddings",
+    "/v1/load_lora_adapter",
+    "/v1/unload_lora_adapter",
 }
 ELSEWHERE |= {"/invocations", "/abort_requests"}
 

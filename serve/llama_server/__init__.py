@@ -1,0 +1,1 @@
+"""llama-server's own API on top of completions: requests in, its answers out."""
