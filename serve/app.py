@@ -114,7 +114,7 @@ IN_QUERY = frozenset(route.path for route in ADAPTER_ROUTES)
 # Other routes that one of the models answers.
 OF_A_MODEL = frozenset(
     {
-        *(route.path for route in (*TOKEN_ROUTES, *RENDER_ROUTES)),
+        *(route.path for route in (*TOKEN_ROUTES, *RENDER_ROUTES, *LLAMA_SERVER_MODEL_ROUTES)),
         *("/v1/messages/count_tokens", "/v1/responses/input_tokens"),
         *IN_QUERY,
     }

@@ -51,8 +51,7 @@ async def tokenize(request: Request) -> Response:
 
 
 async def _llama_tokenize(server: Server, body: LlamaTokenizeRequest) -> Response:
-    """llama-server's answer: ids or, with pieces, each with its text; with its bytes where they are no whole
-    characters."""
+    """llama-server's answer: ids or, with pieces, each with its text, or with its bytes if these are not UTF-8."""
     server.check_model(body.model)
     tokenizer, text = server.tokenizer, body.content
     tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field="content")
