@@ -144,7 +144,7 @@ class Table:
     def __call__(self, tokens: jax.Array, positions: jax.Array, kv: Any, batches: Any, prompt_len: Any) -> Hidden:
         return Hidden(hidden=jnp.asarray(self.rows)[tokens], kv=kv)
 
-    def logits(self, hidden: jax.Array, used: jax.Array | None = None) -> jax.Array:
+    def logits(self, hidden: jax.Array, used: jax.Array | None = None, places: jax.Array | None = None) -> jax.Array:
         return hidden
 
 

@@ -315,7 +315,7 @@ def rows_of(
 
 def verified(state: DeviceState, batch: StepBatch, logits: np.ndarray, *, drafts: int) -> tuple[DeviceState, Sampled]:
     """``verify`` where hidden states are the logits."""
-    model: Any = SimpleNamespace(logits=lambda hidden, used: hidden)
+    model: Any = SimpleNamespace(logits=lambda hidden, used, places: hidden)
     hidden = jnp.zeros((len(batch.tokens), VOCAB), jnp.float32).at[: len(logits)].set(logits)
     run = jax.jit(lambda state, batch, hidden: verify(model, state, hidden, batch, drafts=drafts, max_logprobs=0))
     state, sampled = run(state, batch, hidden)

@@ -246,7 +246,7 @@ def test_log_probabilities_come_with_the_text_that_a_stop_string_may_swallow() -
         ({"prompt": "a", "promt": "b"}, "prompt"),
         ({"prompt": "a", "cache_salt": ""}, "cache_salt"),
         ({"prompt": "a", "cache_salt": 5}, "cache_salt"),
-        ({"multi_modal_data": {"image": object()}}, "multi_modal_data"),
+        ({"multi_modal_data": {"image": object()}}, "prompt"),
         ({}, "prompt"),
     ],
 )

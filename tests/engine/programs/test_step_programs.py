@@ -100,7 +100,9 @@ def test_if_no_bucket_compiles_there_is_one_error(
 
 def plan(tokens: int) -> Any:
     """What programs look at of a plan: a prompt's chunk."""
-    return SimpleNamespace(steps=1, decode_only=False, drafts=0, spans=False, num_tokens=tokens, rows=[None])
+    return SimpleNamespace(
+        steps=1, decode_only=False, drafts=0, spans=False, adapters=False, num_tokens=tokens, rows=[None]
+    )
 
 
 def mixed(tokens: int) -> Bucket:
