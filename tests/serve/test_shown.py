@@ -98,8 +98,9 @@ def info_of(engine: EngineConfig, server: ServerConfig) -> httpx.Response:
     fields = dict.fromkeys((field.name for field in dataclasses.fields(EngineInfo)), 1)
     info = EngineInfo(**{**fields, "model_path": f"/home/{SECRET}", "slow": f"/home/{SECRET}", "pooler": None})  # type: ignore[arg-type]
     served = SimpleNamespace(config=engine, info=info)
-    state = SimpleNamespace(server=SimpleNamespace(engine=served, config=server, model_root="m"))
-    request: Any = SimpleNamespace(app=SimpleNamespace(state=state))
+    model = SimpleNamespace(server=SimpleNamespace(engine=served, config=server, model_root="m"))
+    state = SimpleNamespace(models=SimpleNamespace(find=lambda _: model))
+    request: Any = SimpleNamespace(app=SimpleNamespace(state=state), query_params={})
     response = asyncio.run(server_info(request))
     return httpx.Response(response.status_code, content=bytes(response.body))
 
