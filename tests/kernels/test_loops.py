@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from llmjax.kernels.experts import _blocks, experts_by_blocks
+from llmjax.kernels.experts import blocks_of, experts_by_blocks
 from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.loops import bounded_loops, for_loop, while_loop
 from tests.kernels.experts_case import Maker
@@ -52,7 +52,7 @@ def test_experts(tokens: int, choices: int) -> None:
     make = Maker("float32", 8, size=48, inner=40)
     x, weights = make.tokens(tokens), make.weights()
     chosen, shares = make.choice(tokens, choices)
-    blocks = _blocks(chosen, shares, 8)
+    blocks = blocks_of(chosen, shares, 8)
     assert int(blocks.count) <= blocks.most <= tokens * choices
     with bounded_loops(True):
         found = jax.jit(partial(experts_by_blocks, activation="silu"))(x, chosen, shares, weights)
