@@ -111,6 +111,10 @@ def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseR
 
 POSTS = frozenset(route.path for route in ANSWERING if isinstance(route, Route) and "POST" in (route.methods or ()))
 IN_QUERY = frozenset(route.path for route in ADAPTER_ROUTES)
+# Whose clients are also curl as it comes, which says no Content-Type of JSON.
+ANY_TYPE = frozenset(
+    route.path for route in (*OLLAMA_ROUTES, *OLLAMA_MODEL_ROUTES, *LLAMA_SERVER_ROUTES, *LLAMA_SERVER_MODEL_ROUTES)
+)
 # Other routes that one of the models answers.
 OF_A_MODEL = frozenset(
     {
@@ -168,7 +172,9 @@ def create_app_of_several(
 
     several = SeveralModels(models, pool, make)
     interval = config.sse_keep_alive_interval
-    choice = Middleware(ModelChoice, models=several, paths=POSTS | OF_A_MODEL, in_query=IN_QUERY, interval=interval)
+    choice = Middleware(
+        ModelChoice, models=several, paths=POSTS | OF_A_MODEL, in_query=IN_QUERY, any_type=ANY_TYPE, interval=interval
+    )
     app, _ = _applications(shared, several, metrics, width=BATCH_WIDTH, model="", tracer=tracer, inside=[choice])
     return app
 

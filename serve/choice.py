@@ -36,6 +36,7 @@ class ModelChoice:
         models: all models.
         paths: the paths of these routes.
         in_query: those of them that name the model in the query, not in the body.
+        any_type: those of them whose bodies may have any Content-Type.
         interval: seconds between the signs of life of a stream that waits; 0: there are none.
     """
 
@@ -46,12 +47,14 @@ class ModelChoice:
         models: SeveralModels,
         paths: frozenset[str],
         in_query: frozenset[str],
+        any_type: frozenset[str],
         interval: float,
     ) -> None:
         self._app = app
         self._models = models
         self._paths = paths
         self._in_query = in_query
+        self._any_type = any_type
         self._interval = interval
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,7 +64,7 @@ class ModelChoice:
         path, request = path_of(scope), Request(scope, receive)
         body: dict[str, Any] = {}
         if scope["method"] == "POST" and path not in self._in_query:
-            scope[READ] = body = await read_json(request, any_type=path.startswith(OLLAMA))
+            scope[READ] = body = await read_json(request, any_type=path in self._any_type)
         entry = self._models.find(self._name(path, body.get("model", request.query_params.get("model"))))
         record: RequestRecord = scope["state"]["record"]
         record.model = entry.name

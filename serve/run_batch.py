@@ -22,6 +22,7 @@ from llmjax.serve.limits import MOST_BYTES, BodyLimits
 
 if TYPE_CHECKING:
     from llmjax import AsyncLLM
+    from llmjax.serve.mcp.servers import ToolServers
 
 WIDTH = 2  # times as many requests as run at once are asked, so that one waits for every place that gets free
 
@@ -84,7 +85,12 @@ async def _run(
     try:
         await engine.wait_ready()
         app = create_app(engine, config)
-        return await _answer(app, engine, requests, results, total=total)
+        tools: ToolServers = app.state.shared.tool_servers
+        await tools.start()
+        try:
+            return await _answer(app, engine, requests, results, total=total)
+        finally:
+            await tools.close()
     finally:
         await engine.shutdown(drain_timeout=0)
 

@@ -230,6 +230,16 @@ def test_a_client_that_leaves_wants_nothing_any_more(several: Several) -> None:
     until(lambda: several.pool.models["embed"].bringing is None)
 
 
+@pytest.mark.parametrize("path", ["/completion", "/apply-template", "/api/generate"])
+def test_curl_as_it_comes_finds_its_model(path: str, client: httpx.Client) -> None:
+    """Without a Content-Type of JSON, where clients of these APIs send none."""
+    said = {"messages": [{"role": "user", "content": "a"}]} if path == "/apply-template" else {"prompt": "a"}
+    body = json.dumps({"model": "chat", "stream": False, **said})
+    headers = {"Content-Type": "application/x-www-form-urlencoded"}
+    answer = client.post(path, content=body, headers=headers)
+    assert answer.status_code == 200, answer.text
+
+
 def test_a_model_stays_as_long_as_ollamas_clients_ask(several: Several, client: httpx.Client) -> None:
     for keep_alive, expires in (("10m", 600), (-1, None), ("90s", 90)):
         body = {"model": "embed", "input": "w5 w6", "keep_alive": keep_alive}
