@@ -214,7 +214,9 @@ def test_a_preempted_request_sees_the_same(name: str, compile_cache_dir: str) ->
     cases = sorted(CASES, key=["one", "two", "none", "first"].index)  # the longest at once
     batched = 64 if name in WHOLE_PROMPTS else 16
     rows = max(36, *(len(golden(name)[f"image{number}/rows"]) for number in range(3)))
-    pages = {"cohere2-vision": 48}.get(name, 56 if name in WINDOWED else 44)  # of which some are of windows
+    pages = {"cohere2-vision": 48, "llava-next": 41, "llava-next-video": 41}.get(
+        name, 56 if name in WINDOWED else 44
+    )  # of which some are of windows
     longest = max(len(golden(name)[f"{case}/tokens"]) for case in CASES)
     params = scored(max_tokens=max(48, 140 - longest), ignore_eos=True)  # so that two need more pages than there are
     llm = engine_of(name, compile_cache_dir, max_num_batched_tokens=batched)
