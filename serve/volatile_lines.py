@@ -41,16 +41,10 @@ class VolatileLines:
 
     @classmethod
     def of(cls, setting: str) -> VolatileLines | None:
-        """The lines that ``--volatile-lines`` names: ``auto``, ``none`` or an expression.
-
-        Raises:
-            re.error: it is not a regular expression.
-        """
+        """The lines that ``--volatile-lines`` names: ``auto``, ``none`` or an expression, which has been checked."""
         if setting == "none":
             return None
-        lines = cls() if setting == "auto" else cls(setting)
-        _ = lines._line
-        return lines
+        return cls() if setting == "auto" else cls(setting)
 
     def moved(self, messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
         """Messages with such lines of the leading system messages in one after the last that asks, and these lines.
