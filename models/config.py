@@ -61,6 +61,11 @@ class ModelConfig:
         return all(getattr(layer.mixer, "causal", True) for layer in self.layers)
 
     @property
+    def embeds_pictures(self) -> bool:
+        """Whether a picture's rows go through the layers in place of tokens' embeddings."""
+        return not self.looks_up and not (self.pooler is not None and self.pooler.of_pictures)
+
+    @property
     def ropes(self) -> tuple[RopeConfig, ...]:
         """The distinct rotary embeddings, in the order of the layers."""
         ropes = (layer.mixer.rope for layer in self.layers)

@@ -158,7 +158,7 @@ class CausalLM(nnx.Module):
         """
         config = self.config
         x = self.model.embed(tokens, positions, types) if before is None else before
-        x = x if seen is None or config.looks_up or before is not None else seen.embedded(x)
+        x = seen.embedded(x) if seen is not None and config.embeds_pictures and before is None else x
         looked_up = seen.looked_up() if seen is not None and config.looks_up else None
         vectors = None
         if (per_layer := self.model.per_layer) is not None:

@@ -23,6 +23,10 @@ _DECLARED = {
     "blip": ("BlipTextLMHeadModel", "blip_text_model"),
     "bloom": ("BloomForCausalLM", "bloom"),
     "chatglm": ("ChatGLMModel ChatGLMForConditionalGeneration", "chatglm"),
+    "clip": (
+        "CLIPTextModelWithProjection MetaClip2TextModelWithProjection",
+        "clip_text_model metaclip_2_text_model",
+    ),
     "cohere": ("CohereForCausalLM Cohere2ForCausalLM", "cohere cohere2"),
     "dbrx": ("DbrxForCausalLM", "dbrx"),
     "deepseek": ("DeepseekForCausalLM", "deepseek"),
@@ -92,6 +96,7 @@ _DECLARED = {
     "qwen3_moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "qwen3_next": ("Qwen3NextForCausalLM", "qwen3_next"),
     "seed_oss": ("SeedOssForCausalLM", "seed_oss"),
+    "siglip": ("SiglipTextModel", "siglip_text_model"),
     "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
     "stablelm": ("StableLmForCausalLM StableLMEpochForCausalLM", "stablelm stablelm_epoch"),
     "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),

@@ -13,6 +13,7 @@ MULTIMODAL = frozenset(
     {
         "AyaVisionForConditionalGeneration",
         "BlipForConditionalGeneration",
+        "CLIPModel",
         "Cohere2VisionForConditionalGeneration",
         "DeepseekVLForConditionalGeneration",
         "DeepseekVLV2ForCausalLM",
@@ -34,6 +35,7 @@ MULTIMODAL = frozenset(
         "LlavaNextForConditionalGeneration",
         "LlavaNextVideoForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
+        "MetaClip2Model",
         "Mistral3ForConditionalGeneration",
         "Ovis2ForConditionalGeneration",
         "PaliGemmaForConditionalGeneration",
@@ -43,6 +45,7 @@ MULTIMODAL = frozenset(
         "Qwen3VLMoeForConditionalGeneration",
         "Qwen3_5ForConditionalGeneration",
         "Qwen3_5MoeForConditionalGeneration",
+        "SiglipModel",
         "SmolVLMForConditionalGeneration",
     }
 )
@@ -69,8 +72,12 @@ OF_OTHERS = ("vision_config", "img_processor", "embd_layer", "model_type", "vers
 OF_VERSIONS = {"MiniCPMV": {2.6: "Qwen2ForCausalLM", 4.0: "LlamaForCausalLM", 4.5: "Qwen3ForCausalLM"}}
 # Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
 OF_PICTURES = {"PaliGemmaForConditionalGeneration": ("use_bidirectional_attention",)}
-# Text models whose layers differ by the number of rows that a picture has.
-WITH_ROWS = frozenset({"BlipForConditionalGeneration"})
+# Keys at the top level that text models need: what says how many rows a picture has, or the size of all vectors.
+NEEDED = {
+    "BlipForConditionalGeneration": "vision_config",
+    "CLIPModel": "projection_dim",
+    "MetaClip2Model": "projection_dim",
+}
 # What missing keys mean to these, where it is not what they mean to the plain text models.
 _MISSING: Mapping[str, Mapping[str, Any]] = {
     "glm4v_text": {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
@@ -118,8 +125,8 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     # Which of the two objects decides changed with Transformers 5; either may tie, and then the tensors decide.
     tied = outer.get("tie_word_embeddings") is True or text.get("tie_word_embeddings") is True
     said: dict[str, Any] = {"tie_word_embeddings": True} if tied else {}
-    if named in WITH_ROWS:
-        said = {**said, "vision_config": config.get("vision_config")}
+    if (needed := NEEDED.get(named)) is not None:
+        said = {**said, needed: config.get(needed)}
     return {**outer, **text, **said, "architectures": [architecture]}
 
 

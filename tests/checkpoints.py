@@ -1,8 +1,8 @@
 """The golden checkpoints, of which the repository has an archive each, as folders in Hugging Face layout.
 
 What is in them is said by the scripts that write them, ``tests/models/golden/make_golden.py`` (GOLDEN),
-``tests/models/vision/golden/make_golden.py`` (SEEING), ``tests/engine/golden/make_pooling.py`` (POOLED) and
-``tests/adapters/golden/make_golden.py`` (ADAPTERS).
+``tests/models/vision/golden/make_golden.py`` (SEEING), ``tests/engine/golden/make_pooling.py`` (POOLED),
+``tests/engine/golden/make_picture_vectors.py`` (PICTURE_VECTORS) and ``tests/adapters/golden/make_golden.py`` (ADAPTERS).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def unpacked(archives: Path, parent: Path) -> Path:
         if not folder.exists():
             for old in parent.glob("*/"):
                 shutil.rmtree(old)
+            (parent / ".part").mkdir()
             for archive in packed:
                 with zipfile.ZipFile(archive) as entries:
                     entries.extractall(parent / ".part" / archive.stem)
@@ -55,3 +56,4 @@ GOLDEN = unpacked(TESTS / "models" / "golden", UNPACKED / "models")
 SEEING = unpacked(TESTS / "models" / "vision" / "golden", UNPACKED / "vision")
 ADAPTERS = unpacked(TESTS / "adapters" / "golden", UNPACKED / "adapters")
 POOLED = unpacked(TESTS / "engine" / "golden" / "pooling", UNPACKED / "pooling")
+PICTURE_VECTORS = unpacked(TESTS / "engine" / "golden" / "picture_vectors", UNPACKED / "picture_vectors")

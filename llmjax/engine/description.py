@@ -114,9 +114,10 @@ def _pooler(model: LoadedModel) -> PoolerInfo | None:
         matryoshka_dimensions=_ints(model.checkpoint.config.get("matryoshka_dimensions")),
         prompts={} if modules is None else dict(modules.prompts),
         default_prompt=None if modules is None else modules.default_prompt,
-        lowercase=modules is not None and modules.lowercase,
+        lowercase=pooler.lowercase or (modules is not None and modules.lowercase),
         pair_template=_pair_template(model),
         instruction=None if logit_score is None else logit_score.instruction,
+        filled_to=pooler.filled_to,
     )
 
 

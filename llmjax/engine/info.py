@@ -24,6 +24,7 @@ class PoolerInfo:
         lowercase: whether texts are made lower case.
         pair_template: name of the template that makes a prompt of a pair, "default" being the tokenizer's own; None:
             the texts follow each other as the tokenizer has it.
+        filled_to: tokens of every text, shorter ones being filled up with padding; None: texts keep their lengths.
         instruction: what pairs are judged by if the request does not say; None: what the template says.
     """
 
@@ -40,6 +41,7 @@ class PoolerInfo:
     lowercase: bool
     pair_template: str | None = None
     instruction: str | None = None
+    filled_to: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -202,6 +202,7 @@ def images_of(config: EngineConfig, info: EngineInfo, tokenizer: Tokenizer | Non
         detokenize=partial(tokenizer.decode, skip_special_tokens=False),
         limit=config.most_images,
         video_limit=config.most_videos,
+        special=tokenizer.all_special_ids,
         mmproj=config.mmproj,
         keywords=config.mm_processor_kwargs,
     )

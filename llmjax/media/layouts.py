@@ -668,7 +668,8 @@ def tiled_grid(rows: int, columns: int, along: int) -> NDArray[Any]:
 def _one(tile: Image.Image, preparation: Preparation) -> LaidOut:
     unit = preparation.patch * preparation.side
     height, width = tile.height // unit, tile.width // unit
-    return LaidOut([tile], Arrangement(0, 0, height, width, height * width + preparation.class_row))
+    num_rows = 1 if preparation.single else height * width + preparation.class_row
+    return LaidOut([tile], Arrangement(0, 0, height, width, num_rows))
 
 
 def _many(tiles: Sequence[Image.Image], rows: int, columns: int, preparation: Preparation) -> LaidOut:

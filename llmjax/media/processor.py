@@ -66,6 +66,10 @@ class ImageProcessor(Protocol):
     def needed(self) -> bool:
         """Whether a prompt has at least one picture."""
 
+    @property
+    def single(self) -> bool:
+        """Whether a picture has one row, which is its vector, and nothing is beside it in a prompt."""
+
     def spelled(self, text: str) -> str:
         """A prompt with the placeholder in place of other spellings of it."""
 
@@ -141,6 +145,11 @@ class PillowProcessor:
     def needed(self) -> bool:
         """See ``ImageProcessor.needed``."""
         return self.preparation.needed
+
+    @property
+    def single(self) -> bool:
+        """See ``ImageProcessor.single``."""
+        return self.preparation.single
 
     def spelled(self, text: str) -> str:
         """See ``ImageProcessor.spelled``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -109,6 +109,7 @@ class CutRules:
         after: ids after a text when special tokens are added.
         between: ids between the texts of a pair; None: those after the first, then those before the second.
         added: tokens by text that the model's own vocabulary does not have, or has under another text.
+        rewritten: makes what is divided into tokens of a text between those that are cut out; None: it stays as it is.
     """
 
     special: Mapping[str, int] = field(default_factory=dict)
@@ -117,6 +118,7 @@ class CutRules:
     after: Sequence[int] = ()
     between: Sequence[int] | None = None
     added: Mapping[str, int] = field(default_factory=dict)
+    rewritten: Callable[[str], str] | None = None
 
 
 class SentencePieceBackend:
@@ -158,7 +160,7 @@ class SentencePieceBackend:
             if isinstance(piece, int):
                 ids.append(piece)
             else:
-                ids += processor.encode(piece)
+                ids += processor.encode(piece if self.rules.rewritten is None else self.rules.rewritten(piece))
             processor = self._inner
         if add_special_tokens:
             ids += self.rules.after

@@ -76,7 +76,17 @@ BUILTIN_TEMPLATES |= {
         "{{ seen + '\n\nQuestion: ' + said + '\n\nAnswer:' }}{% else %}{{ ' ' + said }}{% endif %}{% endfor %}"
     ),
 }
-OF_ARCHITECTURES = {"BlipForConditionalGeneration": "blip"}
+BUILTIN_TEMPLATES |= {
+    # A picture, or a text with what its tokenizer puts around it.
+    "clip": "{% for m in messages %}{{ (bos_token or '') + m.content + (eos_token or '') }}{% endfor %}",
+    "siglip": "{% for m in messages %}{{ m.content + (eos_token or '') }}{% endfor %}",
+}
+OF_ARCHITECTURES = {
+    "BlipForConditionalGeneration": "blip",
+    "CLIPModel": "clip",
+    "MetaClip2Model": "clip",
+    "SiglipModel": "siglip",
+}
 """The template of models that have none in their files and one form of prompts."""
 
 # Of the roles query and document, as vLLM's templates for scores have them. The form: Qwen3-Reranker's model card.

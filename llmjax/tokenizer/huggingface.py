@@ -6,6 +6,8 @@ Which file wins, and what the older ones mean: transformers, ``tokenization_util
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,10 @@ _LLAMA_LIKE = frozenset({"LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer
 _SENTENCEPIECE_CLASSES = {
     "": True, "LlamaTokenizer": True, "CodeLlamaTokenizer": True, "GemmaTokenizer": True, "InternLMTokenizer": True,
     "InternLM2Tokenizer": True, "YiTokenizer": True, "BaichuanTokenizer": False, "ChatGLMTokenizer": False,
+    "SiglipTokenizer": False,
 }  # fmt: skip
+# Classes that put EOS after a text by default, and read it in lower case and without punctuation.
+_CANONICAL = frozenset({"SiglipTokenizer"})
 # Some of them have tokens after the model's, whatever tokenizer_config.json says, and put some of them in front.
 _AFTER_SENTENCEPIECE = {
     "ChatGLMTokenizer": (
@@ -185,6 +190,11 @@ def _pipeline_of_file(path: Path, config: TokenizerConfig) -> tokenizers.Tokeniz
         pipeline = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises plain Exception
         raise TokenizerError(f"{path}: {' '.join(str(error).split())}") from error
+    if config.tokenizer_class in _CANONICAL:
+        spaces = [normalizers.Replace(tokenizers.Regex(r"\s+"), " "), normalizers.Strip()]
+        marks = normalizers.Replace(tokenizers.Regex(f"[{re.escape(string.punctuation)}]"), "")
+        own = [] if pipeline.normalizer is None else [pipeline.normalizer]
+        pipeline.normalizer = normalizers.Sequence([normalizers.Lowercase(), marks, *spaces, *own])
     rules = any(isinstance(config.values.get(key), bool) for key in ("add_bos_token", "add_eos_token"))
     if config.tokenizer_class in _LLAMA_LIKE and rules:
         _surround(
@@ -291,8 +301,9 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
             *wanted("bos", _SENTENCEPIECE_CLASSES[config.tokenizer_class]),
             *(known[text] for text in _BEFORE_SENTENCEPIECE.get(config.tokenizer_class, ())),
         ],
-        after=wanted("eos", False),
+        after=wanted("eos", config.tokenizer_class in _CANONICAL),
         added={token.content: i for i, token in config.added.items() if i >= len(pieces) or pieces[i] != token.content},
+        rewritten=_canonical if config.tokenizer_class in _CANONICAL else None,
     )
     prefixed = processor.normalize("a").startswith(SPACE)
     inner = None
@@ -306,6 +317,11 @@ def _sentencepiece(path: Path, config: TokenizerConfig, template: ChatTemplate |
         special=config.special(ids, special.values()),
         chat_template=template,
     )
+
+
+def _canonical(text: str) -> str:
+    """A text as SigLIP has learned texts; formula: transformers' SiglipTokenizer.canonicalize_text."""
+    return " ".join(text.lower().translate(dict.fromkeys(map(ord, string.punctuation))).split())
 
 
 def _load_model(path: Path) -> Any:

@@ -38,6 +38,10 @@ class Pooler:
         normalize: whether embeddings are scaled to length one.
         activation: activation of the labels' logits.
         labels: names of the labels, in order.
+        filled_to: tokens of every text, shorter ones being filled up with padding that is read as they are (SigLIP);
+            None: texts keep their lengths.
+        lowercase: whether texts are made lower case.
+        of_pictures: whether a picture's row is its vector, which no layer of the text model makes (CLIP, SigLIP).
     """
 
     kind: PoolingKind
@@ -46,6 +50,9 @@ class Pooler:
     normalize: bool = True
     activation: LabelActivation = "identity"
     labels: tuple[str, ...] = ()
+    filled_to: int | None = None
+    lowercase: bool = False
+    of_pictures: bool = False
 
     def size(self, hidden_size: int) -> int:
         """The size of a vector."""

@@ -75,7 +75,7 @@ def encoder(sight: Sight) -> VisionSpec:
         layers=(layer,) * vision.integer("num_hidden_layers", maximum=MAX_LAYERS),
         table=TablePositions(rows=along, columns=along),
         class_token=True,
-        class_row=True,
+        class_row="first",
         norm_after=norm,
         tile=rows(vision) - 1,
     )

@@ -21,6 +21,7 @@ from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import normed
 from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.perceiver import Perceiver
+from llmjax.models.vision.probe import Probe
 from llmjax.models.vision.resampler import Resampler
 from llmjax.models.vision.rotation import turn
 from llmjax.models.vision.spec import (
@@ -30,6 +31,7 @@ from llmjax.models.vision.spec import (
     Merged,
     Normed,
     Perceiving,
+    Probing,
     Projected,
     Rope2D,
     Shared,
@@ -302,9 +304,10 @@ class VisionEncoder(nnx.Module):
         spec = self.spec
         segments, positions = self._places(batch)
         x = normed(underway.x, self.norm_after)
-        if self.class_embed is not None and not spec.class_row:
+        if self.class_embed is not None and spec.class_row != "first":
             assert spec.tile is not None
-            x = x.reshape(-1, spec.tile + 1, spec.size)[:, 1:].reshape(-1, spec.size)
+            tiles = x.reshape(-1, spec.tile + 1, spec.size)
+            x = tiles[:, 0] if spec.class_row == "only" else tiles[:, 1:].reshape(-1, spec.size)
         if spec.filled_from is not None:
             x = jnp.where(batch.segments[:, None] < 0, 0, x)
         rows = self._projected(x, segments, positions, batch)
@@ -367,7 +370,9 @@ def _summed(rows: jax.Array, sources: jax.Array, shares: jax.Array) -> jax.Array
     return jax.lax.scan(add, start, (sources.T, shares.T))[0].astype(rows.dtype)
 
 
-def _resampler(spec: VisionSpec, dtype: jnp.dtype) -> Perceiver | Resampler | None:
+def _resampler(spec: VisionSpec, dtype: jnp.dtype) -> Perceiver | Probe | Resampler | None:
+    if isinstance(spec.resampler, Probing):
+        return Probe(spec.resampler, spec.size, dtype=dtype)
     if isinstance(spec.resampler, Perceiving):
         return Perceiver(spec.resampler, spec.size, spec.out, dtype=dtype)
     return None if spec.resampler is None else Resampler(spec.resampler, spec.size, spec.out, dtype=dtype)

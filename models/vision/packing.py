@@ -46,9 +46,9 @@ def num_rows(spec: VisionSpec, patches: int) -> int:
     if spec.resampler is not None:
         return patches // spec.unit * spec.resampler.queries
     rows = patches // spec.side**2
-    if spec.class_row:
+    if spec.class_row != "none":
         assert spec.tile is not None
-        return rows + patches // spec.tile
+        return patches // spec.tile + (rows if spec.class_row == "first" else 0)
     if not spec.learned:
         return rows // spec.joined
     assert spec.tile is not None

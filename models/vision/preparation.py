@@ -643,6 +643,7 @@ class Preparation:
         sole: a prompt has no more than one picture, at its start (BLIP, Moondream).
         needed: a prompt has at least one (BLIP).
         class_row: the first row of a tile is that of its class token.
+        single: a picture has one row, which is its vector, and nothing is beside it in a prompt (CLIP, SigLIP).
         row_texts: texts in ``text``, each of one token, at which feature rows stand too (Ovis2).
         ids: ids of texts in ``text`` for which tokenizers have no token.
         alone: the most pictures that a prompt may have for each to be laid out as if it were alone (``several``).
@@ -668,6 +669,7 @@ class Preparation:
     sole: bool = False
     needed: bool = False
     class_row: bool = False
+    single: bool = False
     row_texts: tuple[str, ...] = ()
     ids: tuple[tuple[str, int], ...] = ()
     alone: int = 1

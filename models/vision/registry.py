@@ -12,6 +12,7 @@ from llmjax.models.vision.spec import VisionSpec
 
 _DECLARED = {
     "blip": "BlipForConditionalGeneration",
+    "clip": "CLIPModel MetaClip2Model",
     "cohere2_vision": "AyaVisionForConditionalGeneration Cohere2VisionForConditionalGeneration",
     "deepseek_vl": "DeepseekVLForConditionalGeneration JanusForConditionalGeneration",
     "deepseek_vl2": "DeepseekVLV2ForCausalLM",
@@ -34,6 +35,7 @@ _DECLARED = {
     "phi3_v": "Phi3VForCausalLM",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
+    "siglip": "SiglipModel",
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"

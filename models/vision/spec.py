@@ -221,6 +221,26 @@ class Perceiving:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Probing:
+    """Each tile becomes one row: ``x + feed_forward(norm(x))``, where x is what a learned query attends to (SigLIP).
+
+    Attributes:
+        heads: heads of the attention of the query to patches.
+        least: patches of each tile.
+    """
+
+    heads: int
+    feed_forward: MLP
+    norm: NormSpec
+    least: int
+
+    @property
+    def queries(self) -> int:
+        """Rows of a tile."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionSpec:
     """All that defines an encoder of pictures.
 
@@ -234,7 +254,7 @@ class VisionSpec:
         patch_bias: whether the embedding of patches has a bias.
         table: learned positions; None: none.
         class_token: whether each tile begins with a learned vector.
-        class_row: whether a row is made of it, a tile's first (BLIP); False: none is.
+        class_row: whether a row is made of it: none, a tile's first (BLIP), or its only one (CLIP).
         rope: None: no rotary positions.
         norm_patches: a norm of the embedded patches, before positions are added.
         norm_before, norm_after: norms before the first and after the last layer.
@@ -263,7 +283,7 @@ class VisionSpec:
     patch_bias: bool = True
     table: TablePositions | None = None
     class_token: bool = False
-    class_row: bool = False
+    class_row: Literal["none", "first", "only"] = "none"
     rope: Rope2D | None = None
     norm_patches: NormSpec | None = None
     norm_before: NormSpec | None = None
@@ -277,7 +297,7 @@ class VisionSpec:
     bidirectional: bool = False
     whole_text: bool = False
     whole_prompt: bool = False
-    resampler: Resampling | Perceiving | None = None
+    resampler: Resampling | Perceiving | Probing | None = None
     longest: int | None = None
     tile: int | None = None
     filled_from: int | None = None

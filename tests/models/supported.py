@@ -16,7 +16,7 @@ from llmjax.models import families
 from llmjax.models.registry import family_of
 from llmjax.models.vision import registry
 from tests.checkpoint.gguf import test_encoders, test_families
-from tests.checkpoints import GOLDEN, POOLED, SEEING
+from tests.checkpoints import GOLDEN, PICTURE_VECTORS, POOLED, SEEING
 from tests.engine.device import test_pooling
 from tests.engine.test_plugin import VECTORS as PLUGGED_ENCODERS
 from tests.models import test_cuda, test_golden, test_plugin, test_quantized, test_sharding
@@ -140,6 +140,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "AyaVisionForConditionalGeneration": "CohereLabs/aya-vision-8b",
     "BlipForConditionalGeneration": "Salesforce/blip-image-captioning-base",
     "HfMoondream": "vikhyatk/moondream2",
+    "CLIPModel": "openai/clip-vit-large-patch14",
     "Cohere2VisionForConditionalGeneration": "CohereLabs/command-a-vision-07-2025",
     "DeepseekVLForConditionalGeneration": "deepseek-community/deepseek-vl-1.3b-chat",
     "DeepseekVLV2ForCausalLM": "deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small",
@@ -160,6 +161,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf",
     "LlavaNextVideoForConditionalGeneration": "llava-hf/LLaVA-NeXT-Video-7B-hf",
     "LlavaOnevisionForConditionalGeneration": "llava-hf/llava-onevision-qwen2-7b-ov-hf",
+    "MetaClip2Model": "facebook/metaclip-2-worldwide-huge-quickgelu",
     "MiniCPMV": "openbmb/MiniCPM-V-2_6, openbmb/MiniCPM-V-4, openbmb/MiniCPM-V-4_5",
     "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
     "Ovis2ForConditionalGeneration": "thisisiron/Ovis2-2B-hf",
@@ -171,10 +173,19 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Qwen3VLMoeForConditionalGeneration": "Qwen/Qwen3-VL-30B-A3B-Instruct",
     "Qwen3_5ForConditionalGeneration": "Qwen/Qwen3.5-0.8B",
     "Qwen3_5MoeForConditionalGeneration": "Qwen/Qwen3.5-35B-A3B",
+    "SiglipModel": "google/siglip2-so400m-patch14-384, google/siglip-base-patch16-224",
     "SmolVLMForConditionalGeneration": "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
 }
 # Decoders that are nothing without the pictures of the model that they are in.
-INSIDE = frozenset({"BlipTextLMHeadModel", "MoondreamForCausalLM"})
+INSIDE = frozenset(
+    {
+        "BlipTextLMHeadModel",
+        "CLIPTextModelWithProjection",
+        "MetaClip2TextModelWithProjection",
+        "MoondreamForCausalLM",
+        "SiglipTextModel",
+    }
+)
 ALONE = tuple(name for name in families.ARCHITECTURES if name not in INSIDE)
 # Is compared as no converter writes it.
 WITH_POOLER, WITH_POOLER_CLASS = "bert-reranker", "BertForSequenceClassification"
@@ -322,7 +333,11 @@ def _lines() -> Iterator[str]:
 
 def _seeing_lines() -> Iterator[str]:
     """The table of models that see."""
-    compared = architectures(sorted(path.name for path in SEEING.iterdir()), SEEING)
+    compared = {
+        architecture: names
+        for folder in (SEEING, PICTURE_VECTORS)
+        for architecture, names in architectures(sorted(path.name for path in folder.iterdir()), folder).items()
+    }
     projectors: dict[str, list[str]] = {}
     for name, projector in PROJECTOR_TYPES.items():
         projectors.setdefault(projector.architecture, []).append(name)

@@ -53,6 +53,10 @@ def pool(
         raw, sums = _summed(normed, state.pooled, batch, kind=pooler.kind, position=position)
     places = rows.word("adapter", batch.slot)
     vectors = model.headed(raw, places)
+    if pooler.of_pictures and batch.media is not None and state.media is not None:
+        at = batch.media.places[batch.last]
+        own = state.media.rows[0, jnp.maximum(at, 0)].astype(jnp.float32)
+        vectors = jnp.where((at >= 0)[:, None], own, vectors)
     # Of embeddings the matrices after pooling are a text's; a label may be a token's.
     of_tokens = partial(model.headed, places=places[batch.row]) if pooler.task == "classify" else (lambda x: x)
     shape = jax.eval_shape(of_tokens, normed)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import groupby
@@ -40,6 +40,7 @@ class Images:
         tokenize: text to ids, for the texts in videos.
         placeholder, video_placeholder: the text that stands for an image in a prompt, and for a video.
         limit, video_limit: most images and most videos of a prompt.
+        special: ids that a tokenizer puts around texts.
         source: makes processors that have other keywords; None: there are none.
 
     Attributes:
@@ -56,13 +57,14 @@ class Images:
         video_placeholder: str = "",
         limit: int | None = None,
         video_limit: int | None = None,
+        special: Collection[int] = (),
         source: ProcessorSource | None = None,
     ) -> None:
         self.processor = processor
         self.placeholder, self.video_placeholder = placeholder, video_placeholder
         self.limit, self.video_limit = limit, video_limit
         self.keywords = b""
-        self._source = source
+        self._source, self._special = source, special
         self._named = NamedMedia()
         self._tokenize = tokenize
         self._info = info
@@ -77,6 +79,7 @@ class Images:
         detokenize: Callable[[list[int]], str],
         limit: int | None = None,
         video_limit: int | None = None,
+        special: Collection[int] = (),
         mmproj: str | None = None,
         keywords: Mapping[str, Any] | None = None,
     ) -> Images | None:
@@ -112,6 +115,7 @@ class Images:
             video_placeholder=detokenize(list(processor.video_placeholder)),
             limit=limit,
             video_limit=video_limit,
+            special=special,
             source=source,
         )
 
@@ -227,6 +231,8 @@ class Images:
             raise InvalidRequest(
                 f"a prompt of this model has one image, at its start; there are {len(images)}", field="multi_modal_data"
             )
+        if processor.single and images:
+            ids = self._alone(ids, len(images))
         if not images and not videos and not {*processor.placeholder[:1], *processor.video_placeholder[:1]} & set(ids):
             return ids, None
         if processor.video_placeholder:
@@ -258,6 +264,24 @@ class Images:
             axes, delta = mrope_positions(prompt, images, row_token=processor.row_token_id, merge=info.side)
         found = tuple(_placed(prompt, number, images, processor.row_token_ids) for number in range(len(prompt.spans)))
         return list(prompt.ids), PromptMedia(images=found, axes=axes, delta=delta, wholes=_wholes(prompt, found, info))
+
+    def _alone(self, ids: list[int], count: int) -> list[int]:
+        """A prompt of one picture, in which nothing is beside the placeholder, nor need that be there itself.
+
+        Raises:
+            InvalidRequest: there are more pictures, or there is text.
+        """
+        placeholder = list(self.processor.placeholder)
+        if count > 1:
+            raise InvalidRequest(
+                f"this model makes a vector of one picture; there are {count}: give each a prompt of its own",
+                field="multi_modal_data",
+            )
+        if [token for token in ids if token not in self._special] not in ([], placeholder):
+            raise InvalidRequest(
+                "this model makes a vector of a picture or of a text: give each a prompt of its own", field="prompt"
+            )
+        return placeholder
 
     def _texts(self, times: Sequence[float]) -> tuple[list[int], list[int]]:
         before, after = self.processor.frame_texts(times)

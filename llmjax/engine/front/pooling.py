@@ -93,6 +93,8 @@ class PoolingPrompts:
             token_ids, media = self._requests.placed(given, token_ids)
         if not token_ids:
             raise InvalidRequest("the prompt has no tokens", field="prompt")
+        if self.pooler.filled_to is not None and media is None:
+            token_ids = self._filled(token_ids, self.pooler.filled_to)
         self._requests.limits.check_ids(token_ids)
         if len(token_ids) > self._max_model_len:
             raise PromptTooLong(
@@ -103,6 +105,19 @@ class PoolingPrompts:
                 limit=self._max_model_len,
             )
         return PooledTokens(task, token_ids, second_start, salt, media)
+
+    def _filled(self, token_ids: list[int], length: int) -> list[int]:
+        """A text's tokens, filled up with padding to the length at which the model has learned texts."""
+        padding = None if self._tokenizer is None else self._tokenizer.pad_token_id
+        if padding is None:
+            if len(token_ids) != length:
+                raise InvalidRequest(
+                    f"this model reads texts of {length} tokens, shorter ones with padding, and there is no tokenizer "
+                    f"with a padding token: give {length} token ids",
+                    field="prompt",
+                )
+            return token_ids
+        return [*token_ids, *[padding] * (length - len(token_ids))]
 
     def _text_tokens(
         self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None, add_special_tokens: bool
