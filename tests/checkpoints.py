@@ -2,7 +2,8 @@
 
 What is in them is said by the scripts that write them, ``tests/models/golden/make_golden.py`` (GOLDEN),
 ``tests/models/vision/golden/make_golden.py`` (SEEING), ``tests/engine/golden/make_pooling.py`` (POOLED),
-``tests/engine/golden/make_picture_vectors.py`` (PICTURE_VECTORS) and ``tests/adapters/golden/make_golden.py`` (ADAPTERS).
+``tests/engine/golden/make_picture_vectors.py`` (PICTURE_VECTORS) and
+``tests/adapters/golden/make_golden.py`` (ADAPTERS).
 """
 
 from __future__ import annotations
