@@ -43,7 +43,7 @@ class Delta:
 class Places:
     """Which rows are computed with the adapter of which place."""
 
-    of: jax.Array  # i32 [T], or NO_PLACE
+    of: jax.Array  # i32 [T], or NO_PLACE; i32 []: that of every row, however many there are
     special: jax.Array  # i32 [S + 1], whether the adapter of a place has biases or factors of products
 
     @property
@@ -51,14 +51,19 @@ class Places:
         """S."""
         return int(self.special.shape[0]) - 1
 
+    def over(self, rows: int) -> Places:
+        """The places of so many rows, where one is that of every row."""
+        return self if self.of.ndim else replace(self, of=jnp.broadcast_to(self.of, (rows,)))
+
     @property
     def chosen(self) -> jax.Array:
         """f32 [T, S]: 1 where a row has the adapter of a place."""
         return (self.of[:, None] == jnp.arange(1, self.count + 1)).astype(jnp.float32)
 
     def only_own(self, shrunk: jax.Array) -> jax.Array:
-        """Products with all ``a``, [T, S * r], with zeros in place of those with other places'."""
-        own = self.of[:, None] == jnp.arange(shrunk.shape[1]) // (shrunk.shape[1] // self.count) + 1
+        """Products with all ``a``, [T, …, S * r], with zeros in place of those with other places'."""
+        of = self.of.reshape(-1, *[1] * (shrunk.ndim - 1))
+        own = of == jnp.arange(shrunk.shape[-1]) // (shrunk.shape[-1] // self.count) + 1
         return jnp.where(own, shrunk, 0)  # no product: rows that nobody looks at may hold anything
 
 

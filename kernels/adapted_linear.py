@@ -29,7 +29,7 @@ def changed(product: jax.Array, x: jax.Array, adapted: Adapted, used: jax.Array 
     Returns:
         f32 [T, out].
     """
-    delta, places = adapted.delta, adapted.places
+    delta, places = adapted.delta, adapted.places.over(len(x))
     if delta is None:
         return product
     out: jax.Array = CHANGED(product, x.astype(jnp.float32), delta.here(places), places, used)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -64,20 +64,40 @@ class Adapter:
         digest: identifies its content.
         parts: by the model's names of parameters. A tied head has the name that it would have alone,
             ``lm_head.weight``.
+        of_encoder: those of the encoder of images, by its own names.
     """
 
     digest: str
     parts: Mapping[str, LowRank]
+    of_encoder: Mapping[str, LowRank] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
         """The largest rank of its parts."""
-        return max((part.rank for part in self.parts.values()), default=0)
+        return max((part.rank for part in self._all), default=0)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all its arrays."""
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(part.nbytes for part in self._all)
+
+    @classmethod
+    def sum_of(cls, adapters: Sequence[tuple[Adapter, float]], *, digest: str) -> Adapter:
+        """The sum of adapters, each with a factor."""
+
+        def added(parts: Sequence[tuple[Mapping[str, LowRank], float]]) -> dict[str, LowRank]:
+            names = dict.fromkeys(name for own, _ in parts for name in own)
+            return {name: summed([own[name].scaled(by) for own, by in parts if name in own]) for name in names}
+
+        return cls(
+            digest=digest,
+            parts=added([(adapter.parts, by) for adapter, by in adapters]),
+            of_encoder=added([(adapter.of_encoder, by) for adapter, by in adapters]),
+        )
+
+    @property
+    def _all(self) -> list[LowRank]:
+        return [*self.parts.values(), *self.of_encoder.values()]
 
 
 def summed(parts: Sequence[LowRank]) -> LowRank:

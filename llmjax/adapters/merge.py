@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -61,20 +62,29 @@ def merged(base: Checkpoint, adapter: Adapter) -> Checkpoint:
     Raises:
         CheckpointError: a matrix that it changes is quantized, or has no bias to which the adapter's could be added.
     """
-    tensors = dict(base.tensors)
-    for name, part in adapter.parts.items():
-        source = base.tensors[EMBEDDING if name == HEAD and name not in base.tensors else name]
+    tensors = _with(base, base.tensors, adapter.parts)
+    of_encoder = _with(base, base.vision_tensors, adapter.of_encoder)
+    return replace(base, tensors=MappingProxyType(tensors), vision_tensors=MappingProxyType(of_encoder))
+
+
+def _with(
+    base: Checkpoint, before: Mapping[str, StoredTensor], parts: Mapping[str, LowRank]
+) -> dict[str, StoredTensor]:
+    """Tensors of the checkpoint with an adapter's parts of them."""
+    tensors = dict(before)
+    for name, part in parts.items():
+        source = before[EMBEDDING if name == HEAD and name not in before else name]
         _check(base, name, source)
         tensors[name] = Merged(name, (source,), part, name == EMBEDDING)
         if part.bias is not None:
             of_bias = f"{name.removesuffix('.weight')}.bias"
-            if of_bias not in base.tensors:
+            if of_bias not in before:
                 raise CheckpointError(
                     f"{base.path}: {of_bias} is missing, so the adapter's bias cannot be merged; serve the adapter "
                     "beside the weights (enable_lora)"
                 )
-            tensors[of_bias] = MergedBias(of_bias, (base.tensors[of_bias],), part.bias)
-    return replace(base, tensors=MappingProxyType(tensors))
+            tensors[of_bias] = MergedBias(of_bias, (before[of_bias],), part.bias)
+    return tensors
 
 
 def _check(base: Checkpoint, name: str, source: StoredTensor) -> None:

@@ -91,7 +91,7 @@ class _Reader:
     def _product(self, module: str, own: dict[str, SafetensorsTensor]) -> Product:
         config, embeds = self._config, "lora_embedding_A" in own
         kind = "embedding_" if embeds else ""
-        a, b = self._taken(module, own, f"lora_{kind}A", 2), self._taken(module, own, f"lora_{kind}B", 2)
+        a, b = self._taken(module, own, f"lora_{kind}A"), self._taken(module, own, f"lora_{kind}B")
         rank = self._rank(module, a.shape[0], b.shape[1])
         b = b * np.float32(config.scale_of(module, rank=rank))
         magnitude, bias = self._vector(own, "lora_magnitude_vector"), self._vector(own, "lora_B.bias")
@@ -111,7 +111,7 @@ class _Reader:
         sizes, module = self._experts, found.string
         if sizes is None:
             raise CheckpointError(f"{self._path}: {module} has an adapter, but the model has no experts")
-        a, b = self._taken(module, own, "lora_A", 2), self._taken(module, own, "lora_B", 2)
+        a, b = self._taken(module, own, "lora_A"), self._taken(module, own, "lora_B")
         for part in own:
             raise CheckpointError(f"{self._path}: {module}.{part} is not supported of experts")
         shapes = {
@@ -139,16 +139,17 @@ class _Reader:
             )
         return of_a
 
-    def _taken(self, module: str, own: dict[str, SafetensorsTensor], part: str, dimensions: int) -> Floats:
+    def _taken(self, module: str, own: dict[str, SafetensorsTensor], part: str) -> Floats:
         tensor = own.pop(part, None)
         if tensor is None:
             raise CheckpointError(f"{self._path}: {module}.{part} is missing, but {', '.join(own) or 'more'} is there")
-        if len(tensor.shape) != dimensions or 0 in tensor.shape:
+        if len(tensor.shape) < 2 or 0 in tensor.shape:
             raise CheckpointError(
-                f"{self._path}: tensor {tensor.name!r} has shape {list(tensor.shape)}; adapters of matrices have "
-                f"{dimensions} dimensions"
+                f"{self._path}: tensor {tensor.name!r} has shape {list(tensor.shape)}; adapters of matrices have two "
+                "dimensions"
             )
-        return self._finite(tensor)
+        # Of a convolution they have the axes of its kernel as well, which encoders of images take as one matrix.
+        return self._finite(tensor).reshape(tensor.shape[0], -1)
 
     def _vector(self, own: dict[str, SafetensorsTensor], part: str) -> Floats | None:
         tensor = own.pop(part, None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -33,12 +33,14 @@ class AdapterReader:
         model: what they describe.
         shapes: shapes of the parameters that adapters may change, [out, in] or [experts, out, in].
         most_rank: the largest rank.
+        of_encoder: shapes of the parameters of the encoder of images that adapters may change, by its names.
     """
 
     base: Checkpoint
     model: ModelConfig
     shapes: Mapping[str, tuple[int, ...]]
     most_rank: int
+    of_encoder: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def read(self, path: Path, digest: str) -> Adapter:
         """Reads the adapter in a PEFT folder or a GGUF file.
@@ -53,14 +55,22 @@ class AdapterReader:
         if (size := sum(file.stat().st_size for file in files_of(path))) > MOST_BYTES:
             raise CheckpointError(f"{path}: an adapter of {size} bytes, where {MOST_BYTES} are the most")
         if path.is_file():
-            found = [self._parts_of(read_gguf(path, self.base), path)]
-        else:
-            stored = read_peft(path, self._experts)
-            found = [
-                self._parts_of(self.base.by_model_names(stored.products), path, ties=stored.ties),
-                self._replaced(self.base.by_model_names(stored.replaced), path),
-                self._rows(stored, path),
-            ]
+            return Adapter(
+                digest=digest, parts=self._whole([self._text.products(read_gguf(path, self.base), path)], path)
+            )
+        stored = read_peft(path, self._experts)
+        seeing, products = self.base.of_encoder(stored.products)
+        seeing_replaced, replaced = self.base.of_encoder(stored.replaced)
+        found = [
+            self._text.products(self.base.by_model_names(products), path, ties=stored.ties),
+            self._text.replaced(self.base.by_model_names(replaced), path),
+            self._rows(stored, path),
+        ]
+        of_encoder = [self._encoder.products(seeing, path), self._encoder.replaced(seeing_replaced, path)]
+        return Adapter(digest=digest, parts=self._whole(found, path), of_encoder=self._whole(of_encoder, path))
+
+    def _whole(self, found: Sequence[Mapping[str, LowRank]], path: Path) -> dict[str, LowRank]:
+        """The sums of what the tensors of each kind change."""
         parts = {}
         for name in dict.fromkeys(name for part in found for name in part):
             part = summed([own[name] for own in found if name in own])
@@ -69,7 +79,16 @@ class AdapterReader:
                     f"{path}: the adapter of {name} has rank {part.rank}; max_lora_rank is {self.most_rank}"
                 )
             parts[name] = part
-        return Adapter(digest=digest, parts=parts)
+        return parts
+
+    @cached_property
+    def _text(self) -> _Part:
+        unit = models.has_unit_head(self.base.config)
+        return _Part(self.base.tensors, self.shapes, has_unit_head=unit)
+
+    @cached_property
+    def _encoder(self) -> _Part:
+        return _Part(self.base.vision_tensors, self.of_encoder)
 
     @cached_property
     def _experts(self) -> ExpertSizes | None:
@@ -78,7 +97,45 @@ class AdapterReader:
             return None
         return ExpertSizes(mixtures[0].count, mixtures[0].latent or self.model.hidden_size, mixtures[0].inner)
 
-    def _parts_of(self, tensors: Mapping[str, StoredTensor], path: Path, *, ties: bool = False) -> dict[str, LowRank]:
+    def _rows(self, stored: StoredParts, path: Path) -> dict[str, LowRank]:
+        """Changes of single rows of the embedding, which a tied head has too."""
+        found = {}
+        for name, (numbers, values) in stored.rows.items():
+            if self._embedding_name(name) is None or values.shape[1] != self.shapes[EMBEDDING][1]:
+                raise CheckpointError(f"{path}: rows of {name} are replaced, which is supported of the embedding alone")
+            size = self.shapes[EMBEDDING][0]
+            if max(numbers) >= size:
+                raise CheckpointError(f"{path}: trainable_token_indices has {max(numbers)}; there are {size} tokens")
+            chosen = np.zeros((size, len(numbers)), np.float32)
+            chosen[list(numbers), range(len(numbers))] = 1
+            change = values - self._text.of_base(EMBEDDING)[list(numbers)]
+            found[EMBEDDING] = LowRank(a=_transposed(chosen), b=_transposed(change))
+            if self.model.tie_word_embeddings and HEAD in self.shapes:
+                found[HEAD] = LowRank(a=change, b=chosen)
+        return found
+
+    def _embedding_name(self, name: str) -> str | None:
+        """The model's name of a tensor, if it is the embedding."""
+        base = self.base.tensors.get(EMBEDDING)
+        renamed = self.base.by_model_names({} if base is None else {name: base})  # type: ignore[dict-item]
+        return EMBEDDING if EMBEDDING in renamed else None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of a model: the text model, or the encoder of images.
+
+    Attributes:
+        tensors: those of its files, by its names.
+        shapes: see `AdapterReader`.
+        has_unit_head: whether the rows of its head are scaled to length one.
+    """
+
+    tensors: Mapping[str, StoredTensor]
+    shapes: Mapping[str, tuple[int, ...]]
+    has_unit_head: bool = False
+
+    def products(self, tensors: Mapping[str, StoredTensor], path: Path, *, ties: bool = False) -> dict[str, LowRank]:
         """Low-rank changes from products by the model's names."""
         found = {}
         for name, tensor in tensors.items():
@@ -90,25 +147,25 @@ class AdapterReader:
                     found[HEAD] = LowRank(a=factors.a, b=factors.b)
                 found[name] = LowRank(a=_transposed(factors.b), b=_transposed(factors.a))
             else:
-                found[name] = self._part(name, factors)
+                found[name] = self._low_rank(name, factors)
         return found
 
-    def _part(self, name: str, factors: Factors) -> LowRank:
+    def _low_rank(self, name: str, factors: Factors) -> LowRank:
         part = LowRank(a=factors.a, b=factors.b, bias=factors.bias)
         if factors.magnitude is None:
             return part
         # V = W + b a is scaled by rows to the magnitudes, which are of the adapted matrix (Liu et al. 2024,
         # arXiv:2402.09353).
-        lengths = np.linalg.norm(self._of_base(name) + part.delta(), axis=1)
+        lengths = np.linalg.norm(self.of_base(name) + part.delta(), axis=1)
         gain = factors.magnitude / lengths
         return replace(part, b=part.b * gain[:, None], gain=gain)
 
-    def _replaced(self, tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, LowRank]:
+    def replaced(self, tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, LowRank]:
         """Changes that make the base's tensors those that the adapter has in their place."""
         found: dict[str, LowRank] = {}
         for name, tensor in tensors.items():
             values = tensor.read(np.dtype(np.float32))
-            before = self._of_base(name, path)
+            before = self.of_base(name, path)
             if values.shape != before.shape:
                 raise CheckpointError(
                     f"{path}: tensor {name!r} has shape {list(values.shape)}, that of the model {list(before.shape)}; "
@@ -135,29 +192,6 @@ class AdapterReader:
                 )
         return found
 
-    def _rows(self, stored: StoredParts, path: Path) -> dict[str, LowRank]:
-        """Changes of single rows of the embedding, which a tied head has too."""
-        found = {}
-        for name, (numbers, values) in stored.rows.items():
-            if self._embedding_name(name) is None or values.shape[1] != self.shapes[EMBEDDING][1]:
-                raise CheckpointError(f"{path}: rows of {name} are replaced, which is supported of the embedding alone")
-            size = self.shapes[EMBEDDING][0]
-            if max(numbers) >= size:
-                raise CheckpointError(f"{path}: trainable_token_indices has {max(numbers)}; there are {size} tokens")
-            chosen = np.zeros((size, len(numbers)), np.float32)
-            chosen[list(numbers), range(len(numbers))] = 1
-            change = values - self._of_base(EMBEDDING)[list(numbers)]
-            found[EMBEDDING] = LowRank(a=_transposed(chosen), b=_transposed(change))
-            if self.model.tie_word_embeddings and HEAD in self.shapes:
-                found[HEAD] = LowRank(a=change, b=chosen)
-        return found
-
-    def _embedding_name(self, name: str) -> str | None:
-        """The model's name of a tensor, if it is the embedding."""
-        base = self.base.tensors.get(EMBEDDING)
-        renamed = self.base.by_model_names({} if base is None else {name: base})  # type: ignore[dict-item]
-        return EMBEDDING if EMBEDDING in renamed else None
-
     def _check(self, name: str, shape: tuple[int, ...], path: Path) -> None:
         expected = self.shapes.get(name)
         if expected is None:
@@ -170,12 +204,12 @@ class AdapterReader:
                 f"{path}: the adapter of {name} is of a matrix {list(shape)}, the model's is {list(expected)}: it is "
                 "for another model"
             )
-        if name == HEAD and models.has_unit_head(self.base.config):
+        if name == HEAD and self.has_unit_head:
             raise CheckpointError(f"{path}: the rows of {name} are scaled to length one, so it can have no adapter")
 
-    def _of_base(self, name: str, path: Path | None = None) -> Floats:
-        tensors = self.base.tensors
-        tensor = tensors.get(EMBEDDING if name == HEAD and name not in tensors else name)
+    def of_base(self, name: str, path: Path | None = None) -> Floats:
+        tied = name == HEAD and name not in self.tensors
+        tensor = self.tensors.get(EMBEDDING if tied else name)
         if tensor is None:
             raise CheckpointError(f"{path}: {name!r} takes the place of a tensor that the model does not have")
         return tensor.read(np.dtype(np.float32))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -46,6 +47,7 @@ CONFIG = "config.json"
 GENERATION_CONFIG = "generation_config.json"
 HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
+BIASED = re.compile(r".*\.mlp\.experts\.gate_proj\.bias")
 QWEN3_RERANKER = {
     "architectures": ["Qwen3ForSequenceClassification"],
     "classifier_from_token": ["no", "yes"],
@@ -53,6 +55,7 @@ QWEN3_RERANKER = {
 }
 
 Runner = Literal["auto", "generate", "pooling"]
+T = TypeVar("T", bound=StoredTensor)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,28 @@ class Checkpoint:
             CheckpointError: they cannot be tensors of this model.
         """
         nested = self.gguf is None and models.text_config(dict(self.whole_config)) is not None
-        return _by_model_names(stored, self.config, self.path, convert=self.convert, nested=nested)
+        # Of the stacks in files, those with biases have rows of gate and up in turn.
+        interleaved = any(BIASED.fullmatch(name) for name in self.tensors)
+        return _by_model_names(
+            stored, self.config, self.path, convert=self.convert, nested=nested, interleaved=interleaved
+        )
+
+    def of_encoder(self, stored: Mapping[str, T]) -> tuple[dict[str, StoredTensor], dict[str, T]]:
+        """Divides tensors that were made for this model, for example of an adapter, by where they belong.
+
+        Args:
+            stored: by their names in a folder in Hugging Face's layout.
+
+        Returns:
+            Those of the encoder of images by its own names, and all others by theirs.
+
+        Raises:
+            CheckpointError: they cannot be tensors of this model.
+        """
+        family = None if self.vision is None else vision_family(self.whole_config)
+        if family is None or self.vision is None:
+            return {}, dict(stored)
+        return vision_tensors(stored, self.vision, family.tensors, self.path)
 
     def _has_own_head(self) -> bool:
         """Whether a head is stored that differs from the embedding: Transformers 5 and later check that too."""
@@ -303,17 +327,19 @@ def _by_model_names(
     *,
     convert: Conversion | None,
     nested: bool,
+    interleaved: bool = False,
 ) -> dict[str, StoredTensor]:
     """Tensors of a folder by the model's names.
 
     Args:
         nested: whether the text model is a part of the folder's model.
+        interleaved: see `with_stacked_experts`.
     """
     if nested:
         stored = {models.text_name(name): tensor for name, tensor in stored.items()}
     if models.makes_vectors(config, convert=convert):
         stored = with_pooler_names(stored)
-    tensors = with_stacked_experts(stored, path)
+    tensors = with_stacked_experts(stored, path, interleaved=interleaved)
     if (names := models.tensor_names(config)) is not None:
         tensors = with_model_names(tensors, names, _model_config(config, path, convert=convert), path)
     return tensors

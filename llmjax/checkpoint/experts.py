@@ -101,12 +101,15 @@ class ExpertStack(Derived):
         logger.warning("tensor %r of type %s is dequantized: %s", self.name, self.type_name, problem)
 
 
-def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict[str, StoredTensor]:
+def with_stacked_experts(
+    tensors: Mapping[str, StoredStack], path: Path, *, interleaved: bool = False
+) -> dict[str, StoredTensor]:
     """Tensors with stacked experts under the model's names.
 
     Args:
         tensors: tensors by Hugging Face name.
         path: the checkpoint, for messages.
+        interleaved: whether rows of gate and up take turns in stacks, whatever is beside them.
 
     Raises:
         CheckpointError: an expert is missing or appears twice, experts differ in shape, or a stack has scales.
@@ -123,7 +126,7 @@ def with_stacked_experts(tensors: Mapping[str, StoredStack], path: Path) -> dict
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3:
             _check_plain(tensor, tensors, path)
             projection = stack["projection"] or GRANITE_PROJECTIONS[stack["granite"]]
-            cut = _cut_interleaved if f"{name}_bias" in tensors else _cut
+            cut = _cut_interleaved if interleaved or f"{name}_bias" in tensors else _cut
             for own in cut(tensor, f"{stack['layer']}.mlp.experts", projection, path):
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")

@@ -246,6 +246,7 @@ def _engine(
         giver=giver,
     )
     runner = Runner(compiler, config, group=group)
+    adapters = None if model.adapters is None else AdapterSlots(config.max_loras, runner)
     return LoadedEngine(
         config=config,
         platform=compiler.platform,
@@ -261,8 +262,8 @@ def _engine(
             micro_batches=MICRO_BATCHES if config.is_staged else 1,
             media=None
             if compiler.media is None
-            else MediaRows(compiler.media.num_rows, budget=compiler.max_num_batched_tokens),
-            adapters=None if model.adapters is None else AdapterSlots(config.max_loras, runner),
+            else MediaRows(compiler.media.num_rows, budget=compiler.max_num_batched_tokens, adapters=adapters),
+            adapters=adapters,
         ),
         runner=runner,
         pace=Pace(compiler.decode_steps),

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from llmjax.kernels.absorbed import into_latent, out_of_latent
 from llmjax.kernels.attention import KVPages, attend
 from llmjax.kernels.attention.chosen import attend_chosen
 from llmjax.kernels.registry import Implementation, Operation
@@ -69,7 +70,7 @@ class LatentAttentionModule(nnx.Module):
     ) -> tuple[jax.Array, KVPages]:
         """The input of ``o_proj``, [T, H * value_dim], and the pages."""
         spec, used = self.spec, context.batch.used
-        of_keys, of_values = self._up_projections()
+        up = self.kv_b_proj.weight.get_value()
         queries = self._queries(n, used).reshape(len(n), -1, spec.nope_dim + spec.rope_dim)
         latent = self.kv_a_proj_with_mqa(n, used)
         key = jnp.expand_dims(latent[:, spec.kv_rank :], 1)  # [T, 1, rope_dim]
@@ -78,7 +79,7 @@ class LatentAttentionModule(nnx.Module):
         if spec.rope is not None and context.rotation is not None:
             interleaved = spec.rope.interleaved
             turned, key = (rotate(x, context.rotation, interleaved=interleaved) for x in (turned, key))
-        met = _by_head("thn,hnr->thr", queries[..., : spec.nope_dim], of_keys)
+        met = into_latent(queries[..., : spec.nope_dim], up)
         found, pages = attend(
             jnp.concatenate((met, turned), -1),
             jnp.concatenate((latent, key), -1),
@@ -87,7 +88,7 @@ class LatentAttentionModule(nnx.Module):
             context.batch,
             scale=spec.scale,
         )
-        return _by_head("thr,hvr->thv", found, of_values).reshape(len(n), -1), pages
+        return out_of_latent(found, up, size=spec.value_dim).reshape(len(n), -1), pages
 
     def _queries(self, n: jax.Array, used: jax.Array) -> jax.Array:
         if self.spec.q_rank is None:
@@ -99,19 +100,7 @@ class LatentAttentionModule(nnx.Module):
         latent: jax.Array = self.q_a_layernorm(self.q_a_proj(n, used))
         return latent
 
-    def _up_projections(self) -> tuple[jax.Array, jax.Array]:
-        """The projections from latent vectors to keys, [H, nope_dim, kv_rank], and values, [H, value_dim, kv_rank]."""
-        weight = self.kv_b_proj.weight.get_value()
-        by_head = weight.reshape(-1, self.spec.nope_dim + self.spec.value_dim, self.spec.kv_rank)
-        return by_head[:, : self.spec.nope_dim], by_head[:, self.spec.nope_dim :]
-
     @property
     def last_bias(self) -> jax.Array | None:
         """The bias that `partial` leaves out, [D]."""
         return self.o_proj.projection.bias
-
-
-def _by_head(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
-    """A product for each head, accumulated in f32, returned in x's dtype: XLA has no batched bf16 product on a CPU."""
-    out = jnp.einsum(letters, x, weight.astype(x.dtype), precision="highest", preferred_element_type=jnp.float32)
-    return out.astype(x.dtype)

@@ -82,7 +82,7 @@ class AdapterLayout:
 
         Args:
             arrays: those of this layout.
-            of: i32 [T], the place of each row of the step, 0: none.
+            of: i32 [T], the place of each row of the step, 0: none; i32 []: that of all.
         """
         special, *rest = arrays
         places = Places(of, special)

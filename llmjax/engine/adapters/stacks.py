@@ -22,6 +22,7 @@ from llmjax.parallel.division import Cut, Division
 from llmjax.parallel.shards import cut_array
 from llmjax.platforms import Platform
 
+ABSORBED = ".kv_b_proj.weight"  # of latent attention: it is used in halves, see ``kernels/absorbed.py``
 Values = list[npt.NDArray[Any]]
 
 
@@ -288,6 +289,8 @@ def use_of(name: str, dimensions: int, graph: ModelGraph) -> Use | None:
     if name == EMBEDDING:
         return Use.ROWS
     if name == HEAD or (name.startswith("head.") and name.endswith(".dense.weight")):
+        return Use.PRODUCT
+    if name.endswith(ABSORBED):
         return Use.PRODUCT
     if not name.startswith("model.layers.") or not name.endswith(".weight") or name in graph.plain:
         return None

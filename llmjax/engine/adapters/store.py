@@ -5,14 +5,26 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from pathlib import Path
 
-from llmjax.adapters.adapter import Adapter, summed
+from llmjax.adapters.adapter import Adapter
 from llmjax.adapters.read import AdapterReader
 from llmjax.adapters.reference import Adaptation, AdapterReference
+from llmjax.engine.adapters.of_encoder import EncoderAdapters
 from llmjax.engine.adapters.stacks import AdapterStacks, Values
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.errors import CheckpointError
+
+MOST_KNOWN = 1024  # sums of adapters of which it is known whether they change the encoder
+
+
+@dataclass(frozen=True)
+class _Read:
+    """The values of adapters: for a place, and for the encoder of images, of which they may change nothing."""
+
+    values: Values
+    of_encoder: Values | None
 
 
 class AdapterStore:
@@ -21,15 +33,19 @@ class AdapterStore:
     Args:
         reader: reads them.
         stacks: the places that they go to.
+        of_encoder: the form of what they change of the encoder of images; None: there is none.
         most: adapters that are kept in memory, and sums of them: at least as many as there are places.
     """
 
-    def __init__(self, reader: AdapterReader, stacks: AdapterStacks, *, most: int) -> None:
-        self._reader, self._stacks = reader, stacks
+    def __init__(
+        self, reader: AdapterReader, stacks: AdapterStacks, *, most: int, of_encoder: EncoderAdapters | None = None
+    ) -> None:
+        self._reader, self._stacks, self._of_encoder = reader, stacks, of_encoder
         self._most = most
         self._lock = threading.Lock()  # guards the futures
         self._kept: OrderedDict[str, Adapter] = OrderedDict()  # by digest; the thread's alone
-        self._under_way: OrderedDict[str, Future[Values]] = OrderedDict()  # by digest, in the order of their use
+        self._under_way: OrderedDict[str, Future[_Read]] = OrderedDict()  # by digest, in the order of their use
+        self._changing: OrderedDict[str, bool] = OrderedDict()  # by digest: whether the encoder changes
         self._thread = CompileThreads(1)  # which the interpreter does not wait for
 
     def ready(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
@@ -46,15 +62,30 @@ class AdapterStore:
 
     def values(self, adaptation: Adaptation) -> Values:
         """The values of adapters for a place, which are then no longer kept; raises as `ready`."""
-        values = self._result(adaptation, self._values(adaptation))
+        read = self._result(adaptation, self._values(adaptation))
         self._under_way.pop(adaptation.digest, None)
-        return values
+        return read.values
+
+    def changes_encoder(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool | None:
+        """Whether adapters change the encoder of images, after waiting up to ``seconds`` to know it; None: that is not
+        known yet, and they are being read. Raises as `ready`."""
+        if self._of_encoder is None:
+            return False
+        if adaptation.digest not in self._changing and self.ready(adaptation, seconds=seconds):
+            self._changing[adaptation.digest] = self.of_encoder(adaptation) is not None
+            while len(self._changing) > MOST_KNOWN:
+                self._changing.popitem(last=False)
+        return self._changing.get(adaptation.digest)
+
+    def of_encoder(self, adaptation: Adaptation) -> Values | None:
+        """The values of adapters for the encoder of images; None: they change nothing of it. Raises as `ready`."""
+        return self._result(adaptation, self._values(adaptation)).of_encoder
 
     def close(self, *, wait: bool = True) -> None:
         """Stops reading, as `CompileThreads.close` does."""
         self._thread.close(wait=wait)
 
-    def _values(self, adaptation: Adaptation) -> Future[Values]:
+    def _values(self, adaptation: Adaptation) -> Future[_Read]:
         with self._lock:
             future = self._under_way.get(adaptation.digest)
             if future is None:
@@ -64,27 +95,24 @@ class AdapterStore:
             self._under_way.move_to_end(adaptation.digest)
             return future
 
-    def _result(self, adaptation: Adaptation, future: Future[Values]) -> Values:
+    def _result(self, adaptation: Adaptation, future: Future[_Read]) -> _Read:
         try:
             return future.result()
         except BaseException:
             self._under_way.pop(adaptation.digest, None)  # the files may be other ones the next time
             raise
 
-    def _read(self, adaptation: Adaptation) -> Values:
+    def _read(self, adaptation: Adaptation) -> _Read:
         scaled = [(self._adapter(part.reference), part.scale) for part in adaptation.parts]
-        names = dict.fromkeys(name for adapter, _ in scaled for name in adapter.parts)
-        parts = {
-            name: summed([adapter.parts[name].scaled(scale) for adapter, scale in scaled if name in adapter.parts])
-            for name in names
-        }
-        whole = Adapter(digest=adaptation.digest, parts=parts)
+        whole = Adapter.sum_of(scaled, digest=adaptation.digest)
         if whole.rank > self._stacks.layout.rank:
             raise CheckpointError(
                 f"{adaptation.name}: the ranks of these adapters add up to {whole.rank}; max_lora_rank is "
                 f"{self._stacks.layout.rank}"
             )
-        return self._stacks.values_of(whole)
+        form, parts = self._of_encoder, whole.of_encoder
+        of_encoder = None if form is None or not parts else form.values_of(parts)
+        return _Read(self._stacks.values_of(whole), of_encoder)
 
     def _adapter(self, reference: AdapterReference) -> Adapter:
         if (kept := self._kept.get(reference.digest)) is None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from llmjax.adapters.reference import Adaptation, AdapterReference, ScaledAdapter
+from llmjax.engine.core.media import EncoderAdapter
 from llmjax.errors import LLMJaxError
 
 READ_SECONDS = 1.0  # how long one look at an adapter that is being read may take
@@ -24,6 +25,9 @@ class AdapterLoader(Protocol):
             LLMJaxError: they never are.
         """
 
+    def of_encoder(self, adaptation: Adaptation) -> EncoderAdapter | None:
+        """What adapters that are ready to be loaded change of the encoder of images; None: nothing."""
+
     def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
         """Writes adapters into a slot, after all earlier dispatches have run and before all later ones."""
 
@@ -32,6 +36,7 @@ class AdapterLoader(Protocol):
 class _Slot:
     number: int
     digest: str | None = None  # whose contents it has; None: nobody's
+    of_encoder: EncoderAdapter | None = None  # what these change of the encoder of images; None: nothing
     holders: int = 0  # running sequences that use it
     dispatch: int = 0  # number of the last dispatch that used it
     last_use: int = 0  # counts admissions
@@ -97,12 +102,21 @@ class AdapterSlots:
         """
         slot = self._choose(waiting).now[adaptation.digest]
         if slot.digest != adaptation.digest:
-            slot.digest = adaptation.digest
+            slot.digest, slot.of_encoder = adaptation.digest, self._loader.of_encoder(adaptation)
             self._loads[slot.number] = adaptation
         slot.holders += 1
         self._uses += 1
         slot.last_use = self._uses
         return slot.number
+
+    def of_encoder(self, adaptation: Adaptation) -> EncoderAdapter | None:
+        """What the adapters of a sequence change of the encoder of images; None: nothing.
+
+        Args:
+            adaptation: of a sequence that has a slot, or that `passing` lets pass.
+        """
+        slot = next((slot for slot in self._slots if slot.digest == adaptation.digest), None)
+        return self._loader.of_encoder(adaptation) if slot is None else slot.of_encoder
 
     def release(self, number: int) -> None:
         """A sequence that had a slot runs no more."""
@@ -142,7 +156,7 @@ class AdapterSlots:
     def forget(self) -> None:
         """Notes that all slots have lost their contents; nothing runs."""
         for slot in self._slots:
-            slot.digest = None
+            slot.digest = slot.of_encoder = None
         self._loads = {}
 
     def _choose(self, waiting: Sequence[Adaptation]) -> _Chosen:

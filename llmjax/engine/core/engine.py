@@ -153,7 +153,7 @@ class Engine:
             self.runner.prepare_masks()
             if held := not self.runner.can_sample_masked():
                 logger.info("a request waits for the program that samples under masks")
-        if request.media is not None and not self.runner.can_encode(request.media):
+        if request.media is not None and not self.runner.can_encode(request.media, request.adaptation):
             held = True
             logger.info("a request waits for the program that encodes its images")
         # Nothing below fails: a request is there as a whole, or not at all.
@@ -316,8 +316,8 @@ class Engine:
         for sequence in self.scheduler.held:
             try:
                 waits = sequence.may_need_masks and not self.runner.can_sample_masked(seconds=seconds)
-                media = sequence.request.media
-                waits = waits or (media is not None and not self.runner.can_encode(media, seconds=seconds))
+                media, own = sequence.request.media, sequence.request.adaptation
+                waits = waits or (media is not None and not self.runner.can_encode(media, own, seconds=seconds))
             except CompileError as error:
                 ended.append(self._processor.end(sequence, error))
                 continue

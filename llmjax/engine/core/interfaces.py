@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from llmjax.arrays import Ints
 
 if TYPE_CHECKING:
+    from llmjax.adapters.reference import Adaptation
     from llmjax.engine.core import media as images
     from llmjax.engine.core import media_rows, request, scheduler
     from llmjax.engine.drafts.drafter import Drafter
@@ -103,8 +104,9 @@ class Runner(Protocol):
             CompileError: they never can.
         """
 
-    def can_encode(self, media: images.PromptMedia, *, seconds: float = 0.0) -> bool:
-        """Whether the images of a prompt can be encoded, after waiting up to ``seconds`` for it.
+    def can_encode(self, media: images.PromptMedia, adaptation: Adaptation | None, *, seconds: float = 0.0) -> bool:
+        """Whether the images of a prompt can be encoded, with the adapters of its request, after waiting up to
+        ``seconds`` for it.
 
         Raises:
             CompileError: they never can.

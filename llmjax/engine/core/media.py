@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
 
 from llmjax.arrays import Ints
 from llmjax.media.image import PreparedImage
@@ -82,12 +85,37 @@ class PromptMedia:
 
 
 @dataclass(frozen=True, eq=False)
+class EncoderAdapter:
+    """What the adapters of a request change of the encoder of images.
+
+    Attributes:
+        digest: that of the adapters.
+        values: what the device takes beside the encoder's weights.
+    """
+
+    digest: str
+    values: list[npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
 class Encoding:
     """An image to encode before the next step.
 
     Attributes:
         places: i32 [num_rows], rows of the device's pool that its feature rows go to.
+        adapter: with which it is encoded; None: with the encoder as it is.
     """
 
     image: PreparedImage
     places: Ints
+    adapter: EncoderAdapter | None = None
+
+    @property
+    def key(self) -> bytes:
+        """What tells its feature rows from others."""
+        return key_of(self.image, self.adapter)
+
+
+def key_of(image: PreparedImage, adapter: EncoderAdapter | None) -> bytes:
+    """What tells the feature rows of an image from others: its digest, and that of adapters that change them."""
+    return image.digest if adapter is None else image.digest + adapter.digest.encode()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmjax.arrays import Ints
-from llmjax.engine.core.media import Encoding, PromptImage
+from llmjax.engine.core.adapters import AdapterSlots
+from llmjax.engine.core.media import EncoderAdapter, Encoding, PromptImage, key_of
 from llmjax.engine.core.request import Sequence
 from llmjax.media.image import PreparedImage
 
@@ -18,7 +19,7 @@ from llmjax.media.image import PreparedImage
 class _Entry:
     """An image that is encoded, or that the encoder has been asked for."""
 
-    digest: bytes
+    key: bytes  # see `Encoding`
     places: Ints
     holders: int = 0
     encoded: bool = False
@@ -26,7 +27,7 @@ class _Entry:
 
 class MediaRows:
     """The rows of the device's media pool: given to images when a step needs them, and kept by the images' digests
-    until others need the room.
+    until others need the room. Where adapters change the encoder, each has rows of its own.
 
     A running sequence holds an image from the plan that needs the first of its tokens to the plan after the last one.
     As it waits with no image half computed, and with none but those that the encoder brings anyway, a pool that has
@@ -36,14 +37,16 @@ class MediaRows:
         num_rows: rows of the pool, at least those of the largest image.
         budget: most rows of images that the encoder has been asked for and has not brought; one image always is, and
             those of a prompt that is computed in one step.
+        adapters: say what adapters change of the encoder; None: there are none.
     """
 
-    def __init__(self, num_rows: int = 0, *, budget: int = 0) -> None:
+    def __init__(self, num_rows: int = 0, *, budget: int = 0, adapters: AdapterSlots | None = None) -> None:
         self.num_rows = num_rows
         self.budget = budget
+        self._adapters = adapters
         self._queries = self._asked = 0  # images that sequences have been given, and of these encoded for them
         self._free = list(range(num_rows))
-        self._entries: dict[bytes, _Entry] = {}
+        self._entries: dict[bytes, _Entry] = {}  # by key
         self._idle: OrderedDict[bytes, _Entry] = OrderedDict()  # encoded, nobody holds them; least recently held first
         self._held: dict[Sequence, dict[int, _Entry]] = {}  # by the number of the image in the prompt
         self._awaited: dict[Sequence, list[_Entry]] = {}  # what keeps a sequence from going on
@@ -85,7 +88,7 @@ class MediaRows:
                 awaited.append(entry)
                 end = min(end, max(before, start))
         if awaited:
-            self._look_ahead(media.images[number:])
+            self._look_ahead(sequence, media.images[number:])
         if awaited and end == start:
             self._awaited[sequence] = awaited
         else:
@@ -99,11 +102,11 @@ class MediaRows:
     def arrived(self, encodings: Iterable[Encoding]) -> None:
         """Images are encoded before all later steps."""
         for encoding in encodings:
-            entry = self._entries[encoding.image.digest]
+            entry = self._entries[encoding.key]
             entry.encoded = True
             self._left += len(entry.places)
             if not entry.holders:
-                self._idle[entry.digest] = entry
+                self._idle[entry.key] = entry
 
     def take_encodings(self) -> list[Encoding]:
         """The images that the encoder is asked for; each is told once."""
@@ -132,7 +135,7 @@ class MediaRows:
     def abandon(self, encodings: Iterable[Encoding]) -> None:
         """The encoder will not bring some images, which nobody holds."""
         for encoding in encodings:
-            entry = self._entries.pop(encoding.image.digest)
+            entry = self._entries.pop(encoding.key)
             self._free += entry.places.tolist()
             self._left += len(entry.places)
 
@@ -147,7 +150,7 @@ class MediaRows:
         assert sorted(listed + self._free) == list(range(self.num_rows))
         holders = [entry for held in self._held.values() for entry in held.values()]
         assert all(entry.holders == holders.count(entry) for entry in self._entries.values())
-        idle = {digest for digest, entry in self._entries.items() if entry.encoded and not entry.holders}
+        idle = {key for key, entry in self._entries.items() if entry.encoded and not entry.holders}
         assert idle == self._idle.keys()
         coming = sum(len(entry.places) for entry in self._entries.values() if not entry.encoded)
         assert self._left == self.budget - coming
@@ -166,39 +169,46 @@ class MediaRows:
         held = self._held.get(sequence, {})
         if number in held:
             return held[number]
-        entry = self._entries.get(image.digest)
+        adapter = self._adapter(sequence)
+        entry = self._entries.get(key_of(image, adapter))
         if entry is None:
             if not beside and image.num_rows > self._left < self.budget:
                 return None
             if (places := self._room(image.num_rows)) is None:
                 return None
-            entry = self._ask(image, places)
+            entry = self._ask(Encoding(image, places, adapter))
         if entry not in self._awaited.get(sequence, ()):
             self._queries += 1
-        self._idle.pop(image.digest, None)
+        self._idle.pop(entry.key, None)
         entry.holders += 1
         self._held.setdefault(sequence, held)[number] = entry
         return entry
 
-    def _ask(self, image: PreparedImage, places: Ints) -> _Entry:
+    def _ask(self, encoding: Encoding) -> _Entry:
         """Has the encoder asked for an image."""
-        entry = self._entries[image.digest] = _Entry(image.digest, places)
-        self._encodings.append(Encoding(image, places))
+        entry = self._entries[encoding.key] = _Entry(encoding.key, encoding.places)
+        self._encodings.append(encoding)
         self._asked += 1
-        self._left -= image.num_rows
+        self._left -= len(encoding.places)
         return entry
 
-    def _look_ahead(self, images: Iterable[PromptImage]) -> None:
+    def _adapter(self, sequence: Sequence) -> EncoderAdapter | None:
+        """With what the images of a sequence are encoded, which runs or may run now."""
+        adaptation = sequence.request.adaptation
+        return None if adaptation is None or self._adapters is None else self._adapters.of_encoder(adaptation)
+
+    def _look_ahead(self, sequence: Sequence, images: Iterable[PromptImage]) -> None:
         """Has the encoder asked for the next images of a prompt, if rows are free, so that it takes them together."""
+        adapter = self._adapter(sequence)
         for one in images:
             image = one.image
-            if image.digest in self._entries:
+            if key_of(image, adapter) in self._entries:
                 continue
             if image.num_rows > self._left or image.num_rows > len(self._free):
                 return
             places = self._room(image.num_rows)
             assert places is not None
-            self._ask(image, places)
+            self._ask(Encoding(image, places, adapter))
 
     def _let_go_from(self, sequence: Sequence, start: int) -> None:
         """Lets go of the images whose tokens are all from ``start`` on: none is held while its sequence waits."""
@@ -210,7 +220,7 @@ class MediaRows:
     def _let_go(self, entry: _Entry) -> None:
         entry.holders -= 1
         if not entry.holders and entry.encoded:
-            self._idle[entry.digest] = entry
+            self._idle[entry.key] = entry
 
     def _room(self, count: int) -> Ints | None:
         """Free rows, after images that nobody holds have been forgotten; None: there are fewer."""
@@ -223,6 +233,6 @@ class MediaRows:
         return np.array(taken, np.int32)
 
     def _drop(self) -> None:
-        digest, entry = self._idle.popitem(last=False)
-        del self._entries[digest]
+        key, entry = self._idle.popitem(last=False)
+        del self._entries[key]
         self._free += entry.places.tolist()

@@ -66,17 +66,19 @@ class PlaceImages(Message, tag="place_images"):
     Args:
         places: i32 [N], rows of the media pool that the batch's rows go to.
         batch: the fields of a `PatchBatch`.
+        adapter: values of the adapter with which they are encoded, see `EncoderAdapters`; None: there is none.
     """
 
     places: Values
     batch: dict[str, Values]
+    adapter: list[Values] | None = None
 
 
 class RunEncoder(Message, tag="run_encoder"):
     """Runs a part of the encoder on the images that were placed; the parts of a run come one after another.
 
     Args:
-        bucket: the number of their patches, and as ``rows`` that of the part.
+        bucket: the number of their patches, as ``rows`` that of the part, and whether they have an adapter.
     """
 
     bucket: Bucket

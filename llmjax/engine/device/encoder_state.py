@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+
 from llmjax.engine.device.commands import Values
 from llmjax.models.vision.batch import PatchBatch
 
@@ -16,16 +18,18 @@ class EncoderState:
     Attributes:
         places: i32 [N], rows of the media pool that the batch's rows go to.
         batch: the images; without their patches when the first part has run.
+        adapter: values of the adapter with which they are encoded, on the devices; None: there is none.
         underway: what the part before has made of it, an `Underway`; None: there was none.
     """
 
     places: Values
     batch: PatchBatch
+    adapter: tuple[jax.Array, ...] | None = None
     underway: Any = None
 
     def after(self, underway: Any) -> EncoderState:
         """The same after one more part."""
-        return EncoderState(self.places, without_patches(self.batch), underway)
+        return replace(self, batch=without_patches(self.batch), underway=underway)
 
 
 def without_patches(batch: PatchBatch) -> PatchBatch:

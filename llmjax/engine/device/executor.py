@@ -39,6 +39,7 @@ from llmjax.engine.programs.compiler import StepCompiler
 from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.group import Group
 from llmjax.host_memory import keep_freed_blocks
+from llmjax.kernels.sharding import on_devices
 from llmjax.models.vision.batch import PatchBatch
 
 
@@ -118,7 +119,7 @@ class Executor:
             case RunMasked():
                 return self._run_masked(command)
             case PlaceImages():
-                self._images = EncoderState(command.places, PatchBatch(**command.batch))
+                self._place_images(command)
             case RunEncoder():
                 self._run_encoder(command)
             case LoadAdapter():
@@ -210,12 +211,18 @@ class Executor:
         masked: Sampled = sampled
         return masked
 
+    def _place_images(self, command: PlaceImages) -> None:
+        everywhere, adapter = self._compiler.platform.everywhere, None
+        if command.adapter is not None:
+            adapter = tuple(on_devices(value, everywhere) for value in command.adapter)
+        self._images = EncoderState(command.places, PatchBatch(**command.batch), adapter)
+
     def _run_encoder(self, command: RunEncoder) -> None:
         images, program = self._images, self._programs[ProgramName("encode", command.bucket)]
         assert images is not None
         last = command.bucket.rows == self._compiler.encoder_parts(command.bucket.tokens) - 1
         media, places = (self.state.media, images.places) if last else (None, None)
-        made = program(self._encoder_weights, media, places, images.batch, images.underway)
+        made = program(self._encoder_weights, media, places, images.batch, images.underway, images.adapter)
         if last:
             self.state, self._images = replace(self.state, media=made), None
         else:

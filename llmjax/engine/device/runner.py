@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Listing
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +20,7 @@ from llmjax.config import EngineConfig
 from llmjax.engine.adapters.store import AdapterStore
 from llmjax.engine.core import interfaces
 from llmjax.engine.core.layer_states import TableChanges
-from llmjax.engine.core.media import Encoding, PromptMedia
+from llmjax.engine.core.media import EncoderAdapter, Encoding, PromptMedia
 from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.request import Sequence
 from llmjax.engine.core.scheduler import Row, StepPlan
@@ -51,7 +52,7 @@ from llmjax.engine.programs.threads import CompileThreads
 from llmjax.engine.ranks.alone import Alone
 from llmjax.engine.ranks.group import RankZero
 from llmjax.engine.ranks.stages import LastStage, OneStage, Stages, Step
-from llmjax.errors import LLMJaxError
+from llmjax.errors import CheckpointError, LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.models.vision.packing import bucket as bucket_of_patches
 from llmjax.sampling.settings import RequestSampling
@@ -94,13 +95,18 @@ class Runner:
             compiler, self._compile_masked, threads=self._threads, kept=apart.get(MASKED)
         )
 
-        self.adapters = None
+        encoder, self.adapters = self.model.encoder, None
+        of_encoder = None if encoder is None else encoder.adapters
         if self.model.adapters is not None:
             reader = AdapterReader(
-                self.model.checkpoint, self.model.config, self.model.adapters.whole_shapes, config.max_lora_rank
+                self.model.checkpoint,
+                self.model.config,
+                self.model.adapters.whole_shapes,
+                config.max_lora_rank,
+                {} if of_encoder is None else of_encoder.whole_shapes,
             )
-            self.adapters = AdapterStore(reader, self.model.adapters, most=config.most_cpu_loras)
-        encoder, self.media = self.model.encoder, compiler.media
+            self.adapters = AdapterStore(reader, self.model.adapters, most=config.most_cpu_loras, of_encoder=of_encoder)
+        self.media = compiler.media
         self._encoders: EncoderPrograms | None = None
         self._encoder_parts = compiler.encoder_parts
         if encoder is not None:
@@ -146,17 +152,22 @@ class Runner:
         """
         return self._masked.can_sample(seconds=seconds)
 
-    def can_encode(self, media: PromptMedia, *, seconds: float = 0.0) -> bool:
+    def can_encode(self, media: PromptMedia, adaptation: Adaptation | None, *, seconds: float = 0.0) -> bool:
         """Whether the images of a prompt can be encoded; what is missing for that is compiled.
 
         Args:
+            adaptation: the adapters of its request; None: there are none.
             seconds: how long to wait for it.
 
         Raises:
             CompileError: they never can.
         """
         assert self._encoders is not None, "the front lets no image pass"
-        return self._encoders.ready(media, seconds=seconds)
+        adapted: bool | None = False
+        if adaptation is not None and self.adapters is not None:
+            with suppress(CheckpointError):  # who chooses adapters for slots gets it, too
+                adapted = self.adapters.changes_encoder(adaptation, seconds=seconds)
+        return adapted is not None and self._encoders.ready(media, adapted=adapted, seconds=seconds)
 
     def encoder_run(self, encodings: Listing[Encoding]) -> EncoderRun:
         """A run of the encoder on the first of some images: on as many as go together."""
@@ -176,6 +187,12 @@ class Runner:
         """
         assert self.adapters is not None, "the front lets no adapter pass"
         return self.adapters.ready(adaptation, seconds=seconds)
+
+    def of_encoder(self, adaptation: Adaptation) -> EncoderAdapter | None:
+        """What adapters that are ready to be loaded change of the encoder of images; None: nothing."""
+        assert self.adapters is not None
+        values = self.adapters.of_encoder(adaptation)
+        return None if values is None else EncoderAdapter(adaptation.digest, values)
 
     def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
         """Writes adapters into a slot, 1 to ``max_loras``, after all earlier dispatches have run and before all later

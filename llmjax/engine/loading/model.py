@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +23,7 @@ from llmjax.checkpoint.identity import identity
 from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
+from llmjax.engine.adapters.of_encoder import EncoderAdapters, adaptable_of_encoder
 from llmjax.engine.adapters.stacks import AdapterStacks, adaptable_shapes
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.engine.loading.copies import with_copies
@@ -39,6 +40,7 @@ from llmjax.kernels.offloading import SplitStack
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models import Attention, Experts, ModelGraph
 from llmjax.models.config import ModelConfig
+from llmjax.models.vision.spec import VisionSpec
 from llmjax.parallel.division import Division
 from llmjax.parallel.stages import Stage
 from llmjax.platforms import Platform
@@ -72,6 +74,7 @@ class LoadedEncoder:
 
     graph: EncoderGraph
     params: dict[str, jax.Array | QTensor | SplitStack]  # by name
+    adapters: EncoderAdapters | None = None  # the form of what adapters change of it; None: there are no adapters
 
     @property
     def num_bytes(self) -> int:
@@ -260,6 +263,11 @@ def load_model(
             platform=platform,
         )
     encoder = None if checkpoint.vision is None else _load_encoder(checkpoint, platform, programs, placer)
+    if encoder is not None and adapters is not None:
+        of_encoder = EncoderAdapters.of(
+            _adaptable_of_encoder(checkpoint, platform, programs), rank=config.max_lora_rank
+        )
+        encoder = replace(encoder, adapters=of_encoder)
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
     for misfit, names in misfits.items():
@@ -299,9 +307,16 @@ def _fused(
     """The checkpoint with an adapter merged into it."""
     model = checkpoint.model_config(max_model_len=config.max_model_len)
     graph, declared = declare(model, platform, programs)
-    shapes = adaptable_shapes(graph, declared)
-    adapter = AdapterReader(checkpoint, model, shapes, most_rank=sys.maxsize).read(path, digest="")
-    logger.info("%s is merged into the weights: %d matrices change", path, len(adapter.parts))
+    reader = AdapterReader(
+        checkpoint,
+        model,
+        adaptable_shapes(graph, declared),
+        most_rank=sys.maxsize,
+        of_encoder=_adaptable_of_encoder(checkpoint, platform, programs),
+    )
+    adapter = reader.read(path, digest="")
+    count = len(adapter.parts) + len(adapter.of_encoder)
+    logger.info("%s is merged into the weights: %d matrices change", path, count)
     return merged(checkpoint, adapter)
 
 
@@ -335,16 +350,9 @@ def _load_encoder(checkpoint: Checkpoint, platform: Platform, programs: ProgramC
     Raises:
         CheckpointError: a tensor is missing or has another shape.
     """
-    spec, stored = checkpoint.vision, checkpoint.vision_tensors
-    assert spec is not None
-    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
-
-    def declared() -> tuple[EncoderGraph, dict[str, jax.ShapeDtypeStruct]]:
-        from llmjax.models.vision.functional import abstract_encoder  # with Flax, which most starts do without
-
-        return abstract_encoder(spec, **types)
-
-    graph, shapes = programs.kept(("what an encoder declares", spec, types), declared)
+    stored = checkpoint.vision_tensors
+    assert checkpoint.vision is not None
+    graph, shapes = _declare_encoder(checkpoint.vision, platform, programs)
     for name, shape in shapes.items():
         if name not in stored:
             raise CheckpointError(f"{checkpoint.path}: tensor {name} of the encoder of images is missing")
@@ -382,6 +390,30 @@ def declare(
     types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
     parts = ("what a model declares", config, types)
     return programs.kept(parts, lambda: models.abstract_model(config, **types))
+
+
+def _declare_encoder(
+    spec: VisionSpec, platform: Platform, programs: ProgramCache
+) -> tuple[EncoderGraph, dict[str, jax.ShapeDtypeStruct]]:
+    """What ``abstract_encoder`` does, as `declare`."""
+    types = {"dtype": platform.dtype, "activation_dtype": platform.activation_dtype}
+
+    def declared() -> tuple[EncoderGraph, dict[str, jax.ShapeDtypeStruct]]:
+        from llmjax.models.vision.functional import abstract_encoder  # with Flax, which most starts do without
+
+        return abstract_encoder(spec, **types)
+
+    return programs.kept(("what an encoder declares", spec, types), declared)
+
+
+def _adaptable_of_encoder(
+    checkpoint: Checkpoint, platform: Platform, programs: ProgramCache
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of the encoder of images that adapters may change; none where there is no encoder."""
+    if checkpoint.vision is None:
+        return {}
+    graph, shapes = _declare_encoder(checkpoint.vision, platform, programs)
+    return adaptable_of_encoder(shapes, graph.plain)
 
 
 def _shown(weights: Sequence[T]) -> Iterable[T]:

@@ -304,10 +304,13 @@ class StepCompiler:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch_shapes(self._encoder.graph, bucket.tokens)
         )
         parts, part = self._encoder_layers(bucket.tokens), bucket.rows
+        static, adapter, adapters = self._encoder_names, None, self._encoder.adapters
+        if bucket.adapters and adapters is not None:
+            static, adapter = {**static, "layout": adapters.layout}, jax.tree.map(self._placed, adapters.specs)
         layers, last, underway = parts[part], part == len(parts) - 1, None
         if part:
-            begun = partial(encode_part, **self._encoder_names, first=0, end=layers.start)
-            underway = jax.eval_shape(begun, self.encoder_weights, None, None, batch, None)
+            begun = partial(encode_part, **static, first=0, end=layers.start)
+            underway = jax.eval_shape(begun, self.encoder_weights, None, None, batch, None, adapter)
             batch = jax.eval_shape(without_patches, batch)
         placed = jax.tree.map(self._placed, (places, batch, underway))
         return ProgramSpec(
@@ -317,9 +320,10 @@ class StepCompiler:
                 self.state_shapes.media if last else None,
                 placed[0] if last else None,
                 *placed[1:],
+                adapter,
             ),
             device=self.platform.device,
-            static={**self._encoder_names, "first": layers.start, "end": layers.stop},
+            static={**static, "first": layers.start, "end": layers.stop},
             donated=(1,) if last else (4,) if part else (),
             options=self.options,
             sharding=self.platform.sharding,

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.engine.adapters.layout import AdapterLayout
+from llmjax.engine.adapters.of_encoder import with_adapter
 from llmjax.engine.device.media import MediaState
 from llmjax.models.layers.mlp import GatedMLP
 from llmjax.models.vision.batch import PatchBatch
@@ -26,11 +28,13 @@ def encode_part(
     places: jax.Array | None,
     batch: PatchBatch,
     underway: Underway | None,
+    adapter: tuple[jax.Array, ...] | None = None,
     *,
     graph: EncoderGraph,
     names: tuple[str, ...],
     first: int,
     end: int,
+    layout: AdapterLayout | None = None,
 ) -> Underway | MediaState:
     """Takes a batch of images through some of an encoder's layers.
 
@@ -42,16 +46,22 @@ def encode_part(
         batch: its patches are looked at before the first layer alone.
         underway: what the part before has made of the batch, donated if these are not the last layers; None: these are
             the first ones.
+        adapter: the values of the adapter with which the images are encoded; None: there is none.
         graph: the encoder (static).
         names: names of the weights (static).
         first, end: the layers (static).
+        layout: that of the adapter's values (static).
 
     Returns:
         What the next part takes, or the pool with the batch's rows.
     """
     from llmjax.models.vision.functional import encoder_of  # with Flax, which a warm start does without
 
-    encoder = encoder_of(graph, dict(zip(names, weights, strict=True)))
+    params: dict[str, Any] = dict(zip(names, weights, strict=True))
+    if adapter is not None:
+        assert layout is not None
+        params = with_adapter(params, adapter, layout)
+    encoder = encoder_of(graph, params)
     underway = encoder.through(encoder.begin(batch) if underway is None else underway, batch, range(first, end))
     if media is None:
         return underway

@@ -7,7 +7,8 @@ Needs ``torch`` (CPU), ``transformers`` and ``peft``, none of which the tests ne
 An archive an adapter, ``<name>.zip``, of a PEFT folder (``adapter_config.json``, ``adapter_model.safetensors``) and
 ``golden.npz``: ``tokens`` i64 [n], ``logits`` f32 [n, V] with the adapter as it is (of a classifier: [labels]), and
 ``merged``, with its matrices merged into the weights, where PEFT can do that. ``base.txt`` names the golden checkpoint
-that it is for.
+that it is for. Those of models that see are in ``seeing/``; their prompt is the case ``one`` of the checkpoint's own
+golden file, with its picture.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch  # type: ignore[import-not-found,unused-ignore]
 import transformers  # type: ignore[import-not-found,unused-ignore]
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import GOLDEN, POOLED, pack
+from tests.checkpoints import GOLDEN, POOLED, SEEING, pack
 
 HERE = Path(__file__).parent
 TOKENS = 21
@@ -42,12 +43,14 @@ class Case:
         config: arguments of ``LoraConfig``.
         rewrite: changes the saved tensors and the configuration, into what other programs save.
         merges: whether PEFT merges the adapter into what it changes, and into nothing else, such as a tied head.
+        sees: whether the base is one of the models that see.
     """
 
     base: str
     config: dict[str, Any] = field(default_factory=dict)
     rewrite: Callable[[dict[str, torch.Tensor], dict[str, Any]], dict[str, torch.Tensor]] | None = None
     merges: bool = True
+    sees: bool = False
 
 
 def one_by_one(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -75,6 +78,16 @@ def one_by_one(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict
                 found[f"{module}.mlp.experts.{expert}.{projection}.{end}"] = half
     config["target_parameters"] = None
     return {name: tensor.clone().contiguous() for name, tensor in found.items()}
+
+
+def one_by_one_in_turn(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """`one_by_one` where rows of gate and up take turns."""
+    found = one_by_one(tensors, config)
+    for name in [name for name in found if name.endswith("gate_proj.lora_B.weight")]:
+        other = name.replace("gate_proj", "up_proj")
+        whole = torch.cat((found[name], found[other]))
+        found[name], found[other] = whole[0::2].contiguous(), whole[1::2].contiguous()
+    return found
 
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
@@ -117,6 +130,24 @@ CASES = {
     ),
     "labels": Case("qwen2-labels", {"target_modules": ["q_proj", "up_proj"], "task_type": "SEQ_CLS"}),
     "deepseek": Case("deepseek-v2", {"target_modules": ["q_b_proj", "kv_a_proj_with_mqa", "o_proj"]}),
+    "deepseek-latent": Case(
+        "deepseek-v2", {"target_modules": ["kv_b_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa"]}
+    ),
+    "deepseek-latent-dora": Case("deepseek-v3", {"target_modules": ["kv_b_proj"], "use_dora": True}),
+    "deepseek-latent-bias": Case("deepseek-v3", {"target_modules": ["kv_b_proj", "o_proj"], "lora_bias": True}),
+    "gpt-oss": Case("gpt-oss", {"target_modules": [*ATTENTION], "target_parameters": EXPERTS}),
+    "gpt-oss-one-by-one": Case(
+        "gpt-oss", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, rewrite=one_by_one_in_turn
+    ),
+    "qwen2_5-vl": Case("qwen2_5-vl", {"target_modules": "all-linear"}, sees=True),
+    "qwen2_5-vl-patches": Case(
+        "qwen2_5-vl", {"target_modules": ["proj", "qkv", "q_proj"], "use_rslora": True}, sees=True
+    ),
+    "idefics3": Case("idefics3", {"target_modules": "all-linear"}, sees=True),
+    "gemma3-vision": Case("gemma3", {"target_modules": "all-linear"}, sees=True),
+    "llava": Case("llava", {"target_modules": "all-linear"}, sees=True),
+    "llava-dora": Case("llava", {"target_modules": ["linear_1", "fc1", "v_proj"], "use_dora": True}, sees=True),
+    "llava-text": Case("llava", {"target_modules": r".*language_model.*\.(q|v)_proj"}, sees=True),
 }
 
 
@@ -126,28 +157,53 @@ def main() -> None:
             continue
         torch.manual_seed(seed)
         model = adapted(case)
-        tokens = torch.randint(3, 96, (1, TOKENS))
+        inputs = inputs_of(case)
         with TemporaryDirectory() as temporary, torch.no_grad():
             folder = Path(temporary)
             save(model, case, folder)
-            arrays = {"tokens": tokens[0].numpy(), "logits": model(tokens).logits[0].numpy()}
+            arrays = {"tokens": inputs["input_ids"][0].numpy(), "logits": model(**inputs).logits[0].numpy()}
             try:
                 if not case.merges:
                     raise NotImplementedError("it would be merged into a tied head")
                 merged = model.merge_and_unload()
-                arrays["merged"] = merged(tokens).logits[0].numpy()
+                arrays["merged"] = merged(**inputs).logits[0].numpy()
             except (NotImplementedError, RuntimeError, ValueError) as error:
                 print(name, "is not merged:", error)
-            plain = model_of(case)(tokens).logits[0].numpy()
+            plain = model_of(case)(**inputs).logits[0].numpy()
             print(name, "changes logits by up to", np.abs(plain - arrays["logits"]).max())
             np.savez(folder / "golden.npz", **arrays)
             (folder / "base.txt").write_text(case.base)
-            pack(folder, HERE / f"{name}.zip")
+            pack(folder, (HERE if "pixel_values" not in inputs else HERE / "seeing") / f"{name}.zip")
+
+
+def base_of(case: Case) -> Path:
+    """The folder of the base."""
+    roots = [SEEING] if case.sees else [GOLDEN, POOLED]
+    return next(root / case.base for root in roots if (root / case.base).exists())
+
+
+def inputs_of(case: Case) -> dict[str, torch.Tensor]:
+    """What the model is given."""
+    if not case.sees:
+        return {"input_ids": torch.randint(3, 96, (1, TOKENS))}
+    config = json.loads((base_of(case) / "config.json").read_text())
+    with np.load(base_of(case) / "golden.npz") as golden:
+        (number,) = golden["one/images"].tolist()
+        tokens = torch.tensor(golden["one/tokens"].astype(np.int64))[None]
+        inputs = {"input_ids": tokens, "pixel_values": torch.tensor(golden[f"image{number}/pixels"])}
+        if f"image{number}/grid" in golden:
+            inputs["image_grid_thw"] = torch.tensor(golden[f"image{number}/grid"].astype(np.int64))[None]
+        of_image = (tokens == config.get("image_token_id", config.get("image_token_index"))).long()
+        if config["model_type"] == "qwen2_5_vl":
+            inputs["mm_token_type_ids"] = of_image
+        if config["model_type"] == "gemma3":
+            inputs["token_type_ids"] = of_image
+    return inputs
 
 
 def model_of(case: Case) -> torch.nn.Module:
     """The base, in f32."""
-    folder = (GOLDEN if (GOLDEN / case.base).exists() else POOLED) / case.base
+    folder = base_of(case)
     config = json.loads((folder / "config.json").read_text())
     kind = getattr(transformers, config["architectures"][0])
     return kind.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmjax.adapters.reference import Adaptation
 from llmjax.engine.core.adapters import AdapterSlots
+from llmjax.engine.core.media import EncoderAdapter
 from llmjax.errors import CheckpointError, InvalidRequest
 from tests.engine.core.test_scheduler import (
     ALL,
@@ -37,12 +38,16 @@ class Loader:
 
     there: bool = True
     unreadable: str = ""
+    seeing: str = ""  # digests of those that change the encoder of images
     loads: list[tuple[int, str]] = field(default_factory=list)
 
     def can_load(self, adaptation: Adaptation, *, seconds: float = 0.0) -> bool:
         if adaptation.digest == self.unreadable:
             raise CheckpointError(f"{adaptation.name} has changed")
         return self.there
+
+    def of_encoder(self, adaptation: Adaptation) -> EncoderAdapter | None:
+        return EncoderAdapter(adaptation.digest, []) if adaptation.digest in self.seeing else None
 
     def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
         self.loads.append((slot, adaptation.digest))

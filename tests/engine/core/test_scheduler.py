@@ -29,7 +29,7 @@ from llmjax.engine.core.engine import Engine
 from llmjax.engine.core.kv_cache import KVCache
 from llmjax.engine.core.layer_states import FullPages, GroupSpec, StateSlots, TableChanges
 from llmjax.engine.core.listener import CacheListener
-from llmjax.engine.core.media import Encoding, PromptImage, PromptMedia, Whole
+from llmjax.engine.core.media import EncoderAdapter, Encoding, PromptImage, PromptMedia, Whole
 from llmjax.engine.core.media_rows import MediaRows
 from llmjax.engine.core.pace import ChunkPace, EncoderPace, Pace
 from llmjax.engine.core.page_pool import DUMMY_PAGE
@@ -165,7 +165,7 @@ class SimulatedRun:
         self.left -= 1
         for encoding in () if self.left else self.encodings:
             for index, place in enumerate(encoding.places.tolist()):
-                self.rows[place] = (encoding.image.digest, index)
+                self.rows[place] = (encoding.key, index)
 
 
 def tier_of(shape: Shape, taker: Taker | None = None) -> Tier:
@@ -195,6 +195,7 @@ class SimulatedDevice:
     loads: list[tuple[int, str]] = field(default_factory=list)  # all of them, in order
     asked: Counter[str] = field(default_factory=Counter)  # how often it was asked for contents, by digest
     unreadable: set[str] = field(default_factory=set)
+    seeing: frozenset[str] = frozenset("ac")  # those that change the encoder of images
     in_flight: dict[int, set[int]] = field(default_factory=dict)  # slots of adapters of dispatches that were not read
     dispatches: int = 0
 
@@ -242,7 +243,7 @@ class SimulatedDevice:
     def most_drafts(self, rows: int) -> int:
         return max([bucket.drafts for bucket in self.buckets if bucket.rows >= rows], default=0)
 
-    def can_encode(self, media: PromptMedia, *, seconds: float = 0.0) -> bool:
+    def can_encode(self, media: PromptMedia, adaptation: Adaptation | None, *, seconds: float = 0.0) -> bool:
         return True
 
     def encoder_run(self, encodings: Seq[Encoding]) -> SimulatedRun:
@@ -254,6 +255,9 @@ class SimulatedDevice:
             raise CheckpointError(f"{adaptation.name} has changed")
         self.asked[adaptation.digest] += 1
         return self.asked[adaptation.digest] > self.shape.slow_reads
+
+    def of_encoder(self, adaptation: Adaptation) -> EncoderAdapter | None:
+        return EncoderAdapter(adaptation.digest, []) if adaptation.digest in self.seeing else None
 
     def load_adapter(self, slot: int, adaptation: Adaptation) -> None:
         assert 1 <= slot <= self.shape.adapters
@@ -317,6 +321,9 @@ class SimulatedDevice:
             media = row.sequence.request.media
             for position in range(row.start, row.start + row.count):
                 wanted = None if media is None else row_at(media, position)
+                adaptation = row.sequence.request.adaptation
+                if wanted is not None and adaptation is not None and adaptation.digest in self.seeing:
+                    wanted = wanted[0] + adaptation.digest.encode(), wanted[1]
                 place = int(part["media_places"][at]) if "media_places" in part else -1
                 assert self.rows.get(place) == wanted, "a token has the row of another"
                 if media is not None and position < row.sequence.num_prompt_tokens and "media_axes" in part:
@@ -525,6 +532,7 @@ class SimulatedEngine(Engine):
             giver=giver,
         )
         device: Any = SimulatedDevice(shape)
+        adapters = AdapterSlots(shape.adapters, device) if shape.adapters else None
         super().__init__(
             runner=device,
             vocab_size=VOCAB,
@@ -535,8 +543,8 @@ class SimulatedEngine(Engine):
                 max_num_seqs=shape.max_num_seqs,
                 max_num_batched_tokens=shape.max_num_batched_tokens,
                 micro_batches=shape.micro_batches,
-                media=MediaRows(shape.media_rows, budget=shape.encoder_budget),
-                adapters=AdapterSlots(shape.adapters, device) if shape.adapters else None,
+                media=MediaRows(shape.media_rows, budget=shape.encoder_budget, adapters=adapters),
+                adapters=adapters,
             ),
             pace=Pace(shape.decode_steps, seconds=1e9),
             encoder_pace=EncoderPace(share=1.0),
@@ -859,7 +867,9 @@ def test_random_workloads_with_images(data: st.DataObject) -> None:
         media_rows=draw(st.integers(largest, 3 * largest)),
         wholes=whole is not None,
         encoder_budget=draw(st.integers(1, 2 * largest)),
+        adapters=draw(st.integers(0, 2)),
     )
+    named = [None, *(map(adaptation, "abc") if shape.adapters else ())]
     arrivals = []
     for number, (ids, media) in enumerate(prompts):
         asked = request(
@@ -869,6 +879,7 @@ def test_random_workloads_with_images(data: st.DataObject) -> None:
             max_tokens=draw(st.integers(1, 8)),
             prompt_logprobs=draw(st.sampled_from([None, None, 0])),
             media=media,
+            adaptation=draw(st.sampled_from(named)),
         )
         at = draw(st.integers(0, 8))
         arrivals.append(Arrival(asked, at, draw(st.one_of(st.none(), st.integers(at, at + 15)))))

@@ -1,0 +1,96 @@
+"""Adapters of models that see: logits against PEFT's, also where the adapter changes the encoder of images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from llmjax import LLM, LoRARequest, SamplingParams
+from llmjax.outputs import RequestOutput
+from tests.checkpoints import SEEING, SEEING_ADAPTERS
+from tests.levels import at_levels
+
+TOLERANCE = 2e-4
+NAMES = sorted(path.name for path in SEEING_ADAPTERS.iterdir())
+BASES = {name: (SEEING_ADAPTERS / name / "base.txt").read_text() for name in NAMES}
+FAST = ["llava", "llava-dora", "llava-text", "qwen2_5-vl-patches"]
+
+
+@cache
+def golden(name: str) -> dict[str, np.ndarray]:
+    with np.load(SEEING_ADAPTERS / name / "golden.npz") as arrays:
+        return dict(arrays)
+
+
+@cache
+def of_base(base: str) -> dict[str, np.ndarray]:
+    with np.load(SEEING / base / "golden.npz") as arrays:
+        return dict(arrays)
+
+
+def engine_of(base: str, compile_cache_dir: str, **settings: Any) -> LLM:
+    """An engine in which a prompt's log-probabilities are those of all tokens."""
+    return LLM(
+        str(SEEING / base),
+        dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=96,
+        max_model_len=160,
+        max_logprobs=of_base(base)["one/logits"].shape[1],
+        kv_cache_memory_bytes=2**20,
+        compilation_cache_dir=compile_cache_dir,
+        compile_threads=1,
+        **settings,
+    )
+
+
+def prompt_of(base: str) -> dict[str, Any]:
+    """The golden prompt with its picture."""
+    found = of_base(base)
+    pictures = [Image.fromarray(found[f"image{number}"]) for number in found["one/images"]]
+    return {"prompt": found["one/prompt"].tobytes().decode(), "multi_modal_data": {"image": pictures}}
+
+
+def request_of(name: str) -> LoRARequest:
+    return LoRARequest(f"lora-{name}", NAMES.index(name) + 1, str(SEEING_ADAPTERS / name))
+
+
+def ask(llm: LLM, base: str, adapters: list[str | None]) -> list[RequestOutput]:
+    """Asks about the same picture with several adapters at once."""
+    size = of_base(base)["one/logits"].shape[1]
+    params = SamplingParams(temperature=0, max_tokens=1, logprobs=size, prompt_logprobs=size, detokenize=False)
+    requests = [None if name is None else request_of(name) for name in adapters]
+    return llm.generate([prompt_of(base)] * len(adapters), params, use_tqdm=False, lora_request=requests)
+
+
+def check(output: RequestOutput, logits: np.ndarray) -> None:
+    wide = logits.astype(np.float64)
+    expected = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
+    assert output.error is None and output.prompt_logprobs is not None
+    entries = [*output.prompt_logprobs[1:], output.outputs[0].logprobs[0]]  # type: ignore[index]
+    found = np.array([[entry[token].logprob for token in range(expected.shape[1])] for entry in entries])  # type: ignore[index]
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.fixture(scope="module", params=at_levels(sorted(set(BASES.values())), fast=["llava", "qwen2_5-vl"], slow=[]))
+def base_and_llm(request: pytest.FixtureRequest, compile_cache_dir: str) -> Iterator[tuple[str, LLM]]:
+    llm = engine_of(request.param, compile_cache_dir, enable_lora=True, max_loras=3, max_lora_rank=8)
+    yield request.param, llm
+    llm.engine.scheduler.media.check()
+    llm.close()
+
+
+def test_the_same_picture_with_several_adapters_and_without(base_and_llm: tuple[str, LLM]) -> None:
+    """Alone and all at once, first and again from caches: the logits are PEFT's, and without one those of the base."""
+    base, llm = base_and_llm
+    names = [name for name in NAMES if BASES[name] == base]
+    asked: list[list[str | None]] = [[name] for name in names]
+    for adapters in (*asked, [None], [None, *names], [*names, None]):
+        for name, output in zip(adapters, ask(llm, base, adapters), strict=True):
+            check(output, of_base(base)["one/logits"] if name is None else golden(name)["logits"])
