@@ -1,10 +1,10 @@
 """Projections from latent vectors to keys and values of heads, absorbed into what surrounds attention.
 
 A key is ``W_k latent``, so ``q · key`` is ``(W_kᵀ q) · latent``, and a head's output is ``W_v`` times a mean of latent
-vectors (DeepSeek-V2, arXiv:2405.04434). With an adapter, ``W`` is ``W + B A``: queries are shrunk by B's rows of keys and
-expanded by A, outputs shrunk by A and expanded by B's rows of values. All tokens that a row attends to have its adapter,
-so it is the row that says which. A bias of keys moves all logits of a row alike and changes nothing; one of values is
-added as it is, for shares add up to one.
+vectors (DeepSeek-V2, arXiv:2405.04434). With an adapter, ``W`` is ``W + B A``: queries are shrunk by B's rows of keys
+and expanded by A, outputs shrunk by A and expanded by B's rows of values. All tokens that a row attends to have its
+adapter, so it is the row that says which. A bias of keys moves all logits of a row alike and changes nothing; one of
+values is added as it is, for shares add up to one.
 """
 
 from __future__ import annotations

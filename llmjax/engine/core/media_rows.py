@@ -156,6 +156,11 @@ class MediaRows:
         assert self._left == self.budget - coming
 
     @property
+    def free(self) -> int:
+        """Rows that no image has."""
+        return len(self._free)
+
+    @property
     def used(self) -> int:
         """Rows of images that sequences hold."""
         return sum(len(entry.places) for entry in self._entries.values() if entry.holders)

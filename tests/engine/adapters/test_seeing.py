@@ -11,6 +11,9 @@ import pytest
 from PIL import Image
 
 from llmjax import LLM, LoRARequest, SamplingParams
+from llmjax.adapters.read import AdapterReader
+from llmjax.checkpoint import open_checkpoint
+from llmjax.errors import CheckpointError
 from llmjax.outputs import RequestOutput
 from tests.checkpoints import SEEING, SEEING_ADAPTERS
 from tests.levels import at_levels
@@ -61,12 +64,16 @@ def request_of(name: str) -> LoRARequest:
     return LoRARequest(f"lora-{name}", NAMES.index(name) + 1, str(SEEING_ADAPTERS / name))
 
 
+def params_of(base: str) -> SamplingParams:
+    """The log-probabilities of all tokens."""
+    size = of_base(base)["one/logits"].shape[1]
+    return SamplingParams(temperature=0, max_tokens=1, logprobs=size, prompt_logprobs=size, detokenize=False)
+
+
 def ask(llm: LLM, base: str, adapters: list[str | None]) -> list[RequestOutput]:
     """Asks about the same picture with several adapters at once."""
-    size = of_base(base)["one/logits"].shape[1]
-    params = SamplingParams(temperature=0, max_tokens=1, logprobs=size, prompt_logprobs=size, detokenize=False)
     requests = [None if name is None else request_of(name) for name in adapters]
-    return llm.generate([prompt_of(base)] * len(adapters), params, use_tqdm=False, lora_request=requests)
+    return llm.generate([prompt_of(base)] * len(adapters), params_of(base), use_tqdm=False, lora_request=requests)
 
 
 def check(output: RequestOutput, logits: np.ndarray) -> None:
@@ -94,3 +101,28 @@ def test_the_same_picture_with_several_adapters_and_without(base_and_llm: tuple[
     for adapters in (*asked, [None], [None, *names], [*names, None]):
         for name, output in zip(adapters, ask(llm, base, adapters), strict=True):
             check(output, of_base(base)["one/logits"] if name is None else golden(name)["logits"])
+
+
+def test_only_adapters_that_change_the_encoder_have_pictures_of_their_own(compile_cache_dir: str) -> None:
+    llm = engine_of("llava", compile_cache_dir, enable_lora=True, max_loras=3, max_lora_rank=8)
+    asked: list[str | None] = ["llava-text", None, "llava", "llava-dora", None, "llava"]
+    media = llm.engine.scheduler.media
+    used = [ask(llm, "llava", [name]) and media.num_rows - media.free for name in asked]
+    llm.close()
+    (rows,) = of_base("llava")["image1/rows"].shape[:1]
+    assert used == [rows, rows, 2 * rows, 3 * rows, 3 * rows, 3 * rows]
+
+
+@pytest.mark.parametrize("name", at_levels(NAMES, fast=["llava-dora"], slow=NAMES))
+def test_merged_into_weights(name: str, compile_cache_dir: str) -> None:
+    llm = engine_of(BASES[name], compile_cache_dir, lora_fused=str(SEEING_ADAPTERS / name))
+    (output,) = llm.generate(prompt_of(BASES[name]), params_of(BASES[name]), use_tqdm=False)
+    llm.close()
+    check(output, golden(name)["merged"])
+
+
+def test_a_tower_that_the_base_does_not_have_is_an_error() -> None:
+    checkpoint = open_checkpoint(SEEING / "llava")
+    reader = AdapterReader(checkpoint, checkpoint.model_config(), {}, most_rank=8)
+    with pytest.raises(CheckpointError, match=r"visual\..*has an adapter, but is not a matrix"):
+        reader.read(SEEING_ADAPTERS / "qwen2_5-vl-patches", "")
