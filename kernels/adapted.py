@@ -52,7 +52,7 @@ class Places:
         return int(self.special.shape[0]) - 1
 
     def over(self, rows: int) -> Places:
-        """The places of so many rows, where one is that of every row."""
+        """The places of each of ``rows`` rows, where one is that of every row."""
         return self if self.of.ndim else replace(self, of=jnp.broadcast_to(self.of, (rows,)))
 
     @property

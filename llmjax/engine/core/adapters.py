@@ -113,7 +113,7 @@ class AdapterSlots:
         """What the adapters of a sequence change of the encoder of images; None: nothing.
 
         Args:
-            adaptation: of a sequence that has a slot, or that `passing` lets pass.
+            adaptation: a sequence's that has a slot, or that `passing` lets pass.
         """
         slot = next((slot for slot in self._slots if slot.digest == adaptation.digest), None)
         return self._loader.of_encoder(adaptation) if slot is None else slot.of_encoder

@@ -89,7 +89,7 @@ class EncoderAdapter:
     """What the adapters of a request change of the encoder of images.
 
     Attributes:
-        digest: that of the adapters.
+        digest: identifies the adapters.
         values: what the device takes beside the encoder's weights.
     """
 
@@ -103,7 +103,7 @@ class Encoding:
 
     Attributes:
         places: i32 [num_rows], rows of the device's pool that its feature rows go to.
-        adapter: with which it is encoded; None: with the encoder as it is.
+        adapter: what changes the encoder for it; None: nothing does.
     """
 
     image: PreparedImage

@@ -165,7 +165,7 @@ class Runner:
         assert self._encoders is not None, "the front lets no image pass"
         adapted: bool | None = False
         if adaptation is not None and self.adapters is not None:
-            with suppress(CheckpointError):  # who chooses adapters for slots gets it, too
+            with suppress(CheckpointError):  # the choice of adapters for slots gets it, too
                 adapted = self.adapters.changes_encoder(adaptation, seconds=seconds)
         return adapted is not None and self._encoders.ready(media, adapted=adapted, seconds=seconds)
 

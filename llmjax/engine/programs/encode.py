@@ -50,7 +50,7 @@ def encode_part(
         graph: the encoder (static).
         names: names of the weights (static).
         first, end: the layers (static).
-        layout: that of the adapter's values (static).
+        layout: how the adapter's values are laid out (static).
 
     Returns:
         What the next part takes, or the pool with the batch's rows.
