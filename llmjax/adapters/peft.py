@@ -143,12 +143,12 @@ class _Reader:
         tensor = own.pop(part, None)
         if tensor is None:
             raise CheckpointError(f"{self._path}: {module}.{part} is missing, but {', '.join(own) or 'more'} is there")
-        if len(tensor.shape) < 2 or 0 in tensor.shape:
+        if len(tensor.shape) not in (2, 4, 5) or 0 in tensor.shape:
             raise CheckpointError(
-                f"{self._path}: tensor {tensor.name!r} has shape {list(tensor.shape)}; adapters of matrices have two "
-                "dimensions"
+                f"{self._path}: tensor {tensor.name!r} has shape {list(tensor.shape)}; adapters of matrices have 2 "
+                "dimensions, and those of convolutions of images and videos 4 and 5"
             )
-        # Of a convolution they have the axes of its kernel as well, which encoders of images take as one matrix.
+        # Encoders of images take the axes of a convolution's kernel as one.
         return self._finite(tensor).reshape(tensor.shape[0], -1)
 
     def _vector(self, own: dict[str, SafetensorsTensor], part: str) -> Floats | None:
