@@ -45,16 +45,21 @@ TYPES = (*FACTORS, "f16", "bf16")
 SHORT_ROWS = {"q4_k": "q5_0", "q6_k": "q8_0"}  # what llama.cpp takes where 256 does not divide a row
 
 
-def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path | None = None) -> None:
+def write_random_gguf(
+    path: Path, shape: Shape, *, type_name: str, like: Path | None = None, chat_template: str | None = None
+) -> None:
     """Writes the file.
 
     Args:
         shape: shape of the model, except its vocabulary if it gets another's.
         type_name: one of `TYPES`.
         like: a GGUF file, whose tokenizer the new one gets; None: it has none.
+        chat_template: instead of that file's.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    vocabulary = {} if like is None else gguf.GGUFReader(like).fields
+    vocabulary = {} if like is None else dict(gguf.GGUFReader(like).fields)
+    if chat_template is not None:
+        vocabulary.pop("tokenizer.chat_template", None)
     tokens = len(vocabulary["tokenizer.ggml.tokens"].data) if vocabulary else shape.vocab_size
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(path.stem)
@@ -72,6 +77,8 @@ def write_random_gguf(path: Path, shape: Shape, *, type_name: str, like: Path | 
         if name.startswith("tokenizer."):
             array = field.types[0] is gguf.GGUFValueType.ARRAY
             writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if array else None)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape.num_hidden_layers)
     scale = shape.hidden_size**-0.5
     for hugging_face, sizes in shape.tensors().items():
@@ -119,8 +126,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--like", type=Path, required=True, help="a GGUF file, whose tokenizer the new one gets")
     parser.add_argument("--shape", choices=SHAPES, default="1.5b", help="sizes of the model")
     parser.add_argument("--type", choices=TYPES, default="q4_k", help="of all matrices")
+    parser.add_argument("--chat-template", type=Path, help="a file, whose template the new one gets (default: FILE's)")
     options = parser.parse_args(arguments)
-    write_random_gguf(options.output, SHAPES[options.shape], type_name=options.type, like=options.like)
+    template = options.chat_template and options.chat_template.read_text()
+    shape = SHAPES[options.shape]
+    write_random_gguf(options.output, shape, type_name=options.type, like=options.like, chat_template=template)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks.agents.dialects import Request
 from llmjax.bench.client import OpenAIClient, RequestFailed
+from llmjax.bench.scrape import metrics_page, prompt_seconds
 
 LAST = ("message_stop", "response.completed", "response.incomplete", "response.failed")
 
@@ -21,12 +22,15 @@ class Turn:
         prompt_tokens: all that the model has read.
         cached_tokens: how many of these the prefix cache had.
         first_seconds: from sending to the first piece of the answer.
+        computed_seconds: of these, those in which the server's engine computed the prompt's new tokens, with their
+            attention to all that came before; None: the server does not say.
         events: all that was streamed.
     """
 
     prompt_tokens: int
     cached_tokens: int
     first_seconds: float
+    computed_seconds: float | None
     events: list[dict[str, Any]]
 
     @property
@@ -40,21 +44,34 @@ async def replay(client: OpenAIClient, requests: Iterable[Request]) -> list[Turn
     Raises:
         RequestFailed: the server refuses one, breaks off its answer, or does not say how many tokens it has read.
     """
-    return [await _turn(client, request) for request in requests]
+    return [await replay_one(client, request) for request in requests]
 
 
-async def _turn(client: OpenAIClient, request: Request) -> Turn:
+async def replay_one(client: OpenAIClient, request: Request, *, computed: bool = False) -> Turn:
+    """One turn of it; raises what ``replay`` raises.
+
+    Args:
+        computed: whether the server is asked for the seconds in which the prompt was computed.
+    """
     events: list[dict[str, Any]] = []
+    before = prompt_seconds(await metrics_page(client)) if computed else None
     sent, first = time.perf_counter(), 0.0
     async for event in client.stream(request.path, request.body, headers=request.headers, last=LAST):
         if not first and _says_something(event):
             first = time.perf_counter() - sent
         events.append(event)
-    for event in reversed(events):
-        if (counts := _counts(event)) is not None:
-            prompt, cached = counts
-            return Turn(prompt_tokens=prompt, cached_tokens=cached, first_seconds=first, events=events)
-    raise RequestFailed(f"{client.url}{request.path}: the answer does not say how many tokens were read")
+    first = first or time.perf_counter() - sent  # an answer without a text has ended
+    counts = next((found for event in reversed(events) if (found := _counts(event)) is not None), None)
+    if counts is None:
+        raise RequestFailed(f"{client.url}{request.path}: the answer does not say how many tokens were read")
+    after = None if before is None else prompt_seconds(await metrics_page(client))
+    return Turn(
+        prompt_tokens=counts[0],
+        cached_tokens=counts[1],
+        first_seconds=first,
+        computed_seconds=None if before is None or after is None else after - before,
+        events=events,
+    )
 
 
 def _says_something(event: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from llmjax.bench.metrics import DraftWork, EngineWork
 
 COUNTERS = ("llmjax:steps_total", "llmjax:step_host_seconds_total", "llmjax:compilations_total")
 DRAFTS = tuple(f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens"))
+PROMPTS = ("vllm:request_prefill_time_seconds_sum", "llamacpp:prompt_seconds_total")  # vLLM's and ours, llama-server's
 ACCEPTED_AT = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
@@ -48,6 +49,12 @@ def parse_drafts(page: str) -> DraftWork | None:
         if sample.name == ACCEPTED_AT and (place := sample.labels.get("position", "")).isdecimal():
             places[int(place)] = places.get(int(place), 0) + int(sample.value)
     return DraftWork(drafts=drafts, tokens=tokens, accepted=accepted, accepted_at=places)
+
+
+def prompt_seconds(page: str) -> float | None:
+    """How long an engine has computed prompts since its start, one after the other; None: the page does not say."""
+    sums = [found[0] for name in PROMPTS if (found := _sums(page, (name,))) is not None]
+    return sums[0] if sums else None
 
 
 def _sums(page: str, names: tuple[str, ...]) -> list[float] | None:

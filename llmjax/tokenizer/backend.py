@@ -30,6 +30,10 @@ class Backend(Protocol):
         the longer one being cut first."""
         ...
 
+    def cut_out(self) -> list[tokenizers.AddedToken]:
+        """The tokens that are cut out of a text before it is normalized; each stretch between them is encoded alone."""
+        ...
+
     def id_to_token(self, token_id: int) -> str | None: ...
 
     def token_to_id(self, token: str) -> int | None: ...
@@ -90,6 +94,9 @@ class HuggingFaceBackend:
         pair = parts[1] if len(parts) > 1 else None
         whole = self.tokenizer.post_process(parts[0], pair, add_special_tokens=add_special_tokens)
         return list(whole.ids), list(whole.type_ids)
+
+    def cut_out(self) -> list[tokenizers.AddedToken]:
+        return [token for token in self.tokenizer.get_added_tokens_decoder().values() if not token.normalized]
 
     def id_to_token(self, token_id: int) -> str | None:
         return self.tokenizer.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
@@ -181,6 +188,10 @@ class SentencePieceBackend:
         for i, (part, count) in enumerate(zip(parts, shares([len(part) for part in parts], room), strict=True)):
             ids += [*(between if i else ()), *part[:count]]
         return [*ids, *after], [0] * (len(ids) + len(after))
+
+    def cut_out(self) -> list[tokenizers.AddedToken]:
+        texts = {**self.rules.literal, **self.rules.special}
+        return [tokenizers.AddedToken(text, normalized=False) for text in texts]
 
     def id_to_token(self, token_id: int) -> str | None:
         if token_id in self._added:

@@ -10,10 +10,11 @@ from typing import Any, Literal
 from llmjax.characters import whole_characters
 from llmjax.errors import InvalidRequest, PromptTooLong, TokenizerError
 from llmjax.host_memory import give_back
-from llmjax.tokenizer.backend import Backend
+from llmjax.tokenizer.backend import LONG_TEXT, Backend
 from llmjax.tokenizer.chat_template import ChatTemplate, Conversation
 from llmjax.tokenizer.detokenizer import IncrementalDetokenizer, PieceTable
 from llmjax.tokenizer.pieces import PieceDecoder
+from llmjax.tokenizer.segments import SegmentCache, safe_cuts
 
 # A text whose tokens would have to be longer than this on average (English has 4 or 5 characters a token) is counted
 # in slices first, because encoding takes some 300 bytes of memory a token.
@@ -80,12 +81,26 @@ class Tokenizer:
             add_special_tokens: add what the model expects around a text (BOS, EOS, CLS …).
             parse_special: control tokens spelled out in ``text`` become those tokens; otherwise they are plain text.
         """
-        ids = self.backend.encode(
-            whole_characters(text), add_special_tokens=add_special_tokens, parse_special=parse_special
-        )
+        text = whole_characters(text)
+        if len(text) >= LONG_TEXT and parse_special and not add_special_tokens:
+            return self._segments.ids(text)
+        return self._encoded(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
+
+    def _encoded(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:
+        ids = self.backend.encode(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
         if len(text) > SLICE_CHARS:
             give_back()
         return ids
+
+    @functools.cached_property
+    def _segments(self) -> SegmentCache:
+        """Divides texts at the special tokens that chat templates write."""
+        sources = [] if self.chat_template is None else list(self.chat_template.sources.values())
+        cut_out = self.backend.cut_out()
+        named = {*self.special.texts.values(), *map(self.id_to_token, self.special.end_ids)}
+        wanted = [token.content for token in cut_out if token.content in named or _in_any(token.content, sources)]
+        encode = functools.partial(self._encoded, add_special_tokens=False, parse_special=True)
+        return SegmentCache(safe_cuts(cut_out, wanted), encode)
 
     def encode_texts(
         self, first: str, second: str | None = None, *, limit: int | None = None, add_special_tokens: bool = True
@@ -275,6 +290,10 @@ class Tokenizer:
         raise TokenizerError(
             "the model has no chat template: pass one as chat_template (Jinja, a file, or a name as 'chatml')"
         )
+
+
+def _in_any(text: str, sources: Sequence[str]) -> bool:
+    return any(text in source for source in sources)
 
 
 def _objects(values: Sequence[Mapping[str, Any]] | None, field: str) -> list[dict[str, Any]] | None:

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.random_gguf import TYPES, write_random_gguf
 from benchmarks.random_model import SHAPES
 from llmjax.checkpoint import open_checkpoint
+from llmjax.checkpoint.gguf.file import GGUFFile
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +42,14 @@ def test_numbers_have_the_scale_of_weights(type_name: str, vocabulary: Path, tmp
     for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
         values = checkpoint.tensors[name].read(np.dtype(np.float32))
         assert 0.5 < values.std() * 16 < 2 and abs(values.mean()) * 16 < 0.2  # 256 ** -0.5
+
+
+def test_a_chat_template_takes_the_place_of_the_other_files(vocabulary: Path, tmp_path: Path) -> None:
+    path, again = tmp_path / "random.gguf", tmp_path / "again.gguf"
+    write_random_gguf(path, SHAPES["tiny"], type_name="f16", like=vocabulary, chat_template="{{ messages }}")
+    assert GGUFFile.open(path).metadata["tokenizer.chat_template"] == "{{ messages }}"
+    write_random_gguf(again, SHAPES["tiny"], type_name="f16", like=path, chat_template="{{ other }}")
+    assert GGUFFile.open(again).metadata["tokenizer.chat_template"] == "{{ other }}"
 
 
 def test_rows_that_super_blocks_do_not_divide_are_of_llama_cpps_other_type(vocabulary: Path, tmp_path: Path) -> None:

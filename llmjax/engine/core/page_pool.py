@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -55,8 +56,10 @@ class PageKey:
     def chain(parent: bytes, tokens: Sequence[int]) -> PageKey:
         """The key of the page that follows the one with digest ``parent`` (or a root) and holds ``tokens``."""
         token_ids = tuple(tokens)
-        digest = hashlib.blake2b(parent, digest_size=DIGEST_BYTES, person=b"llmjax page")
-        digest.update(b"".join(token.to_bytes(4, "little") for token in token_ids))
+        content = parent + struct.pack(
+            f"<{len(token_ids)}I", *token_ids
+        )  # in one call: a prompt has thousands of pages
+        digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, person=b"llmjax page")
         return PageKey(digest.digest(), token_ids)
 
 

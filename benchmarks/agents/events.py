@@ -1,0 +1,32 @@
+"""The events of each API, as the types of its official client have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import anthropic.types
+import openai.types.chat
+import openai.types.responses
+from pydantic import TypeAdapter, ValidationError
+
+EVENTS: dict[str, TypeAdapter[Any]] = {
+    "/v1/chat/completions": TypeAdapter(openai.types.chat.ChatCompletionChunk),
+    "/v1/responses": TypeAdapter(openai.types.responses.ResponseStreamEvent),
+    "/v1/messages?beta=true": TypeAdapter(anthropic.types.RawMessageStreamEvent),
+}
+
+
+def first_error(path: str, events: Iterable[dict[str, Any]]) -> str | None:
+    """What is wrong with the first event that is not of the API's types; None: all are.
+
+    Args:
+        path: that of the request.
+    """
+    for event in events:
+        try:
+            EVENTS[path].validate_python(event)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            return f"{path}: {event.get('type', 'an event')}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return None
