@@ -1,6 +1,6 @@
 """What the sessions of coding agents cost a server: protocol errors, the prefix cache, and first tokens.
 
-    python -m benchmarks.agents llmjax=http://127.0.0.1:8000 llama-server=http://127.0.0.1:8080 [--agents codex aider]
+    python -m benchmarks.agents llmjax=http://127.0.0.1:8000 llama-server=http://127.0.0.1:8080 [--agents codex,aider]
 
 A session of each agent is replayed, request by request, each with all that was said before it, as agents send them; the
 answers in the history are the session's own, so that all servers read the same, in turns. From the second request on,
