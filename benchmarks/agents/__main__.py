@@ -158,7 +158,7 @@ def _cells(figures: Figures, first: Figures | None) -> list[str]:
     """What the table says of a session.
 
     Args:
-        first: of the first server; None: there is no other.
+        first: the first server's figures; None: there is no other server.
     """
     errors = str(len(figures.errors))
     if not figures.later:

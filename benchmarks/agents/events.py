@@ -21,7 +21,7 @@ def first_error(path: str, events: Iterable[dict[str, Any]]) -> str | None:
     """What is wrong with the first event that is not of the API's types; None: all are.
 
     Args:
-        path: that of the request.
+        path: where the request went.
     """
     for event in events:
         try:

@@ -38,7 +38,7 @@ class Figures:
         return sum(turn.cached_tokens for turn in self.later) / sum(turn.prompt_tokens for turn in self.later)
 
     def first_seconds(self, percentile: float) -> float:
-        """Of the seconds to the first token, from the second turn on."""
+        """A percentile of the times to the first token, from the second turn on."""
         return float(np.percentile([turn.first_seconds for turn in self.later], percentile))
 
     @property

@@ -22,7 +22,7 @@ SHORTEST = 32  # characters of a segment that is worth a place
 
 
 def safe_cuts(cut_out: Iterable[tokenizers.AddedToken], wanted: Iterable[str]) -> list[str]:
-    """Those of the wanted tokens before which a text can be divided, wherever one is spelled in it.
+    """The wanted tokens before which a text can be divided, wherever one is spelled in it.
 
     That is so if nothing around a token decides whether it is cut out, and no other token can lie across it: the search
     for tokens takes the leftmost and there the longest, so it would find them in a part as it does in the whole.

@@ -138,7 +138,7 @@ def _unmarked(messages: Any) -> Any:
 
 
 def test_the_table(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of the server under two names: what the second replays is in the cache already."""
+    """One server has two names: what is replayed under the second is in the cache already."""
     result = tmp_path / "agents.json"
     flags = ["--agents", "cline", "--turns", "3", "--characters", "1000", "--max-tokens", "1", "--output-json"]
     assert main([f"one={server.url}", f"two={server.url}", *flags, str(result)]) == 0

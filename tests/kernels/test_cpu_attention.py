@@ -95,6 +95,7 @@ CASES = {
     "bf16 activations": Case(MIX, activations="bfloat16", cache="bfloat16"),
     "bf16 activations, f32 pages": Case(MIX, activations="bfloat16"),
     "many heads share": Case(MIX, heads=16, kv_heads=1, cache="bfloat16"),
+    "seven heads share, many queries": Case(((130, 700), (70, 200)), heads=14, kv_heads=2, cache="bfloat16"),
     "no heads share": Case(MIX, heads=4, kv_heads=4, cache="bfloat16"),
     "int8": Case(MIX, cache="int8", padding=1),
     "int8 decodes": Case(DECODES, decode=True, cache="int8", window=17, sinks=True, softcap=4.0),
@@ -280,6 +281,7 @@ CUT = {
     "plain": Case(((90, 90),), padding=0),
     "bfloat16, behind a prefix": Case(((70, 1000),), cache="bfloat16", padding=0),
     "int8, many heads": Case(((70, 300),), heads=32, kv_heads=2, cache="int8", padding=0),
+    "seven heads share, many queries": Case(((160, 900),), heads=14, kv_heads=2, cache="bfloat16", padding=0),
     "latent": Case(((40, 250),), heads=16, kv_heads=1, head_dim=96, value_dim=64, padding=0),
 }
 

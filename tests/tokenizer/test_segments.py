@@ -105,7 +105,7 @@ def made(name: str) -> Backend:
 @pytest.mark.parametrize("name", BACKENDS)
 @given(parts=st.lists(texts, min_size=1, max_size=4))
 def test_ids_are_those_of_the_whole(name: str, parts: list[str]) -> None:
-    """Of conversations that grow, so that most segments are known."""
+    """Conversations grow, so that most segments are known."""
     backend = made(name)
     cuts = safe_cuts(backend.cut_out(), [START, END])
     assert cuts == [START, END]

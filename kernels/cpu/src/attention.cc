@@ -16,6 +16,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int kRowsOfBlock = 192;  // queries times heads that share a pass over the keys; multiple of 16
+constexpr int kRowsOfLargeBlock = 448;  // where that leaves enough passes for the threads
 constexpr int kMaxQueries = 64;
 constexpr int kFewRows = 8;
 constexpr int kPart = 256, kLargePart = 1024;  // keys of a task of few rows and of many, where they are divided
@@ -167,18 +168,26 @@ void PagedAttention::divide_heads(size_t threads) {
   }
 }
 
+// How many of a row's queries share a pass over its keys. Each pass brings the keys in order anew, so the fewer the better.
+// A query's sums are the same in any company, but for windows, whose blocks of keys begin with the first query's.
+int PagedAttention::queries_of_pass(int count, size_t threads) const {
+  const auto queries = [&](int rows) { return std::max(1, std::min(rows / call_.group(), kMaxQueries)); };
+  const int usual = queries(kRowsOfBlock), most = queries(kRowsOfLargeBlock), passes = (count + most - 1) / most;
+  if (call_.window != 0 || count <= usual || static_cast<size_t>(passes) * call_.kv_heads < threads) return usual;
+  return (count + passes - 1) / passes;
+}
+
 // What one pass over keys takes of each row. How the keys are divided depends on a request alone, so that its result does
 // not change with what else is in the batch or with the number of threads.
-void PagedAttention::find_runs() {
+void PagedAttention::find_runs(size_t threads) {
   const Attention& call = call_;
-  const int block = std::max(1, std::min(kRowsOfBlock / call.group(), kMaxQueries));
   const int undivided = std::max(1, std::min(kRowsOfBlock / readers_, kMaxQueries));
   const int part = call.latent() ? kPart : kLargePart;
   for (int r = batch_.rows - 1; r >= 0; --r) {  // long tasks first: prefills follow decodes, late queries see more keys
     const int count = batch_.queries(r), length = batch_.kv_len[r];
     if (count == 0) continue;
     // A token and its drafts, each as a decode would compute it; what all of them see is read once all the same.
-    const int together = batch_.verify ? 1 : block;
+    const int together = batch_.verify ? 1 : queries_of_pass(count, threads);
     for (int first = (count - 1) / together * together; first >= 0; first -= together) {
       const int queries = std::min(count - first, together), position = length - count + first;
       Run run{};
@@ -343,7 +352,7 @@ void PagedAttention::clear_padding() const {
 
 void PagedAttention::append(std::function<void(int)> prepare, size_t threads, std::vector<Phase>& phases) {
   divide_heads(threads);
-  find_runs();
+  find_runs(threads);
   find_sharers();
   make_splits();
   make_tasks(threads);

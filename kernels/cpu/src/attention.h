@@ -94,7 +94,8 @@ class PagedAttention {
   };
 
   void divide_heads(size_t threads);
-  void find_runs();
+  int queries_of_pass(int count, size_t threads) const;
+  void find_runs(size_t threads);
   void find_sharers();
   bool same_keys(const Run& a, const Run& b, int part) const;
   void make_splits();
