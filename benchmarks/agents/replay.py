@@ -22,7 +22,7 @@ class Turn:
         prompt_tokens: all that the model has read.
         cached_tokens: how many of these the prefix cache had.
         first_seconds: from sending to the first piece of the answer.
-        computed_seconds: in which the server's engine computed the prompt's new tokens, with their attention to all that
+        computed_seconds: in which the server's engine computed the prompt's new tokens, with their attention to what
             came before; None: the server does not say.
         events: all that was streamed.
     """
