@@ -77,6 +77,7 @@ _DECLARED = {
     "mistral": ("MistralForCausalLM MinistralForCausalLM Ministral3ForCausalLM", "ministral mistral ministral3"),
     "mixtral": ("MixtralForCausalLM", "mixtral"),
     "modernbert": ("ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification", "modernbert"),
+    "molmo2": ("Molmo2ForCausalLM", "molmo2_text"),
     "moondream": ("MoondreamForCausalLM", ""),
     "mpt": ("MptForCausalLM MPTForCausalLM", "mpt"),
     "nemotron": ("NemotronForCausalLM", "nemotron"),

@@ -30,6 +30,8 @@ MULTIMODAL = frozenset(
         "KimiK25ForConditionalGeneration",
         "KimiVLForConditionalGeneration",
         "Kimi_K25ForConditionalGeneration",
+        "LightOnOCRForConditionalGeneration",
+        "LightOnOcrForConditionalGeneration",
         "Llama4ForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
@@ -37,6 +39,7 @@ MULTIMODAL = frozenset(
         "LlavaOnevisionForConditionalGeneration",
         "MetaClip2Model",
         "Mistral3ForConditionalGeneration",
+        "Molmo2ForConditionalGeneration",
         "Ovis2ForConditionalGeneration",
         "PaliGemmaForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
@@ -47,6 +50,7 @@ MULTIMODAL = frozenset(
         "Qwen3_5MoeForConditionalGeneration",
         "SiglipModel",
         "SmolVLMForConditionalGeneration",
+        "VipLlavaForConditionalGeneration",
     }
 )
 """Multimodal classes whose text model is served alone."""
@@ -89,8 +93,8 @@ SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch
 PREFIX = re.compile(r"^(?:(?:language_model|language|llm)\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
 
 
-MATRIX = "model.text.wte"
-"""Moondream's name of its embedding, which lacks the ending that others have."""
+MATRICES = ("model.text.wte", "model.transformer.wte.embedding")
+"""Moondream's and Molmo's names of their embeddings, which lack the ending that others have."""
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -177,6 +181,6 @@ def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:
 
 def text_name(name: str) -> str:
     """A tensor's name in a text model by itself; tensors of other parts keep theirs."""
-    if name == MATRIX:
-        return f"{MATRIX}.weight"
+    if name in MATRICES:
+        return f"{name}.weight"
     return PREFIX.sub(lambda found: found[1] or "", name)

@@ -38,7 +38,6 @@ _ADAPTED = "its text layers have an adapter that is used in prompts with picture
 LACKING: Mapping[str, str] = {
     "MllamaForConditionalGeneration": _CROSS,
     "DeepseekVLHybridForConditionalGeneration": "a second encoder, of SAM, sees its pictures too",
-    "Molmo2ForConditionalGeneration": "rows of its pictures are pooled by attention, and added to tokens",
     "Moondream": "its files are of an older form; those of an HfMoondream are read",
     "MolmoForCausalLM": "rows of its pictures are pooled by attention, and added to tokens instead of replacing them",
     "Phi4MMForCausalLM": _ADAPTED,

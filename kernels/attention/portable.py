@@ -190,6 +190,10 @@ def _prefill(q: jax.Array, pages: KVPages, batch: RaggedBatch, count: jax.Array,
             key = index * block + jnp.arange(block)
             values = jnp.where(((key >= first_key) & (key <= last_key))[:, None], values, 0.0)  # as in `_decode`
             visible = key[None] <= (reach[:, None] if rules.causal else last_key)  # [Q, C]
+            if further is not None:  # later keys are of this step, and seen by those that they see
+                at = batch.query_start[row] + key - (batch.kv_len[row] - count[row])
+                of_key = further[jnp.clip(at, 0, len(further) - 1)]
+                visible &= (key[None] <= position[:, None]) | (of_key[None] == own[:, None])
             visible &= (key >= first_key) & (key <= last_key)
             if rules.window is not None:
                 visible &= key[None] > position[:, None] - rules.window

@@ -78,7 +78,10 @@ def ragged_paged_attention(
             logits = logits - np.asarray(slopes)[:, None, None] * np.abs(behind)
         visible = (behind >= 0) if causal else np.ones_like(behind, bool)
         if batch.last_key is not None:
-            visible = visible | (position <= np.asarray(batch.last_key)[tokens, None])
+            last = np.asarray(batch.last_key)[tokens]
+            of_key = np.full(length, -1)
+            of_key[length - len(last) :] = last
+            visible = visible | ((position <= last[:, None]) & (of_key == last[:, None]))
         visible = visible & (position >= batch.first_key)
         if batch.end_key is not None:
             visible = visible & (position < batch.end_key)

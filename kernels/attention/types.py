@@ -191,7 +191,8 @@ class RaggedBatch:
     page_table: jax.Array  # i32 [R, P]; 0 where a page is not needed (any more)
     kv_index: jax.Array  # i32 [T], page * page_size + offset where each token's K and V go; dummy page for padding
     first_page: jax.Array | int = 0  # i32 [], where the layer's pages begin among those of all layers in the array
-    last_key: jax.Array | None = None  # i32 [T], position of the last key that a query sees; None: its own
+    # i32 [T], position of the last key that a query sees, of keys after it those with the same number; None: its own.
+    last_key: jax.Array | None = None
     first_key: int = field(default=0, metadata={"static": True})  # position of the first key that a query may see
     end_key: int | None = field(default=None, metadata={"static": True})  # position after the last one; None: its own's
     decode: bool = field(default=False, metadata={"static": True})  # T == R and token r is row r's only one

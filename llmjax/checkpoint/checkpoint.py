@@ -33,7 +33,7 @@ from llmjax.checkpoint.overrides import check_reached, overridden
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.sentence_transformers import LogitScore, SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
-from llmjax.checkpoint.vision import vision_tensors
+from llmjax.checkpoint.vision import vision_tensors, with_tokens_apart
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
@@ -285,7 +285,7 @@ def _open_folder(
     seen: dict[str, StoredTensor] = {}
     of_encoder: dict[str, StoredTensor] = {}
     if vision is not None:
-        every = plain
+        every = with_tokens_apart(plain, vision[0])
         seen, plain = vision_tensors(every, vision[0], vision[1], path)
         of_encoder = {name: tensor for name, tensor in every.items() if name not in plain}
         if not seen and weights:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from llmjax.checkpoint.rows import RowsOf
 from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.names import NUMBER
-from llmjax.models.vision.spec import VisionSpec
+from llmjax.models.vision.spec import TokenVectors, VisionSpec
 
 T = TypeVar("T", bound=StoredTensor)
 
@@ -30,6 +30,13 @@ TRANSPOSED = ".T"
 TABLE = re.compile(r"\.TABLE(\d+)$")
 """The ending of names of matrices whose columns are rows of a table in files, but for as many of its last rows, each of
 which is a learned one of the encoder's."""
+
+
+TOKENS = "tokens"
+"""The name of a table of vectors of tokens of pictures, see ``VisionSpec.tokens``."""
+NEW_TOKENS = "model.transformer.wte.new_embedding"
+"""Its name in files."""
+EMBEDDING = re.compile(r"(^|\.)(embed_tokens\.weight|wte\.embedding)$")
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +58,45 @@ class Reshaped(Derived):
     def read(self, dtype: np.dtype) -> np.ndarray:
         (source,) = self.sources
         return np.ascontiguousarray(self.change(source.read(np.dtype(np.float32))).astype(dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Together(Derived):
+    """Some of the rows of several tables that follow one another.
+
+    Attributes:
+        start, end: which.
+    """
+
+    start: int
+    end: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.end - self.start, *self.sources[0].shape[1:])
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        return np.concatenate([source.read(dtype) for source in self.sources])[self.start : self.end]
+
+
+def with_tokens_apart(tensors: Mapping[str, T], spec: VisionSpec) -> dict[str, T]:
+    """A checkpoint's tensors with those vectors of the embedding apart that are the encoder's.
+
+    Some files have all in one table, and those that transformers writes in two halves.
+
+    Args:
+        tensors: by their names in files.
+    """
+    found = dict(tensors)
+    name = next((name for name in tensors if spec.tokens is not None and EMBEDDING.search(name)), None)
+    if spec.tokens is None or name is None or tensors[name].shape[0] == spec.tokens.first:
+        return found
+    tables = (tensors[name], *(tensors[NEW_TOKENS],) * (NEW_TOKENS in tensors))
+    total = sum(table.shape[0] for table in tables)
+    # No stack of matrices, which nobody takes a table for.
+    found[name] = cast("T", Together(name, tables, 0, spec.tokens.first))
+    found[NEW_TOKENS] = cast("T", Together(NEW_TOKENS, tables, spec.tokens.first, total))
+    return found
 
 
 def vision_tensors(
@@ -78,7 +124,7 @@ def vision_tensors(
             continue
         if _unused(own, spec):
             continue
-        for name, part in _parts(own, tensor, path):
+        for name, part in _of_tokens(tensor, spec.tokens, path) if own == TOKENS else _parts(own, tensor, path):
             if name in found:
                 raise CheckpointError(f"{path}: tensor {name!r} is there twice, once as {stored!r}")
             found[name] = part
@@ -143,6 +189,17 @@ def _parts(name: str, tensor: StoredTensor, path: Path) -> Iterator[tuple[str, S
         made = tuple(size for size in shape if size != 1)
         change = np.squeeze
     yield name, tensor if change is None else Reshaped(name, (tensor,), made, change)
+
+
+def _of_tokens(tensor: StoredTensor, tokens: TokenVectors | None, path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The learned rows and the added one that some rows of a table are, see `TOKENS`."""
+    assert tokens is not None
+    names = {f"learned.{number}": token for number, token in enumerate(tokens.learned)} | {"added": tokens.added}
+    for name, token in names.items():
+        row = token - tokens.first
+        if not 0 <= row < tensor.shape[0]:
+            raise CheckpointError(f"{path}: tensor {tensor.name!r} has no vector of the token {token}")
+        yield name, Reshaped(name, (tensor,), tensor.shape[1:], lambda x, row=row: x[row])  # type: ignore[misc]
 
 
 def _of_table(name: str, tensor: StoredTensor, learned: int, path: Path) -> Iterator[tuple[str, StoredTensor]]:

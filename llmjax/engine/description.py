@@ -77,9 +77,11 @@ def _vision(engine: LoadedEngine) -> VisionInfo | None:
     )
 
 
-def _whole(spec: VisionSpec) -> Literal["image", "text", "prompt"] | None:
+def _whole(spec: VisionSpec) -> Literal["image", "text", "images", "prompt"] | None:
     if not spec.bidirectional:
         return None
+    if spec.whole_images:
+        return "images"
     return "prompt" if spec.whole_prompt else "text" if spec.whole_text else "image"
 
 

@@ -54,14 +54,15 @@ class VisionInfo:
         side: patches along each side of an image that become one row.
         axes: whether tokens have positions on three axes.
         whole: what has tokens that see one another, so that it has to be in one step: each image, each image with the
-            text around it, or a prompt with images; None: each token sees those before it.
+            text around it, all images with the text around each, or a prompt with images; None: each token sees those
+            before it.
     """
 
     max_rows: int
     max_tokens: int
     side: int
     axes: bool
-    whole: Literal["image", "text", "prompt"] | None
+    whole: Literal["image", "text", "images", "prompt"] | None
 
 
 @dataclass(frozen=True, kw_only=True)

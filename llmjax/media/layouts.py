@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from llmjax.models.vision.preparation import (
     Arrangement,
     Budgeted,
     Canvas,
+    Columned,
     Covering,
     Cropped,
     Fenced,
@@ -35,6 +36,7 @@ from llmjax.models.vision.preparation import (
     Split,
     Squared,
     Stretched,
+    Windowed,
     least_patches,
     most_patches,
     pooled,
@@ -113,6 +115,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _quartered(image, layout, preparation)
         case Overlapped():
             return _overlapped(image, layout, preparation)
+        case Windowed():
+            return _windowed(image, layout, preparation)
         case NearestGrid():
             return _on_grid(image, layout, preparation)
         case Canvas():
@@ -485,6 +489,105 @@ def overlapped_grid(height: int, width: int, layout: Overlapped) -> tuple[int, i
     return max(1, rows), max(1, columns)
 
 
+def in_tiles(count: int, window: int, before: int, after: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The tile that each patch along a side is taken from, and the place of the patch in it.
+
+    Args:
+        count: tiles along the side.
+        window: patches that are a tile's own.
+        before, after: patches at its two edges that are its neighbors', if it has any there.
+    """
+    at = np.arange(count * window + before + after)
+    of = np.clip((at - before) // window, 0, count - 1)
+    return of, at - of * window
+
+
+def windowed_grid(height: int, width: int, layout: Windowed) -> tuple[int, int]:
+    """Rows and columns of tiles; formula, in f32: transformers' ``select_tiling`` of Molmo 2."""
+    edge, numbers = layout.before + layout.after, range(1, layout.most + 1)
+    grids = [(rows, columns) for rows in numbers for columns in numbers if rows * columns <= layout.most]
+    grids.sort(key=lambda grid: (grid[0] * grid[1], grid[0]))
+    inner = np.array([height - edge, width - edge], np.float32)
+    with np.errstate(divide="ignore"):
+        scales = (np.array(grids, np.float32) * np.float32(layout.tile - edge) / inner).min(axis=1)
+    if (scales < 1).all():
+        return grids[int(scales.argmax())]
+    return grids[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
+
+
+def windows_of(grid: NDArray[Any], side: int) -> NDArray[np.int32]:
+    """A grid of patches by windows, i32 [rows, columns, side²]; -1 where one reaches beyond it, more so at its end."""
+    missing = [-size % side for size in grid.shape]
+    padded = np.pad(grid, [(size // 2, size - size // 2) for size in missing], constant_values=-1)
+    rows, columns = (size // side for size in padded.shape)
+    windows = padded.reshape(rows, side, columns, side).swapaxes(1, 2)
+    return windows.reshape(rows, columns, side**2).astype(np.int32)
+
+
+def _windowed(image: Image.Image, layout: Windowed, preparation: Preparation) -> LaidOut:
+    tile, patch, text = layout.tile, preparation.patch, preparation.text
+    assert isinstance(text, Columned)
+    edge, along, grid = layout.before + layout.after, tile // patch, windowed_grid(image.height, image.width, layout)
+    window = tile - edge
+    height, width = (count * window + edge for count in grid)
+    large = mixed_of_four(image, (height, width))
+    corners = [(column * window, row * window) for row in range(grid[0]) for column in range(grid[1])]
+    tiles = [mixed_of_four(image, (tile, tile)), *(large.crop((x, y, x + tile, y + tile)) for x, y in corners)]
+    margins = window // patch, layout.before // patch, layout.after // patch
+    (rows, row), (columns, column) = (in_tiles(count, *margins) for count in grid)
+    places = (1 + rows[:, None] * grid[1] + columns) * along**2 + row[:, None] * along + column
+    whole = windows_of(np.arange(along**2).reshape(along, along), layout.side)
+    return _of_windows(tiles, [whole, windows_of(places, layout.side)], preparation)
+
+
+def _of_windows(tiles: Sequence[Image.Image], views: Sequence[NDArray[np.int32]], preparation: Preparation) -> LaidOut:
+    """A picture whose rows are windows of patches, with learned rows at the texts among them.
+
+    Args:
+        views: i32 [rows, columns, J] each; -1: no patch.
+    """
+    height, width, count = views[-1].shape
+    windows = np.concatenate([view.reshape(-1, count) for view in views])
+    arrangement = Arrangement(0, 0, height, width, 0)
+    learned = {name: -1 - number for number, name in enumerate(preparation.row_texts)}
+    sources, shares, first = [], [], 0
+    for part in preparation.text.parts(arrangement):
+        if isinstance(part, int):
+            own = windows[first : first + part]
+            known, first = own >= 0, first + part
+            sources.append(np.maximum(own, 0))
+            shares.append(known / known.sum(axis=1, keepdims=True))
+        else:
+            sources.append(np.full((1, count), learned[part]))
+            shares.append(np.zeros((1, count)))
+    order = np.concatenate(sources).astype(np.int32)
+    return LaidOut(tiles, replace(arrangement, num_rows=len(order)), order, np.concatenate(shares).astype(np.float32))
+
+
+def mixed_of_four(image: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """A picture of another height and width, each of whose pixels is mixed of four.
+
+    Formula: torch's ``interpolate`` with mode bilinear, which does not average where it shrinks; with the fused
+    products of one of its threads and in their order, which decides where a sum lies between two bytes.
+    """
+    values, places = np.asarray(image).astype(np.float32), []
+    for count, target in zip(values.shape[:2], size, strict=True):
+        ratio = np.float64(np.float32(count) / np.float32(target))
+        at = np.maximum(((np.arange(target) + 0.5) * ratio - 0.5).astype(np.float32), 0)
+        low = np.minimum(at.astype(np.int32), count - 1)
+        share = np.clip(at - low, 0, 1).astype(np.float32)
+        places.append(((low, 1 - share), (np.minimum(low + 1, count - 1), share)))
+    products = [
+        (values[rows][:, columns], (down[:, None] * across)[..., None])
+        for rows, down in places[0]
+        for columns, across in places[1]
+    ]
+    mixed = products[1][0] * products[1][1]
+    for near, share in (products[0], products[2], products[3]):
+        mixed = (near.astype(np.float64) * share + mixed).astype(np.float32)
+    return Image.fromarray(np.clip(np.round(mixed), 0, 255).astype(np.uint8))
+
+
 def _overlapped(image: Image.Image, layout: Overlapped, preparation: Preparation) -> LaidOut:
     tile, patch = layout.tile, preparation.patch
     window, along, margin = tile - 2 * layout.margin, tile // patch, layout.margin // patch
@@ -495,9 +598,8 @@ def _overlapped(image: Image.Image, layout: Overlapped, preparation: Preparation
     # Of each line and column of patches: the tile that it is taken from, and its place in it.
     lines = []
     for count in grid:
-        at = np.arange(count * window // patch + 2 * margin)
-        of = np.clip((at - margin) // (window // patch), 0, count - 1)
-        lines.append((of, at - of * (window // patch), pooled(len(at), along)))
+        of, within = in_tiles(count, window // patch, margin, margin)
+        lines.append((of, within, pooled(len(of), along)))
     (rows, row, down), (columns, column, across) = lines
     whole = (1 + rows[:, None] * grid[1] + columns) * along**2 + row[:, None] * along + column
     most = max(end - start for start, end in down) * max(end - start for start, end in across)

@@ -50,12 +50,14 @@ class ProcessorSource:
         tokenize: see ``Tokenize``.
         path: the model, for messages.
         limits: how large pictures may be.
+        first: the text of the token that begins texts or, where the tokenizer has none, of the one that ends them.
     """
 
     config: Mapping[str, Any]
     files: Mapping[str, Any]
     tokenize: Tokenize
     path: Path
+    first: str = ""
     limits: ImageLimits = field(default_factory=ImageLimits)
 
     def processor(self) -> PillowProcessor | None:
@@ -125,6 +127,7 @@ class ProcessorSource:
             if preparation.counted
             else (),
             video_placeholder=() if video is None else tuple(tokenize(video.frame.placeholder)),
+            first=tuple(tokenize(self.first)) if preparation.begun and self.first else (),
         )
 
 
@@ -169,10 +172,27 @@ def source_in(
         found = _read(folder / name)
         # Transformers 5 keeps the processors of pictures and videos inside the one of texts and both.
         video = {VIDEO: found[VIDEO]} if isinstance(found.get(VIDEO), dict) else {}
-        files |= {**(found.get("image_processor") or {} if "image_processor" in found else found), **video}
+        own = found.get("image_processor") or {} if "image_processor" in found else {}
+        files |= {**found, **own, **video}
     if found := _read(folder / VIDEO_FILE):
         files[VIDEO] = found
-    return ProcessorSource(config=config, files=files, tokenize=tokenize, path=folder, limits=limits or ImageLimits())
+    return ProcessorSource(
+        config=config,
+        files=files,
+        tokenize=tokenize,
+        path=folder,
+        first=_first_token(_read(folder / "tokenizer_config.json")),
+        limits=limits or ImageLimits(),
+    )
+
+
+def _first_token(tokenizer: Mapping[str, Any]) -> str:
+    """See ``ProcessorSource.first``."""
+    for found in (tokenizer.get("bos_token"), tokenizer.get("eos_token")):
+        text = found.get("content") if isinstance(found, Mapping) else found
+        if isinstance(text, str) and text:
+            return text
+    return ""
 
 
 def _read(path: Path) -> dict[str, Any]:

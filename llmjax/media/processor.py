@@ -59,6 +59,10 @@ class ImageProcessor(Protocol):
         """The token that stands around pictures, once between two side by side; None: there is none."""
 
     @property
+    def first(self) -> tuple[int, ...]:
+        """Ids that a prompt begins with, with pictures or without; empty: any."""
+
+    @property
     def sole(self) -> bool:
         """Whether a prompt has no more than one picture, at its start."""
 
@@ -105,7 +109,7 @@ class PillowProcessor:
     Attributes:
         preparation: what is done.
         ids: the ids of each of the texts of which a picture's text is made.
-        placeholder, row_token_id, line_breaks, frame, counted, video_placeholder: see ``ImageProcessor``.
+        placeholder, row_token_id, line_breaks, frame, counted, video_placeholder, first: see ``ImageProcessor``.
         limits, video_limits: how large pictures and videos may be.
     """
 
@@ -119,6 +123,7 @@ class PillowProcessor:
     video_limits: VideoLimits = field(default_factory=VideoLimits)
     video_placeholder: tuple[int, ...] = ()
     counted: tuple[tuple[int, ...], ...] = ()
+    first: tuple[int, ...] = ()
 
     @property
     def row_token_ids(self) -> tuple[int, ...]:

@@ -30,14 +30,16 @@ def token_logprobs(
 
     Args:
         logits: float [N, V], before any processing.
-        targets: i32 [N].
+        targets: i32 [N]; of one from V on, which stands for a row of a picture, the logarithm is that of 0.
         max_logprobs: K.
         scored: i32 [N, A], V where there is none; None: A is 0.
     """
     logits = logits.astype(jnp.float32)
     peak = jnp.max(logits, axis=-1, keepdims=True)
     log_total = jnp.log(jnp.sum(jnp.exp(logits - peak), axis=-1, keepdims=True))
-    target = jnp.take_along_axis(logits, targets[:, None], axis=-1)
+    size = logits.shape[-1]
+    target = jnp.take_along_axis(logits, jnp.minimum(targets, size - 1)[:, None], axis=-1)
+    target = jnp.where(targets[:, None] < size, target, -jnp.inf)
     top, top_ids = top_entries(logits, min(max_logprobs, logits.shape[-1]))
     if scored is None:
         scored = jnp.zeros((logits.shape[0], 0), jnp.int32)

@@ -18,7 +18,7 @@ class Seen:
         None  # i32 [T], rows that stand for tokens; negative: the token is embedded; None: all are
     )
     rows: jax.Array | None = None  # [1 + K, M, D], embeddings, and what is added after each of the first K layers
-    last_key: jax.Array | None = None  # i32 [T], position of the last token that each sees; None: its own
+    last_key: jax.Array | None = None  # i32 [T], see ``RaggedBatch.last_key``
 
     def embedded(self, x: jax.Array) -> jax.Array:
         """The embeddings [T, D] with the rows that stand for tokens."""

@@ -41,6 +41,7 @@ from llmjax.models.vision.spec import (
     VisionLayer,
     VisionSpec,
 )
+from llmjax.models.vision.windows import WindowPooling
 
 FEW = 8
 """Sources of a row that are added at once."""
@@ -68,10 +69,12 @@ class Underway:
     Attributes:
         x: [P, W], the patches' vectors, with those of class tokens.
         tapped: [N, D] each, what has been made of the outputs of layers in ``tapped``.
+        beside: [P, W] each, the outputs of layers in ``beside``, those of earlier layers first.
     """
 
     x: jax.Array
     tapped: tuple[jax.Array, ...] = ()
+    beside: tuple[jax.Array, ...] = ()
 
 
 @jax.tree_util.register_dataclass
@@ -195,8 +198,9 @@ class Steps(nnx.Module):
                     size = out
                 case Halved():
                     size //= 2
-                case Fed(feed_forward):
-                    self._set(number, _fed(feed_forward, size, dtype))
+                case Fed(feed_forward, out):
+                    self._set(number, _fed(feed_forward, size, dtype, out=out))
+                    size = size if out is None else out
             self.sizes.append(size)
 
     def _set(self, number: int, module: nnx.Module) -> None:
@@ -260,12 +264,16 @@ class VisionEncoder(nnx.Module):
         self.norm_before = None if spec.norm_before is None else build_norm(spec.norm_before, size)
         self.layers = nnx.List([Layer(layer, size, spec.rope, dtype=dtype) for layer in spec.layers])
         self.norm_after = None if spec.norm_after is None else build_norm(spec.norm_after, size)
-        self.projector = Steps(spec.projector, size, dtype=dtype)
+        seen = size * max(1, len(spec.beside))
+        windowing = spec.windowing
+        self.windowed = None if windowing is None else WindowPooling(windowing, seen, dtype=dtype)
+        self.projector = Steps(spec.projector, seen if windowing is None else windowing.size, dtype=dtype)
         self.resampler = _resampler(spec, dtype)
         self.taps = nnx.List([Steps(spec.tap, size, dtype=dtype) for _ in spec.tapped])
         self.arranged = len(spec.projector) if spec.arranged is None else spec.arranged
         learned = (self.projector.sizes[self.arranged],)
         self.learned = nnx.List([parameter(learned, jnp.float32, axes=(None,)) for _ in range(spec.learned)])
+        self.added = None if spec.tokens is None else parameter((spec.out,), jnp.float32, axes=(None,))
 
     def __call__(self, batch: PatchBatch) -> Encoded:
         """The feature rows of a batch."""
@@ -284,7 +292,7 @@ class VisionEncoder(nnx.Module):
 
     def through(self, underway: Underway, batch: PatchBatch, layers: range) -> Underway:
         """A batch after some layers, which follow those that it has passed; its patches are not looked at."""
-        spec, x, tapped = self.spec, underway.x, list(underway.tapped)
+        spec, x, tapped, beside = self.spec, underway.x, list(underway.tapped), list(underway.beside)
         segments, positions = self._places(batch)
         rope = spec.rope
         angles = None if rope is None else angles_of(positions, rope, spec.layers[0].attention.head_dim)
@@ -297,17 +305,22 @@ class VisionEncoder(nnx.Module):
             x = vision_layer(self.layers[number], x, seen, angles)
             if number in spec.tapped:
                 tapped.append(self.taps[spec.tapped.index(number)](x))
-        return Underway(x, tuple(tapped))
+            if number in spec.beside:
+                beside.append(x)
+        return Underway(x, tuple(tapped), tuple(beside))
 
     def end(self, underway: Underway, batch: PatchBatch) -> Encoded:
         """The feature rows of a batch after the last layer; its patches are not looked at."""
         spec = self.spec
         segments, positions = self._places(batch)
         x = normed(underway.x, self.norm_after)
+        if spec.beside:
+            in_order = sorted(spec.beside)
+            x = jnp.concatenate([underway.beside[in_order.index(number)] for number in spec.beside], axis=-1)
         if self.class_embed is not None and spec.class_row != "first":
             assert spec.tile is not None
-            tiles = x.reshape(-1, spec.tile + 1, spec.size)
-            x = tiles[:, 0] if spec.class_row == "only" else tiles[:, 1:].reshape(-1, spec.size)
+            tiles = x.reshape(-1, spec.tile + 1, x.shape[-1])
+            x = tiles[:, 0] if spec.class_row == "only" else tiles[:, 1:].reshape(-1, x.shape[-1])
         if spec.filled_from is not None:
             x = jnp.where(batch.segments[:, None] < 0, 0, x)
         rows = self._projected(x, segments, positions, batch)
@@ -317,8 +330,20 @@ class VisionEncoder(nnx.Module):
     def _projected(self, x: jax.Array, segments: jax.Array, positions: jax.Array, batch: PatchBatch) -> jax.Array:
         if self.resampler is not None:
             return self.resampler(x, segments, positions)
+        if self.windowed is not None:
+            return self._of_windows(self.windowed, x, batch)
         rows = self._gathered(self.projector(x, end=self.arranged), batch)
         return self.projector(rows, start=self.arranged)
+
+    def _of_windows(self, windowed: WindowPooling, x: jax.Array, batch: PatchBatch) -> jax.Array:
+        """The rows of windows of patches, with the learned ones between them."""
+        assert batch.sources is not None and batch.source_shares is not None
+        rows = self.projector(windowed(x, batch.sources, batch.source_shares))
+        if self.added is not None:
+            rows = (rows + self.added.get_value()).astype(rows.dtype)
+        for number, learned in enumerate(self.learned):
+            rows = jnp.where(batch.sources[:, :1] == -1 - number, learned.get_value().astype(rows.dtype), rows)
+        return rows
 
     def _with_class(self, x: jax.Array) -> jax.Array:
         """[P, W] with the class token before each tile."""
@@ -395,7 +420,9 @@ def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:
     return jnp.concatenate([first * rates[0::2], second * rates[1::2]], axis=-1)
 
 
-def _fed(spec: MLP | GatedMLP, size: int, dtype: jnp.dtype, *, clipped: bool = False) -> InnerModule:
+def _fed(
+    spec: MLP | GatedMLP, size: int, dtype: jnp.dtype, *, clipped: bool = False, out: int | None = None
+) -> InnerModule:
     make = gated_mlp_module if isinstance(spec, GatedMLP) else MLPModule
     made = make(spec, size, dtype=dtype)  # type: ignore[arg-type]
     if clipped:
@@ -403,6 +430,9 @@ def _fed(spec: MLP | GatedMLP, size: int, dtype: jnp.dtype, *, clipped: bool = F
             made.gate_proj = ClippedLinear(size, spec.inner, bias=spec.bias, dtype=dtype)
         made.up_proj = ClippedLinear(size, spec.inner, bias=spec.bias, dtype=dtype)
         made.down_proj = ClippedLinear(spec.inner, size, bias=spec.bias, dtype=dtype)
+    if out is not None:
+        bias = spec.down_bias if isinstance(spec, GatedMLP) and spec.down_bias is not None else spec.bias
+        made.down_proj = Linear(spec.inner, out, bias=bias, dtype=dtype)
     return made
 
 

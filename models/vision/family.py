@@ -75,7 +75,7 @@ class VisionFamily:
         return Sight(
             whole,
             Fields(
-                whole.mapping("vision_config"),
+                whole.mapping(self.shown_by or "vision_config"),
                 self.defaults,
                 name="config.json: vision_config",
                 aliases=self.aliases,

@@ -20,7 +20,7 @@ from llmjax.models.vision.fields import (
     square,
 )
 from llmjax.models.vision.preparation import Cropped, Layout, Pinpoints, Preparation
-from llmjax.models.vision.spec import Projected, TablePositions, VisionSpec
+from llmjax.models.vision.spec import Projected, Standardized, Step, TablePositions, VisionSpec
 
 # What Hugging Face's CLIPVisionConfig means by a missing key, in a LLaVA model.
 CLIP = {
@@ -93,6 +93,19 @@ def projector(whole: Fields, out: int) -> tuple[Projected, Projected]:
     return Projected(out, bias, activation(whole, "projector_hidden_act")), Projected(out, bias)
 
 
+def feature_layers(whole: Fields, count: int) -> tuple[int, ...]:
+    """The layers whose outputs are what is projected, from 0 on; files number what goes into each, and the last output.
+
+    Args:
+        count: layers of the encoder.
+    """
+    given = whole.get("vision_feature_layer")
+    found = list(given) if isinstance(given, list | tuple) else [given]
+    if not found or not all(isinstance(number, int) and -count <= number <= count and number for number in found):
+        raise whole.error("vision_feature_layer", f"must be a layer or a list of some, from -{count} to {count}, not 0")
+    return tuple(number - 1 if number > 0 else count + number for number in found)
+
+
 def encoder(sight: Sight) -> VisionSpec:
     """See ``VisionFamily.encoder``."""
     vision, whole = sight.vision, sight.whole
@@ -100,20 +113,22 @@ def encoder(sight: Sight) -> VisionSpec:
     clip = vision.get("model_type") != "siglip_vision_model"
     if clip != (whole.choice("vision_feature_select_strategy", ("default", "full")) == "default"):
         raise whole.error("vision_feature_select_strategy", "is not supported for this encoder")
-    layer, all_layers = whole.get("vision_feature_layer"), vision.integer("num_hidden_layers", maximum=MAX_LAYERS)
-    if not isinstance(layer, int) or not -all_layers <= layer < 0:
-        raise whole.error("vision_feature_layer", "is not supported; supported are numbers from the end")
+    seen = feature_layers(whole, vision.integer("num_hidden_layers", maximum=MAX_LAYERS))
     patch, out = square(vision, "patch_size"), sight.text.integer("hidden_size")
     along = square(vision, "image_size") // patch
     fields: dict[str, Any] = {}
     if whole.get("image_grid_pinpoints") is not None:
         fields = {"learned": 1, "sources": 1 if whole.get("vision_aspect_ratio") is None else 4}
+    steps: tuple[Step, ...] = projector(whole, out)
+    if (factor := sight.text.optional_number("embedding_multiplier")) is not None:  # Granite's, of all embeddings
+        steps, fields["arranged"] = (*steps, Standardized(factor, learned=False)), len(steps)
     return VisionSpec(
         patch_values=3 * patch**2,
         size=vision.integer("hidden_size"),
         out=out,
-        layers=siglip_layers(vision, count=all_layers + 1 + layer),
-        projector=projector(whole, out),
+        layers=siglip_layers(vision, count=max(seen) + 1),
+        beside=seen if len(seen) > 1 else (),
+        projector=steps,
         patch_bias=not clip,
         table=TablePositions(rows=along, columns=along),
         class_token=clip,

@@ -49,6 +49,10 @@ def num_rows(spec: VisionSpec, patches: int) -> int:
     if spec.class_row != "none":
         assert spec.tile is not None
         return patches // spec.tile + (rows if spec.class_row == "first" else 0)
+    if spec.windowing is not None:
+        assert spec.tile is not None
+        across = -(-math.isqrt(spec.tile) // spec.windowing.side)
+        return patches // spec.tile * (across * (across + 1) + 2)  # lines with their ends, and what is around them
     if not spec.learned:
         return rows // spec.joined
     assert spec.tile is not None

@@ -168,6 +168,25 @@ class Overlapped:
         return max(widest[rows] * widest[columns] for rows, columns in grids)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Windowed:
+    """The whole picture, and tiles of it that overlap; rows are windows of patches in the whole, and in the picture as
+    its tiles show it together (Molmo 2). Pixels are mixed of four neighbors, however much smaller the picture becomes.
+
+    Attributes:
+        tile: pixels along each side of a tile.
+        before, after: pixels along a tile's two edges that are taken from its neighbors, if it has any there.
+        most: how many tiles there may be, beside the whole.
+        side: patches along each side of a window.
+    """
+
+    tile: int
+    before: int
+    after: int
+    most: int
+    side: int
+
+
 def pooled(count: int, size: int) -> list[tuple[int, int]]:
     """First and last place, the latter excluded, of each of ``size`` means of ``count`` values; formula: torch's
     ``adaptive_avg_pool2d``."""
@@ -288,6 +307,7 @@ Layout = (
     | Covering
     | Quartered
     | Overlapped
+    | Windowed
     | PanAndScan
     | Squared
     | NearestGrid
@@ -543,7 +563,39 @@ class Gridded:
         return [self.start, rows, self.whole, *lines[:-1], self.end]
 
 
-PictureText = Fenced | Gridded | Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
+@dataclass(frozen=True, kw_only=True)
+class Columned:
+    """Texts around the whole picture and around its tiles, and one after each line of rows (Molmo 2).
+
+    Attributes:
+        along: rows and lines of the whole picture.
+        whole: the text before the whole.
+        start: the text before the tiles.
+        line_end: the text after each line of the tiles; empty: there is none.
+        whole_line_end: the same of the whole.
+        end: the text after both.
+    """
+
+    along: int
+    whole: str
+    start: str
+    line_end: str
+    whole_line_end: str
+    end: str
+
+    @property
+    def strings(self) -> tuple[str, ...]:
+        """Every text that may stand in ``parts``."""
+        return tuple(filter(None, (self.whole, self.start, self.line_end, self.whole_line_end, self.end)))
+
+    def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
+        """Texts, and numbers of feature rows, in order."""
+        whole: list[str | int] = [self.along, *filter(None, [self.whole_line_end])]
+        tiles: list[str | int] = [arrangement.width, *filter(None, [self.line_end])]
+        return [self.whole, *whole * self.along, self.end, self.start, *tiles * arrangement.height, self.end]
+
+
+PictureText = Columned | Fenced | Gridded | Surrounded | Lined | Numbered | Separated | Sliced | Tiled | Scanned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -646,6 +698,8 @@ class Preparation:
         single: a picture has one row, which is its vector, and nothing is beside it in a prompt (CLIP, SigLIP).
         row_texts: texts in ``text``, each of one token, at which feature rows stand too (Ovis2).
         ids: ids of texts in ``text`` for which tokenizers have no token.
+        begun: a prompt begins with the token that begins texts or, where the tokenizer has none, with the one that ends
+            them (Molmo 2).
         alone: the most pictures that a prompt may have for each to be laid out as if it were alone (``several``).
         video: what is done to videos; None: the model sees none.
     """
@@ -672,5 +726,6 @@ class Preparation:
     single: bool = False
     row_texts: tuple[str, ...] = ()
     ids: tuple[tuple[str, int], ...] = ()
+    begun: bool = False
     alone: int = 1
     video: VideoPreparation | None = None

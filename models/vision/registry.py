@@ -23,12 +23,14 @@ _DECLARED = {
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",
     "kimi": "KimiVLForConditionalGeneration KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration",
+    "lighton_ocr": "LightOnOcrForConditionalGeneration LightOnOCRForConditionalGeneration",
     "llama4": "Llama4ForConditionalGeneration",
     "llava": (
         "LlavaForConditionalGeneration LlavaNextForConditionalGeneration LlavaNextVideoForConditionalGeneration "
         "LlavaOnevisionForConditionalGeneration"
     ),
     "minicpmv": "MiniCPMV",
+    "molmo2": "Molmo2ForConditionalGeneration",
     "moondream": "HfMoondream",
     "ovis2": "Ovis2ForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
@@ -40,6 +42,7 @@ _DECLARED = {
         "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "
         "Qwen3_5ForConditionalGeneration Qwen3_5MoeForConditionalGeneration"
     ),
+    "vipllava": "VipLlavaForConditionalGeneration",
 }
 
 

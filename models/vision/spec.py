@@ -155,9 +155,14 @@ class Joined:
 
 @dataclass(frozen=True)
 class Fed:
-    """A step of the projector: a feed-forward sublayer, without a residual."""
+    """A step of the projector: a feed-forward sublayer, without a residual.
+
+    Attributes:
+        size: number of values of a row of its output; None: those of its input.
+    """
 
     feed_forward: MLP | GatedMLP
+    size: int | None = None
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,40 @@ class Probing:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Windowing:
+    """Each row is made of a window of patches, whose mean attends to them (Molmo 2).
+
+    Attributes:
+        side: patches along each side of a window of a still, of which some may be missing.
+        heads, kv_heads, head_dim: sizes of the attention.
+        size: number of values of what it makes.
+        bias: whether its matrices have biases.
+    """
+
+    side: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    size: int
+    bias: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenVectors:
+    """Vectors that the text model's embedding would have for tokens of pictures, which are the encoder's instead.
+
+    Attributes:
+        first: the id of the first token that the text model has no vector for.
+        learned: the tokens whose vectors are the learned rows.
+        added: the token whose vector is added to each row of a picture.
+    """
+
+    first: int
+    learned: tuple[int, ...]
+    added: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class VisionSpec:
     """All that defines an encoder of pictures.
 
@@ -260,13 +299,17 @@ class VisionSpec:
         norm_before, norm_after: norms before the first and after the last layer.
         window: patches along each side of a window; None: no layer has windows.
         tapped: layers whose outputs are projected too, by ``tap`` with weights of their own (deepstack).
+        beside: layers whose outputs, one beside another in this order, are what is projected; empty: the last one's.
         learned: learned rows that stand between a picture's own, such as at the ends of lines.
         sources: merged patches of which a feature row is a sum; 0: rows are merged patches as they are.
         arranged: the step of the projector before which rows are put so, with learned ones; None: after the last.
         bidirectional: in the text model, a picture's rows see each other whatever their order (Gemma 3).
         whole_text: what stands around a picture's rows in its text is among what they see, and sees them (Moondream).
+        whole_images: the same, and all pictures of a prompt are among it, but not the text between them (Molmo 2).
         whole_prompt: in prompts with pictures all tokens see each other, not the rows of a picture alone (PaliGemma).
         resampler: makes feature rows in place of a projector; None: there is none.
+        windowing: makes rows of patches before the projector; None: patches are its rows.
+        tokens: the tokens whose vectors learned rows are; None: learned rows are tensors of their own.
         longest: most patches of a frame or tile, where they differ and have a limit.
         tile: patches of a tile where all are equal, as where there is a class token; None: pictures have any number.
         filled_from: rows and columns of a tile's patches from this one on are not of a picture; they make its side a
@@ -291,13 +334,17 @@ class VisionSpec:
     window: int | None = None
     tapped: tuple[int, ...] = ()
     tap: tuple[Step, ...] = ()
+    beside: tuple[int, ...] = ()
     learned: int = 0
     sources: int = 0
     arranged: int | None = None
     bidirectional: bool = False
     whole_text: bool = False
+    whole_images: bool = False
     whole_prompt: bool = False
     resampler: Resampling | Perceiving | Probing | None = None
+    windowing: Windowing | None = None
+    tokens: TokenVectors | None = None
     longest: int | None = None
     tile: int | None = None
     filled_from: int | None = None

@@ -65,10 +65,17 @@ NAMES = [
     "llava-next-video",
     "idefics2",
     "ovis2",
+    "molmo2",
+    "molmo2-olmo",
+    "granite-vision",
+    "vipllava",
+    "lighton-ocr",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.
+WHOLE_IMAGES = ("molmo2", "molmo2-olmo")
 WHOLE = {"gemma3": (20, 64), "gemma4": (20, 64), "paligemma": (64,), "paligemma2": (64,)}
+WHOLE |= dict.fromkeys(WHOLE_IMAGES, (128,))
 WHOLE_PROMPTS = ("paligemma", "paligemma2")
 RECURRENT = ("qwen3_5",)
 WINDOWED = ("gemma3", "gemma4", "gemma4-layered", "paligemma2", "aya-vision", "cohere2-vision")
@@ -212,8 +219,9 @@ def test_several_continuations_and_requests_at_once(engine: Seeing) -> None:
 def test_a_preempted_request_sees_the_same(name: str, compile_cache_dir: str) -> None:
     """Pages for a request and a half, and rows for one image: requests lose both."""
     cases = sorted(CASES, key=["one", "two", "none", "first"].index)  # the longest at once
-    batched = 64 if name in WHOLE_PROMPTS else 16
+    batched = 128 if name in WHOLE_IMAGES else 64 if name in WHOLE_PROMPTS else 16
     rows = max(36, *(len(golden(name)[f"image{number}/rows"]) for number in range(3)))
+    rows = 80 if name in WHOLE_IMAGES else rows  # for two images, which have to be there at once
     pages = {"cohere2-vision": 48, "llava-next": 41, "llava-next-video": 41}.get(
         name, 56 if name in WINDOWED else 44
     )  # of which some are of windows

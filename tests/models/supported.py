@@ -156,14 +156,17 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "KimiK25ForConditionalGeneration": "moonshotai/Kimi-K2.5",
     "KimiVLForConditionalGeneration": "moonshotai/Kimi-VL-A3B-Instruct",
     "Kimi_K25ForConditionalGeneration": "moonshotai/Kimi-K2.6",
+    "LightOnOCRForConditionalGeneration": "lightonai/LightOnOCR-1B-1025",
+    "LightOnOcrForConditionalGeneration": "lightonai/LightOnOCR-2-1B",
     "Llama4ForConditionalGeneration": "meta-llama/Llama-4-Scout-17B-16E-Instruct",
     "LlavaForConditionalGeneration": "llava-hf/llava-1.5-7b-hf, mistral-community/pixtral-12b",
-    "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf",
+    "LlavaNextForConditionalGeneration": "llava-hf/llava-v1.6-mistral-7b-hf, ibm-granite/granite-vision-3.3-2b",
     "LlavaNextVideoForConditionalGeneration": "llava-hf/LLaVA-NeXT-Video-7B-hf",
     "LlavaOnevisionForConditionalGeneration": "llava-hf/llava-onevision-qwen2-7b-ov-hf",
     "MetaClip2Model": "facebook/metaclip-2-worldwide-huge-quickgelu",
     "MiniCPMV": "openbmb/MiniCPM-V-2_6, openbmb/MiniCPM-V-4, openbmb/MiniCPM-V-4_5",
     "Mistral3ForConditionalGeneration": "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+    "Molmo2ForConditionalGeneration": "allenai/Molmo2-8B, allenai/Molmo2-4B, allenai/Molmo2-O-7B",
     "Ovis2ForConditionalGeneration": "thisisiron/Ovis2-2B-hf",
     "PaliGemmaForConditionalGeneration": "google/paligemma2-3b-mix-448",
     "Phi3VForCausalLM": "microsoft/Phi-3.5-vision-instruct",
@@ -175,6 +178,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Qwen3_5MoeForConditionalGeneration": "Qwen/Qwen3.5-35B-A3B",
     "SiglipModel": "google/siglip2-so400m-patch14-384, google/siglip-base-patch16-224",
     "SmolVLMForConditionalGeneration": "HuggingFaceTB/SmolVLM2-2.2B-Instruct",
+    "VipLlavaForConditionalGeneration": "llava-hf/vip-llava-7b-hf",
 }
 # Decoders that are nothing without the pictures of the model that they are in.
 INSIDE = frozenset(
@@ -182,6 +186,7 @@ INSIDE = frozenset(
         "BlipTextLMHeadModel",
         "CLIPTextModelWithProjection",
         "MetaClip2TextModelWithProjection",
+        "Molmo2ForCausalLM",
         "MoondreamForCausalLM",
         "SiglipTextModel",
     }

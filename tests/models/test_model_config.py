@@ -1286,6 +1286,7 @@ PARTIAL = {
     "GPTNeoXForCausalLM",
     "NemotronForCausalLM",
     "Phi3ForCausalLM",
+    "Molmo2ForCausalLM",
     "MoondreamForCausalLM",
     "PhiForCausalLM",
     "Qwen3NextForCausalLM",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,15 @@ class Whole:
     """Tokens of a prompt that see one another, so all of them are computed in one step.
 
     Attributes:
-        start, end: the tokens.
+        start, end: the tokens, and others between them.
         digest: a hash of what they see beside the tokens before them and their images; empty: nothing.
+        tokens: i32 [n], which of ``start : end`` they are; None: all. Others see those before them.
     """
 
     start: int
     end: int
     digest: bytes = b""
+    tokens: Ints | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,7 +52,7 @@ class PromptMedia:
         images: in the order of the prompt.
         axes: i32 [3, n], position of each token of the prompt on each axis; None: tokens have one position.
         delta: what is added to the index of a later token to get its position on every axis.
-        wholes: groups of tokens that see one another, in order: those of each image, or all of the prompt.
+        wholes: groups of tokens that see one another, in order: those of each image, or of all, or the prompt.
     """
 
     images: tuple[PromptImage, ...]
@@ -68,6 +70,11 @@ class PromptMedia:
         for number, image in enumerate(self.images):
             if image.start < end and start < image.end:
                 yield number, image
+
+    def others(self, tokens: Sequence[int]) -> list[int]:
+        """A prompt's tokens but for those in whose place rows of images go, which may be none of the vocabulary."""
+        rows = {int(row) for image in self.images for row in image.rows}
+        return [token for place, token in enumerate(tokens) if place not in rows]
 
     def marks(self, start: int, end: int) -> bytes:
         """What tells a page with the tokens ``start : end`` from one with the same tokens and other images; empty:

@@ -116,7 +116,11 @@ def pack_media(part: dict[str, Ints], rows: Iterable[Row], media: MediaRows) -> 
                 part["media_places"][at + image.rows[here] - start] = media.places(sequence, number)[here]
             for whole in own.wholes if "media_last_key" in part else ():
                 inside = slice(at + max(whole.start - start, 0), at + max(min(whole.end, end) - start, 0))
-                part["media_last_key"][inside] = whole.end - 1
+                if whole.tokens is None:
+                    part["media_last_key"][inside] = whole.end - 1
+                else:
+                    own_tokens = whole.tokens[(whole.tokens >= start) & (whole.tokens < end)]
+                    part["media_last_key"][at + own_tokens - start] = whole.end - 1
             if own.axes is not None:
                 axes = own.axes[:, start:end]
                 part["media_axes"][:, at : at + axes.shape[1]] = axes

@@ -227,6 +227,8 @@ class Images:
             InvalidRequest: there are more or fewer placeholders than images or videos, or one is too large.
         """
         processor, info = self.processor, self._info
+        if ids[: len(processor.first)] != list(processor.first):
+            ids = [*processor.first, *ids]
         if processor.sole and not processor.needed <= len(images) <= 1:
             raise InvalidRequest(
                 f"a prompt of this model has one image, at its start; there are {len(images)}", field="multi_modal_data"
@@ -324,7 +326,7 @@ def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo
     """The tokens of a prompt that see one another.
 
     Raises:
-        InvalidRequest: they are all of the prompt, and more than a step has room for.
+        InvalidRequest: they are all of the prompt, or of its images, and more than a step has room for.
     """
     if info.whole is None:
         return ()
@@ -333,10 +335,13 @@ def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo
     if info.whole == "image":
         runs = (run for one in images for run in np.split(one.rows, np.flatnonzero(np.diff(one.rows) > 1) + 1))
         return tuple(Whole(int(run[0]), int(run[-1]) + 1) for run in runs)
-    count = len(prompt.ids)
-    if count > info.max_tokens:
+    start, end, tokens = 0, len(prompt.ids), None
+    if info.whole == "images":
+        start, end = images[0].start, images[-1].end
+        tokens = np.concatenate([np.arange(one.start, one.end, dtype=np.int32) for one in images])
+    if (count := end - start) > info.max_tokens:
         raise InvalidRequest(
-            f"the prompt has {count} tokens with its images, which must be in one step; a step has room for "
+            f"the prompt has {count} tokens with its images that must be in one step; a step has room for "
             f"{info.max_tokens} of them (--max-num-batched-tokens)",
             field="multi_modal_data",
         )
@@ -346,8 +351,8 @@ def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo
             f"{info.max_rows}: take fewer, or make them smaller",
             field="multi_modal_data",
         )
-    seen = np.array(prompt.ids, np.int32).tobytes() + b"".join(one.image.digest for one in images)
-    return (Whole(0, count, hashlib.sha256(seen).digest()),)
+    seen = np.array(prompt.ids[start:end], np.int32).tobytes() + b"".join(one.image.digest for one in images)
+    return (Whole(start, end, hashlib.sha256(seen).digest(), tokens),)
 
 
 def _bytes_of(picture: Any) -> bytes:

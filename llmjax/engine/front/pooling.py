@@ -95,7 +95,7 @@ class PoolingPrompts:
             raise InvalidRequest("the prompt has no tokens", field="prompt")
         if self.pooler.filled_to is not None and media is None:
             token_ids = self._filled(token_ids, self.pooler.filled_to)
-        self._requests.limits.check_ids(token_ids)
+        self._requests.limits.check_ids(token_ids if media is None else media.others(token_ids))
         if len(token_ids) > self._max_model_len:
             raise PromptTooLong(
                 f"the text has {len(token_ids)} tokens; this model takes at most {self._max_model_len} "

@@ -284,7 +284,7 @@ class Requests:
     def _room(self, prompt: Prompt) -> int:
         """Checks a prompt's tokens, and returns for how many the context has room after them."""
         room = self.limits.check_prompt(len(prompt.token_ids))
-        self.limits.check_ids(prompt.token_ids)
+        self.limits.check_ids(prompt.token_ids if prompt.media is None else prompt.media.others(prompt.token_ids))
         return room
 
     def _check(self, params: SamplingParams) -> None:

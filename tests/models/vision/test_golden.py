@@ -152,7 +152,7 @@ def test_every_size_has_as_many_tokens_as_in_transformers(name: str) -> None:
 def placed(each: Family, text: str, images: list[PreparedImage]) -> MediaPrompt:
     """The tokens of a prompt with pictures."""
     processor = each.processor
-    ids = each.tokenizer.encode(processor.spelled(text), add_special_tokens=False).ids
+    ids = [*processor.first, *each.tokenizer.encode(processor.spelled(text), add_special_tokens=False).ids]
     return with_images(
         ids,
         images,

@@ -73,6 +73,7 @@ class Checkpoint:
         picture: what stands for a picture in a prompt.
         processor: the processor's class.
         bos: the token that begins a text.
+        late: those tokens come after the text model's vocabulary.
         ends: what the processor adds to prompts with pictures, which it is given without.
     """
 
@@ -84,6 +85,7 @@ class Checkpoint:
     picture: str
     processor: str
     bos: str = "<s>"
+    late: bool = False
     ends: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     named: dict[str, str] = field(default_factory=dict)
@@ -229,6 +231,45 @@ COHERE2_TEXT = {
     "logit_scale": 1.0,  # which transformers leaves out beside pictures
 }
 COHERE2_TOKENS = ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"]
+MOLMO2_IDS = {
+    "image_start_token_id": 320,
+    "image_end_token_id": 321,
+    "image_patch_id": 322,
+    "low_res_image_start_token_id": 324,
+    "frame_start_token_id": 327,
+    "frame_end_token_id": 328,
+}
+MOLMO2_VISION = {
+    "hidden_size": 60,
+    "intermediate_size": 44,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "head_dim": 10,
+    "patch_size": 6,
+    "image_size": [30, 30],
+}
+MOLMO2_ADAPTER = {
+    "vision_feature_layer": [2, 0],
+    "hidden_size": 60,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "head_dim": 14,
+    "intermediate_size": 50,
+    "text_hidden_size": 56,
+}
+MOLMO2: dict[str, Any] = {
+    "image_processor": "Molmo2ImageProcessor",
+    "pixels": {"size": {"height": 30, "width": 30}, "patch_size": 6, "max_crops": 4, "overlap_margins": [1, 1]},
+    "tokens": [
+        *("<im_start>", "<im_end>", "<im_patch>", "<im_col>", "<low_res_im_start>", "<|image|>", "<im_low>"),
+        *("<frame_start>", "<frame_end>"),
+    ],
+    "picture": "<|image|>",
+    "processor": "Molmo2Processor",
+    "settings": {"image_use_col_tokens": True, "use_single_crop_col_tokens": False},
+    "late": True,
+}
 CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
     "qwen2-vl": lambda: Checkpoint(
         "Qwen2VLForConditionalGeneration",
@@ -1011,6 +1052,48 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         processor="HfMoondreamProcessor",
         bos="<|endoftext|>",
     ),
+    "molmo2": lambda: Checkpoint(
+        "Molmo2ForConditionalGeneration",
+        {
+            **MOLMO2_IDS,
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "tie_word_embeddings"},
+                "num_hidden_layers": 2,
+                "head_dim": 12,
+                "additional_vocab_size": 9,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            },
+            "vision_config": MOLMO2_VISION,
+            "adapter_config": MOLMO2_ADAPTER,
+        },
+        **MOLMO2,
+    ),
+    "molmo2-olmo": lambda: Checkpoint(
+        "Molmo2ForConditionalGeneration",
+        {
+            **MOLMO2_IDS,
+            "text_config": {
+                **{key: value for key, value in TEXT.items() if key != "tie_word_embeddings"},
+                "num_hidden_layers": 3,
+                "num_key_value_heads": 7,
+                "head_dim": 8,
+                "additional_vocab_size": 9,
+                "attention_bias": True,
+                "qk_norm_type": "olmo",
+                "norm_after": True,
+                "rope_scaling_layers": [1],
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 1024,
+                },
+            },
+            "vision_config": MOLMO2_VISION,
+            "adapter_config": {**MOLMO2_ADAPTER, "vision_feature_layer": [1, 2], "num_key_value_heads": 1},
+        },
+        **MOLMO2,
+    ),
     "llava-next-video": lambda: Checkpoint(
         "LlavaNextVideoForConditionalGeneration",
         {
@@ -1040,6 +1123,83 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         picture="<image>",
         processor="LlavaNextVideoProcessor",
         settings={"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "granite-vision": lambda: Checkpoint(
+        "LlavaNextForConditionalGeneration",
+        {
+            "image_token_index": 259,
+            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36]],
+            "vision_feature_layer": [-4, -2, -1],
+            "vision_feature_select_strategy": "full",
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "model_type": "granite",
+                "num_hidden_layers": 2,
+                "embedding_multiplier": 3.0,
+                "attention_multiplier": 0.25,
+                "residual_multiplier": 0.4,
+                "logits_scaling": 1.0,  # which transformers leaves out beside pictures
+            },
+            "vision_config": {**PALIGEMMA_VISION, "num_hidden_layers": 4},
+        },
+        "LlavaNextImageProcessorPil",
+        {
+            "size": {"shortest_edge": 18},
+            "crop_size": {"height": 18, "width": 18},
+            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36]],
+        },
+        tokens=["<image>"],
+        picture="<image>",
+        processor="LlavaNextProcessor",
+        settings={"patch_size": 6, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 0},
+    ),
+    "vipllava": lambda: Checkpoint(
+        "VipLlavaForConditionalGeneration",
+        {
+            "image_token_index": 259,
+            "vision_feature_layers": [-2, 1, -3],
+            "projector_layernorm_eps": 1e-4,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "llama", "num_hidden_layers": 2},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 60,
+                "intermediate_size": 44,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 5,
+                "patch_size": 6,
+                "image_size": 18,
+                "projection_dim": 32,
+            },
+        },
+        "CLIPImageProcessorPil",
+        {"size": {"shortest_edge": 18}, "crop_size": {"height": 18, "width": 18}},
+        tokens=["<image>"],
+        picture="<image>",
+        processor="LlavaProcessor",
+        settings={"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1},
+    ),
+    "lighton-ocr": lambda: Checkpoint(
+        "LightOnOcrForConditionalGeneration",
+        {
+            "image_token_id": 259,
+            "spatial_merge_size": 2,
+            "tie_word_embeddings": True,
+            "text_config": {**TEXT, "model_type": "qwen3", "num_hidden_layers": 2, "head_dim": 12},
+            "vision_config": PIXTRAL_VISION,
+        },
+        "PixtralImageProcessorPil",
+        {"size": {"longest_edge": 50}, "patch_size": {"height": 12, "width": 12}},
+        tokens=["<|image_pad|>", "<|vision_pad|>", "<|vision_end|>"],
+        picture="<|image_pad|>",
+        processor="LightOnOcrProcessor",
+        settings={"patch_size": 6, "spatial_merge_size": 2},
+        named={
+            "image_token": "<|image_pad|>",
+            "image_break_token": "<|vision_pad|>",
+            "image_end_token": "<|vision_end|>",
+        },
     ),
     "idefics2": lambda: Checkpoint(
         "Idefics2ForConditionalGeneration",
@@ -1115,12 +1275,13 @@ def tokenizer_of(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerFast
     vocabulary = {letter: number for number, letter in enumerate(alphabet)}
     special = [checkpoint.bos, "</s>", "<pad>", *checkpoint.tokens]
     breaks = ["ĊĊ", "ĊĊĊ"]
-    first = 256 + len(special)
+    ids = {token: 256 + i + (VOCAB - 259 if checkpoint.late and i > 2 else 0) for i, token in enumerate(special)}
+    first = 259 if checkpoint.late else 256 + len(special)
     own = Tokenizer(
         models.BPE(
             {
                 **vocabulary,
-                **{token: 256 + i for i, token in enumerate(special)},
+                **ids,
                 **{b: first + i for i, b in enumerate(breaks)},
             },
             [("Ċ", "Ċ"), ("ĊĊ", "Ċ")],
@@ -1160,6 +1321,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             value = noise * (1.6 / parameter[0].numel() ** 0.5)
         else:
             value = 0.3 * noise
+        if "image_projector.down_proj" in name:  # Molmo 2's, to whose rows a vector is added that is to show
+            value = value / 64
         parameter.data.copy_(value.to(torch.bfloat16).float())
 
 
@@ -1202,7 +1365,8 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     image_processor = kind(**checkpoint.pixels)
     image_processor.save_pretrained(folder)
     if not checkpoint.image_processor.endswith("Pil"):
-        image_processor.resize = _with_pillow
+        if checkpoint.image_processor != "Molmo2ImageProcessor":  # which does not average
+            image_processor.resize = _with_pillow
         # Of which transformers 5.24 reads an attribute that is not there.
         transformers.modeling_outputs.MoeCausalLMOutputWithPast.image_outputs = None
     made = getattr(transformers, checkpoint.processor)
@@ -1233,6 +1397,8 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
         if chosen:
             inputs = processor(text=text.removesuffix(checkpoint.ends), images=nested, **given)
             inputs.pop("labels", None)
+        elif checkpoint.processor == "Molmo2Processor":  # which begins every text
+            inputs = {"input_ids": processor(text=text, **given)["input_ids"]}
         else:
             inputs = tokenizer(text, return_token_type_ids=False, **given)
         if "pixel_values" in inputs and inputs["pixel_values"].dtype == torch.bfloat16:
@@ -1354,6 +1520,8 @@ def _with_pillow(image: torch.Tensor, size: Any, *, resample: Any, **options: An
 def _pixels(inputs: Any) -> np.ndarray:
     """A picture's values as the processor says; Gemma 4's patches as a picture, as its encoder scales them."""
     values = np.asarray(inputs["pixel_values"].float())
+    if "image_token_pooling" in inputs:
+        return _from_patches(values)
     if "image_position_ids" not in inputs:
         return values
     places = np.asarray(inputs["image_position_ids"])[0]
@@ -1361,6 +1529,13 @@ def _pixels(inputs: Any) -> np.ndarray:
     patch = round((values.shape[-1] // 3) ** 0.5)
     grid = values[0, : rows * columns].reshape(rows, columns, patch, patch, 3)
     return 2 * grid.transpose(4, 0, 2, 1, 3).reshape(1, 3, rows * patch, columns * patch) - 1
+
+
+def _from_patches(values: np.ndarray) -> np.ndarray:
+    """Tiles [T, P, values of a patch with its channels last] as [T, 3, H, W]."""
+    along, patch = round(values.shape[1] ** 0.5), round((values.shape[2] // 3) ** 0.5)
+    grid = values.reshape(-1, along, along, patch, patch, 3)
+    return grid.transpose(0, 5, 1, 3, 2, 4).reshape(-1, 3, along * patch, along * patch)
 
 
 def saved_tokenizer(checkpoint: Checkpoint, folder: Path) -> transformers.PreTrainedTokenizerFast:
@@ -1471,6 +1646,7 @@ def _sizes() -> list[tuple[int, int]]:
 def features(model: torch.nn.Module, inputs: Any) -> tuple[np.ndarray, np.ndarray | None]:
     """Feature rows of the one picture, f32 [N, D], and those of deepstack, f32 [K, N, D]."""
     names = ("pixel_values", "image_grid_thw", "image_sizes", "pixel_attention_mask", "image_position_ids")
+    names += ("image_token_pooling", "image_grids")
     given = {key: inputs[key] for key in names if key in inputs}
     if hasattr(model, "vision_model"):  # Llama 4
         made = model.multi_modal_projector(model.get_image_features(given["pixel_values"].float()).last_hidden_state)
@@ -1486,7 +1662,12 @@ def features(model: torch.nn.Module, inputs: Any) -> tuple[np.ndarray, np.ndarra
                 for each in tapped
             ]
         )
-    return rows.reshape(-1, rows.shape[-1]).float().numpy(), tapped
+    rows = rows.reshape(-1, rows.shape[-1])
+    if isinstance(model, transformers.Molmo2ForConditionalGeneration):  # which adds them to what stands there
+        rows = rows + model.get_input_embeddings().weight[model.config.image_patch_id]
+    # Granite's text model multiplies them too.
+    rows = rows * getattr(model.config.get_text_config(), "embedding_multiplier", 1.0)
+    return rows.float().numpy(), tapped
 
 
 def main() -> None:
