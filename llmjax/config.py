@@ -1010,6 +1010,11 @@ class ServerConfig:
         'tools of type "mcp"; without it there are none',
     )
     mcp_call_timeout: float = setting(60.0, "seconds that a call of a tool server's tool may take", above=0)
+    mcp_loop_timeout: float = setting(
+        600.0,
+        "seconds that a response may take from its first call of such a tool on; then it is incomplete",
+        above=0,
+    )
     mcp_max_calls: int = setting(32, "calls of tool servers' tools that a response may make", low=1)
     mcp_max_result_bytes: int = setting(
         64 * 2**10, "bytes of such a call's result; the rest is cut, with a note", unit="bytes", low=1

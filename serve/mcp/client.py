@@ -43,6 +43,11 @@ class Tool:
     schema: dict[str, Any]
     annotations: dict[str, Any] | None
 
+    @property
+    def read_only(self) -> bool:
+        """Whether its server says that it changes nothing."""
+        return bool((self.annotations or {}).get("readOnlyHint"))
+
 
 class _Connection:
     """One connection, in a task of its own, for the SDK's is left by the task that entered it."""
@@ -131,21 +136,28 @@ class ToolServer:
             raise ConfigError(f"{where} has no tool {missing[0]!r}; it has {', '.join(sorted(found)) or 'none'}")
         self.tools = tuple(found[name] for name in dict.fromkeys(self.config.allowed_tools))
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> CallResult:
-        """Calls a tool; whatever goes wrong is in the result."""
+    async def call(self, name: str, arguments: dict[str, Any], *, deadline: float | None = None) -> CallResult:
+        """Calls a tool; whatever goes wrong is in the result.
+
+        Args:
+            name: one of the tools.
+            arguments: what it is called with.
+            deadline: when nobody waits for it any more, on the event loop's clock.
+        """
         if self._closed:
             return refused(CONNECTION_CLOSED, "the server ends")
         connection = self._connected()
         connection.calls += 1
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                client = await connection.client()
-            async with asyncio.timeout(self._timeout):
-                found = await client.call_tool(name, arguments)
+            async with asyncio.timeout_at(deadline):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    client = await connection.client()
+                async with asyncio.timeout(self._timeout):
+                    found = await client.call_tool(name, arguments)
         except TimeoutError:
             if connection.calls == 1:  # nobody else waits for it
                 self._drop(connection)
-            return refused(TIMED_OUT, "the tool has not answered in time (--mcp-call-timeout)")
+            return refused(TIMED_OUT, "the tool has not answered in time (--mcp-call-timeout, --mcp-loop-timeout)")
         except Exception as error:
             code = getattr(error, "code", CONNECTION_CLOSED)  # the SDK's errors have that of the message
             if code == CONNECTION_CLOSED:

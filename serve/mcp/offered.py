@@ -18,10 +18,15 @@ KNOWN = frozenset({"type", "server_label", "server_description", "allowed_tools"
 
 @dataclass(frozen=True, kw_only=True)
 class Offered:
-    """A tool that a model may call, and its server."""
+    """A tool that a model may call, and its server.
+
+    Args:
+        needs_approval: whether the client is asked before each call.
+    """
 
     server: ToolServer
     tool: Tool
+    needs_approval: bool
 
     @property
     def label(self) -> str:
@@ -71,20 +76,46 @@ def offered_by(tool: Mapping[str, Any], path: str, servers: ToolServers) -> list
     if server is None:
         known = f"it has {', '.join(servers.names)}" if servers else "it has none (--mcp-config)"
         raise _refusal(f"{path}.server_label", f"must name a tool server of this server; {known}", "invalid_value")
-    if tool.get("require_approval") != "never":
-        raise _refusal(f"{path}.require_approval", 'must be "never": calls are not submitted for approval')
-    allowed = tool.get("allowed_tools")
-    if isinstance(allowed, dict) and allowed.keys() == {"tool_names"}:
-        allowed = allowed["tool_names"]
     tools = {one.name: one for one in server.tools}
-    if allowed is None:
-        allowed = list(tools)
-    if not isinstance(allowed, list) or not all(isinstance(name, str) for name in allowed):
-        raise _refusal(f"{path}.allowed_tools", "must be a list of names", "invalid_type")
-    if missing := [name for name in allowed if name not in tools]:
-        said = f"{cut(missing[0])!r} is not allowed at {label!r}; allowed are {', '.join(tools) or 'none'}"
-        raise _refusal(f"{path}.allowed_tools", said, "invalid_value")
-    return [Offered(server=server, tool=tools[name]) for name in dict.fromkeys(allowed)]
+    allowed = tool.get("allowed_tools")
+    offered = server.tools if allowed is None else _named(allowed, tools, f"{path}.allowed_tools")
+    asking = _asking(tool.get("require_approval"), tools, f"{path}.require_approval")
+    return [Offered(server=server, tool=one, needs_approval=one.name in asking) for one in offered]
+
+
+def _named(wanted: Any, tools: Mapping[str, Tool], path: str) -> list[Tool]:
+    """The tools that a list of names, or OpenAI's filter, lets through."""
+    if isinstance(wanted, list):
+        wanted = {"tool_names": wanted}
+    if not isinstance(wanted, dict) or not wanted.keys() <= {"tool_names", "read_only"}:
+        raise _refusal(path, "must be a list of names, or an object with tool_names and read_only", "invalid_type")
+    names, read_only = wanted.get("tool_names"), wanted.get("read_only")
+    if names is None:
+        names = list(tools)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise _refusal(f"{path}.tool_names", "must be a list of names", "invalid_type")
+    if not isinstance(read_only, bool | None):
+        raise _refusal(f"{path}.read_only", "must be true or false", "invalid_type")
+    if missing := [name for name in names if name not in tools]:
+        said = f"names {cut(missing[0])!r}, which is not allowed here; allowed are {', '.join(tools) or 'none'}"
+        raise _refusal(path, said, "invalid_value")
+    found = [tools[name] for name in dict.fromkeys(names)]
+    return [one for one in found if read_only is None or one.read_only == read_only]
+
+
+def _asking(wanted: Any, tools: Mapping[str, Tool], path: str) -> frozenset[str]:
+    """Names of the tools whose calls need approval: all, where a request does not say otherwise."""
+    if wanted in (None, "always"):
+        return frozenset(tools)
+    if wanted == "never":
+        return frozenset()
+    if not isinstance(wanted, dict) or not wanted.keys() <= {"always", "never"}:
+        raise _refusal(path, 'must be "always", "never", or an object of the two with names of tools', "invalid_value")
+    always, never = (
+        {one.name for one in _named(wanted[each], tools, f"{path}.{each}")} if wanted.get(each) is not None else set()
+        for each in ("always", "never")
+    )
+    return frozenset(tools) - (never - always)
 
 
 def all_offered(tools: list[dict[str, Any]] | None, servers: ToolServers) -> dict[str, Offered]:

@@ -12,6 +12,8 @@ from llmjax.serve.custom_tools import arguments_of
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.mcp.results import error_text
 from llmjax.serve.protocol.chat import ChatMessage, unread_part
+from llmjax.serve.responses.approvals import REQUEST, RESPONSE, checked_response, denial
+from llmjax.serve.responses.rounds import round_of
 from llmjax.serve.sealing import unsealed
 
 NO_IMAGE = "an image stands in messages of the user, for models that see, such as Qwen/Qwen2.5-VL-3B-Instruct"
@@ -32,6 +34,8 @@ PREFIXES = {
     "custom_tool_call_output": "ctco",
     "mcp_call": "mcp",
     "mcp_list_tools": "mcpl",
+    REQUEST: "mcpr",
+    RESPONSE: "mcprr",
 }
 # Calls of tools that OpenAI defines and clients run: what the function is called here, and what holds its arguments.
 RUN_BY_CLIENTS = {
@@ -41,7 +45,9 @@ RUN_BY_CLIENTS = {
 }
 RESULTS = frozenset({"function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in RUN_BY_CLIENTS)})
 # Calls, which one answer may have several of.
-CALLS = frozenset({"function_call", "custom_tool_call", "mcp_call", *RUN_BY_CLIENTS})
+CALLS = frozenset({"function_call", "custom_tool_call", "mcp_call", REQUEST, *RUN_BY_CLIENTS})
+# Those of them that the server makes.
+BY_SERVER = frozenset({"mcp_call", REQUEST})
 # Items of which nothing can be read here: what OpenAI's server has done itself, and what only it can unseal.
 OF_THE_SERVER = frozenset(
     {
@@ -52,8 +58,6 @@ OF_THE_SERVER = frozenset(
         "context_compaction",
         "file_search_call",
         "image_generation_call",
-        "mcp_approval_request",
-        "mcp_approval_response",
         "tool_search_call",
         "tool_search_output",
         "web_search_call",
@@ -72,6 +76,17 @@ def flat_name(namespace: str, name: str) -> str:
     return f"{namespace}__{name}"
 
 
+def told_of(item: Item) -> str:
+    """What a model is told that a call of a tool server has brought.
+
+    Args:
+        item: the ``mcp_call``, whose output is a text if there is one.
+    """
+    if item.get("error") is not None:
+        return error_text(item["error"])
+    return NOT_RUN if item.get("output") is None else str(item["output"])
+
+
 def messages_of(
     instructions: str | None,
     before: Sequence[Item],
@@ -81,7 +96,8 @@ def messages_of(
     sees: bool = False,
 ) -> list[ChatMessage]:
     """The conversation that items are. Reasoning, words and calls that follow each other are one answer; what a system
-    message says at the beginning is one message with the instructions.
+    message says at the beginning is one message with the instructions. Calls whose ids say that they belong to
+    different rounds are different answers, and so are calls of tool servers of which nothing is known.
 
     Args:
         before: items of earlier responses.
@@ -108,6 +124,9 @@ class _Conversation:
         self._turns: list[dict[str, Any]] = []
         self._thought: list[str] = []  # before the answer that it belongs to
         self._results: list[dict[str, Any]] = []  # of calls of the answer, which come after all of them
+        self._round: str | None = None  # the round of the answer's calls
+        self._asked: dict[str, dict[str, Any]] = {}  # results of calls that need approval, by the request's id
+        self._answered: set[str] = set()  # ids of requests that have been approved or denied
         self._ignored = ignored
         self._kinds: Mapping[str, Callable[[Item, str], None]] = {
             "message": self._message,
@@ -116,6 +135,8 @@ class _Conversation:
             "custom_tool_call": self._custom_call,
             "mcp_call": self._mcp_call,
             "mcp_list_tools": self._mcp_list,
+            REQUEST: self._approval_request,
+            RESPONSE: self._approval_response,
             **dict.fromkeys(RUN_BY_CLIENTS, self._defined_call),
             **dict.fromkeys(RESULTS, self._result),
         }
@@ -186,17 +207,37 @@ class _Conversation:
         self._call({**item, "name": name, "arguments": item.get(field)}, path)
 
     def _mcp_call(self, item: Item, path: str) -> None:
-        for field in ("id", "server_label", "name"):
+        if item.get("error") is None and item.get("output") is not None:
+            _check_text(item, "output", path)
+        said = told_of(item)
+        asked = item.get("approval_request_id")
+        if isinstance(asked, str) and asked in self._asked:  # the request stands where the model has called
+            for field in ("server_label", "name", "arguments"):
+                _check_text(item, field, path)
+            self._asked[asked]["content"] = said
+        else:
+            self._made_here(item, path, said)
+
+    def _approval_request(self, item: Item, path: str) -> None:
+        result = self._made_here(item, path, NOT_RUN)
+        self._asked[item["id"]] = result
+
+    def _approval_response(self, item: Item, path: str) -> None:
+        id = checked_response(item, path, self._asked)
+        if id in self._answered:
+            raise ApiError(f"`{path}`: {cut(id)!r} has an answer already", param=path, code="invalid_value")
+        self._answered.add(id)
+        if not item["approve"]:
+            self._asked[id]["content"] = denial(item)
+
+    def _made_here(self, item: Item, path: str, said: str) -> dict[str, Any]:
+        """A call that the server makes; returns the message of its result."""
+        for field in ("id", "server_label", "name", "arguments"):
             _check_text(item, field, path)
         self._call({**item, "call_id": item["id"], "name": flat_name(item["server_label"], item["name"])}, path)
-        if item.get("error") is not None:
-            said = error_text(item["error"])
-        elif item.get("output") is not None:
-            _check_text(item, "output", path)
-            said = item["output"]
-        else:
-            said = NOT_RUN
-        self._results.append({"role": "tool", "tool_call_id": item["id"], "content": said})
+        result = {"role": "tool", "tool_call_id": item["id"], "content": said}
+        self._results.append(result)
+        return result
 
     def _mcp_list(self, item: Item, path: str) -> None:
         """Nothing is said by it: the model knows the tools that the request offers."""
@@ -204,7 +245,7 @@ class _Conversation:
 
     def _end_calls(self) -> None:
         self._turns += self._results
-        self._results = []
+        self._results, self._round = [], None
 
     def _call(self, item: Item, path: str) -> None:
         for field in ("call_id", "name"):
@@ -216,6 +257,12 @@ class _Conversation:
             _check_text(item, "namespace", path)
             name = flat_name(namespace, name)
         function = {"name": name, "arguments": item["arguments"]}
+        # An id of another server is a round of its own; clients may drop those of their functions.
+        round = round_of(item.get("id")) or (item["id"] if item["type"] in BY_SERVER else None)
+        if round is not None:
+            if self._round not in (None, round):
+                self._end_calls()
+            self._round = round
         calls = self._answer().setdefault("tool_calls", [])
         calls.append({"id": item["call_id"], "type": "function", "function": function})
 
@@ -329,6 +376,10 @@ def _listed(item: Item) -> Item:
             fields = {name: item.get(name) for name in ("approval_request_id", "error", "output")}
             status = "completed" if fields["error"] is None else "failed"
             return {**common, "status": status, **_kept(item, "server_label", "name", "arguments"), **fields}
+        case str() if kind == REQUEST:
+            return {"id": common["id"], "type": kind, **_kept(item, "server_label", "name", "arguments")}
+        case str() if kind == RESPONSE:
+            return {"id": common["id"], "type": kind, **_kept(item, "approval_request_id", "approve", "reason")}
         case "mcp_list_tools":
             tools = item.get("tools")
             listed_tools = tools if isinstance(tools, list) else []

@@ -11,7 +11,9 @@ from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasonin
 from llmjax.serve.custom_tools import InputReader
 from llmjax.serve.errors import ApiError
 from llmjax.serve.mcp.results import CallResult
-from llmjax.serve.responses.conversation import PREFIXES, new_id
+from llmjax.serve.responses.approvals import REQUEST
+from llmjax.serve.responses.conversation import PREFIXES, new_id, told_of
+from llmjax.serve.responses.rounds import id_in_round, new_round
 from llmjax.serve.sealing import sealed
 
 Data = dict[str, Any]
@@ -19,6 +21,7 @@ WRITTEN = {
     "function_call": "arguments",
     "custom_tool_call": "input",
     "mcp_call": "arguments",
+    REQUEST: "arguments",
 }  # what a model writes of a call
 
 
@@ -50,6 +53,7 @@ class ResponseWriter:
         namespaces: namespace and name of each function that is in one, by what the model calls it.
         custom: what the model calls custom tools.
         mcp: label and name of each tool of a tool server, by what the model calls it.
+        asking: what the model calls those of them whose calls need approval.
     """
 
     def __init__(
@@ -60,12 +64,15 @@ class ResponseWriter:
         namespaces: Mapping[str, tuple[str, str]],
         custom: Collection[str] = (),
         mcp: Mapping[str, tuple[str, str]] | None = None,
+        asking: Collection[str] = (),
     ) -> None:
         self.response: Data = {**response, "output": []}
         self._seal = seal
         self._namespaces = namespaces
         self._custom = custom
         self._mcp = mcp or {}
+        self._asking = asking
+        self._round = new_round()
         self._pending: list[int] = []  # places of calls that have been written and not made
         self._next = 0
         self._open: _Open | None = None
@@ -98,6 +105,9 @@ class ResponseWriter:
                 return [*self._close("completed"), *self._begin(self._call(name, id))]
             case Arguments(text):
                 assert self._open is not None
+                if self._open.item["type"] == REQUEST:  # it is told of when it is whole
+                    self._open.pieces.append(text)
+                    return []
                 if self._open.input is None:
                     kind = f"{self._open.item['type']}_arguments.delta"
                     return [self._piece(kind, text, {"delta": text})]
@@ -116,7 +126,20 @@ class ResponseWriter:
 
     def pause(self) -> list[Data]:
         """The model has said what it says in this round."""
-        return self._close("completed")
+        events = self._close("completed")
+        self._round = new_round()
+        return events
+
+    def approved(self, request: Data) -> list[Data]:
+        """The call that an approval request asks for is made now.
+
+        Args:
+            request: the request's item.
+        """
+        item = self._mcp_call(request["server_label"], request["name"]) | {"approval_request_id": request["id"]}
+        events = self._begin(item)
+        self._open = _Open(item, pieces=[request["arguments"]])
+        return [*events, *self._close("completed")]
 
     def pending(self) -> list[tuple[int, Data]]:
         """Calls that have been written and not made: their places in the output, and the items."""
@@ -131,6 +154,11 @@ class ResponseWriter:
         status = "completed" if result.error is None else "failed"
         return self._called(place, status, {"output": result.output, "error": result.error})
 
+    def results(self) -> dict[str, str]:
+        """What the model is told of calls that had been approved, by the ids of the requests for it."""
+        calls = [item for item in self.response["output"] if item.get("approval_request_id") is not None]
+        return {item["approval_request_id"]: told_of(item) for item in calls}
+
     def _called(self, place: int, status: str, fields: Data) -> list[Data]:
         self._pending.remove(place)
         item = {**self.response["output"][place], "status": status, **fields}
@@ -144,11 +172,13 @@ class ResponseWriter:
         """Calls that are never made."""
         return [event for place in [*self._pending] for event in self._called(place, "incomplete", {})]
 
-    def finish(self, reason: str | None, usage: Data) -> list[Data]:
+    def finish(self, reason: str | None, usage: Data, *, why: str | None = None) -> list[Data]:
         """The response has ended.
 
         Args:
             reason: the engine's finish reason.
+            usage: the tokens of all rounds.
+            why: what has ended it at "length", where that is not the model's output.
         """
         cut = reason == "length"
         events = [*self._close("incomplete" if cut else "completed"), *self._abandoned()]
@@ -156,7 +186,9 @@ class ResponseWriter:
             events += [*self._begin(self._message()), *self._close("incomplete" if cut else "completed")]
         self.response |= {"status": "incomplete" if cut else "completed", "usage": usage}
         if cut:
-            self.response["incomplete_details"] = {"reason": "max_output_tokens"}
+            # Clients' types know this reason alone for what is too long.
+            message = {} if why is None else {"message": why}
+            self.response["incomplete_details"] = {"reason": "max_output_tokens", **message}
         else:
             self.response["completed_at"] = int(time.time())
         return [*events, self._lifecycle("incomplete" if cut else "completed")]
@@ -179,7 +211,11 @@ class ResponseWriter:
 
     def snapshot(self) -> Data:
         """The response as it is now."""
-        return {**self.response, "output": [*self.response["output"], *([self._closed()] if self._open else [])]}
+        return {**self.response, "output": [*self.response["output"], *self._so_far()]}
+
+    def _so_far(self) -> list[Data]:
+        """The item that is being written, if clients know of it."""
+        return [] if self._open is None or self._open.item["type"] == REQUEST else [self._closed()]
 
     def _input(self, text: str) -> list[Data]:
         """More of the input of a call to a custom tool."""
@@ -216,19 +252,27 @@ class ResponseWriter:
 
     def _call(self, name: str, id: str | None) -> Data:
         if name in self._mcp:
-            label, name = self._mcp[name]
-            item = {"id": new_id(PREFIXES["mcp_call"]), "type": "mcp_call", "status": "in_progress", "arguments": ""}
-            told = {"server_label": label, "name": name}
-            return {**item, **told, "approval_request_id": None, "error": None, "output": None}
+            label, tool = self._mcp[name]
+            if name in self._asking:
+                id = id_in_round(PREFIXES[REQUEST], self._round)
+                return {"id": id, "type": REQUEST, "server_label": label, "name": tool}
+            return self._mcp_call(label, tool)
         kind = "custom_tool_call" if name in self._custom else "function_call"
-        item = {"id": new_id(PREFIXES[kind]), "type": kind, "status": "in_progress"}
+        item = {"id": id_in_round(PREFIXES[kind], self._round), "type": kind, "status": "in_progress"}
         if name in self._namespaces:
             namespace, name = self._namespaces[name]
             item["namespace"] = namespace
         return {**item, "call_id": id, "name": name, WRITTEN[kind]: ""}
 
+    def _mcp_call(self, label: str, name: str) -> Data:
+        id = id_in_round(PREFIXES["mcp_call"], self._round)
+        item = {"id": id, "type": "mcp_call", "status": "in_progress", "server_label": label, "name": name}
+        return {**item, "arguments": "", "approval_request_id": None, "error": None, "output": None}
+
     def _begin(self, item: Data) -> list[Data]:
         self._open = _Open(item, InputReader() if item["type"] == "custom_tool_call" else None)
+        if item["type"] == REQUEST:
+            return []
         place = {"output_index": len(self.response["output"]), "item": item}
         events = [self._event("response.output_item.added", place)]
         if (part := _part(item, "", [])) is not None:
@@ -251,6 +295,8 @@ class ResponseWriter:
             return []
         events = [] if self._open.input is None else self._input(self._open.input.finish())
         item, text = self._closed(status), "".join(self._open.pieces)
+        if item["type"] == REQUEST:
+            return self._ask({**self._open.item, "arguments": text}, whole=status == "completed")
         match item["type"]:
             case "message":
                 more = {"content_index": 0, "text": text, "logprobs": self._open.logprobs}
@@ -276,6 +322,15 @@ class ResponseWriter:
         self.response["output"].append(item)
         self._open = None
         return events
+
+    def _ask(self, request: Data, *, whole: bool) -> list[Data]:
+        """The client is asked to approve a call; of one that was cut nobody hears."""
+        self._open = None
+        if not whole:
+            return []
+        place = {"output_index": len(self.response["output"]), "item": request}
+        self.response["output"].append(request)
+        return [self._event(f"response.output_item.{kind}", place) for kind in ("added", "done")]
 
 
 def _part(item: Data, text: str, logprobs: list[Data]) -> Data | None:

@@ -6,8 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -16,8 +14,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from llmjax.outputs import CompletionOutput
-from llmjax.parsing.events import Content
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import (
     Server,
@@ -33,9 +29,8 @@ from llmjax.serve.context import (
 from llmjax.serve.custom_tools import InputForm, as_function, input_form
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.generation import guarded
-from llmjax.serve.logprobs import TokenNames, chat_logprobs
 from llmjax.serve.mcp.loop import ToolLoop
-from llmjax.serve.mcp.offered import all_offered, offered_by
+from llmjax.serve.mcp.offered import Offered, all_offered, offered_by
 from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools, template_source
@@ -49,12 +44,14 @@ from llmjax.serve.protocol.responses import (
     ResponsesRequest,
 )
 from llmjax.serve.protocol.tools import calls_allowed
+from llmjax.serve.responses.approvals import approved_calls
 from llmjax.serve.responses.background import Background
 from llmjax.serve.responses.conversation import Item, flat_name, listed, messages_of, new_id
 from llmjax.serve.responses.store import StoredResponse, find_items
 from llmjax.serve.responses.writer import ResponseWriter
-from llmjax.serve.sse import EventStream, named_event, obfuscated
-from llmjax.serve.turn import Said, Turn, prepare, reads_effort, thinking_variables
+from llmjax.serve.responses.writing import Writing
+from llmjax.serve.sse import EventStream, named_event
+from llmjax.serve.turn import Turn, prepare, reads_effort, thinking_variables
 
 NAMES = {
     r"tools\.(\d+)\.function": r"tools.\1",
@@ -64,7 +61,6 @@ NAMES = {
     r"messages": "input",
 }
 MOST_LISTED = 100
-OF_CLIENTS = frozenset({"function_call", "custom_tool_call"})  # calls that the client makes
 # Tools of OpenAI that clients such as Codex offer with every request: a model may answer without.
 UNUSED_TOOLS = frozenset(
     {
@@ -173,7 +169,7 @@ async def count_input_tokens(request: Request) -> Response:
     body = parse(await read_json(request), InputTokensRequest, ignored=ignored_fields(request))
     server.check_model(body.model)
     with other_names(NAMES):
-        chat, _ = await _chat(server, body, request)
+        chat, _, _ = await _chat(server, body, request)
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
         variables = thinking_variables(server, chat, template_source(server, chat, with_tools=bool(tools)))
@@ -186,8 +182,9 @@ def _stream(server: Shared, events: AsyncGenerator[bytes, None]) -> EventStream:
     return EventStream(events, keep_alive=server.config.sse_keep_alive_interval, timeout=None, end=b"")
 
 
-async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[ChatRequest, list[Item]]:
-    """The chat request that a request comes to, and all items that it is made of, as they are listed."""
+async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[ChatRequest, list[Item], list[Item]]:
+    """The chat request that a request comes to, and the items that it is made of, as they are listed: those of earlier
+    responses, and its own."""
     input_items: list[Item] = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     before: list[Item] = []
     if body.previous_response_id is not None:
@@ -199,9 +196,9 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
 
     def read() -> tuple[list[Any], list[Item]]:
         sees = server.pictures is not None
-        return messages_of(body.instructions, before, input_items, ignored, sees=sees), before + listed(input_items)
+        return messages_of(body.instructions, before, input_items, ignored, sees=sees), listed(input_items)
 
-    messages, items = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(input_items)))
+    messages, own = await off_loop(read, size=CHARS_PER_PART * (len(before) + len(input_items)))
     given = (body.model_fields_set & GenerationRequest.model_fields.keys()) - {"response_format"}
     tools, choice = _tools(body, server.tool_servers)
     chat = ChatRequest.model_construct(
@@ -220,7 +217,7 @@ async def _chat(server: Server, body: InputRequest, request: Request) -> tuple[C
     ):
         chat.reasoning_effort = None
         ignored.append("reasoning.effort")
-    return chat, items
+    return chat, before, own
 
 
 async def _dereferenced(server: Server, items: list[Item], owner: str) -> list[Item]:
@@ -376,7 +373,7 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         server.responses.check_room(owner)
     id = new_id("resp")
     with other_names(NAMES):
-        chat, items = await _chat(server, body, request)
+        chat, before, own = await _chat(server, body, request)
         chat.stream_options = body.stream_options if body.stream else None
         chat.store = None  # it is stored here
         chat.max_completion_tokens = body.max_output_tokens
@@ -391,20 +388,32 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         client = client_of(request)
         turn = await prepare(server, chat, record=record, cache_salt=salt, client=client, id=id, custom=custom)
 
-    async def follow_up(chat: ChatRequest, after: Turn) -> Turn:
+    async def follow_up(chat: ChatRequest, after: Turn | None) -> Turn:
         told = [*record.ignored]
         with other_names(NAMES):
             found = await prepare(
-                server, chat, record=record, cache_salt=salt, client=client, id=id, custom=custom, after=after
+                server, chat, record=record, cache_salt=salt, client=client, id=id, cut=True, custom=custom, after=after
             )
         record.ignored = told  # what is ignored is so in every round
         return found
 
     offered = all_offered(body.tools, server.tool_servers)
+    items = before + own
+    approved = approved_calls(before, own)
+    for one in approved:
+        _check_offered(one, offered)
     loop = None
     if offered:
-        most = min(body.max_tool_calls or server.config.mcp_max_calls, server.config.mcp_max_calls)
-        loop = ToolLoop(offered=offered, known=_listed_labels(items), chat=chat, prepare=follow_up, most=most)
+        most = server.config.mcp_max_calls
+        loop = ToolLoop(
+            offered=offered,
+            known=_listed_labels(items),
+            chat=chat,
+            prepare=follow_up,
+            most=min(body.max_tool_calls or most, most),
+            seconds=server.config.mcp_loop_timeout,
+            approved=approved,
+        )
     unheeded = [*body.without_effect(), *_unheeded(body)]
     record.ignored += [name for name in unheeded if name not in record.ignored]
     writer = ResponseWriter(
@@ -413,6 +422,7 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         namespaces=_namespaces(body),
         custom=custom,
         mcp={name: (one.label, one.tool.name) for name, one in offered.items()},
+        asking=frozenset(name for name, one in offered.items() if one.needs_approval),
     )
     asked = await off_loop(lambda: orjson.dumps(items), size=CHARS_PER_PART * len(items)) if body.stored else b""
     return Writing(
@@ -425,6 +435,16 @@ async def _begin(server: Server, body: ResponsesRequest, request: Request) -> Wr
         num_items=len(items),
         loop=loop,
     )
+
+
+def _check_offered(approved: Item, offered: Mapping[str, Offered]) -> None:
+    """A call that is approved can be made by a request that offers its tool only."""
+    if (name := flat_name(approved["server_label"], approved["name"])) not in offered:
+        raise ApiError(
+            f"`input` approves a call of {cut(name)!r}, which is not among the tools of `tools`",
+            param="input",
+            code="invalid_value",
+        )
 
 
 def _listed_labels(items: list[Item]) -> frozenset[str]:
@@ -481,128 +501,6 @@ def _fields(server: Server, body: ResponsesRequest, turn: Turn) -> dict[str, Any
         "usage": None,
         "user": body.user,
     }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Writing:
-    """A response on its way.
-
-    Args:
-        owner: the API key that it will belong to, if it is stored.
-        input: its items as JSON, to be stored.
-        num_items: how many.
-        waiting: log-probabilities of tokens that have not said anything yet.
-        loop: runs calls of tool servers; None: there are none.
-    """
-
-    server: Server
-    body: ResponsesRequest
-    turn: Turn
-    writer: ResponseWriter
-    owner: str
-    input: bytes
-    num_items: int
-    loop: ToolLoop | None = None
-    waiting: list[dict[str, Any]] = field(default_factory=list)
-
-    async def whole(self) -> bytes:
-        """OpenAI's ``Response`` as JSON."""
-        if self.body.wants_logprobs or self.loop is not None:
-            async for _ in self.events():
-                pass
-        else:
-            said = await self.turn.all_said()
-            self._write(said)
-            self.writer.finish(said.finish_reason, self._usage(self.turn))
-        answer = orjson.dumps(self.writer.response)
-        self._keep(answer)
-        return answer
-
-    def sent(self, event: dict[str, Any]) -> bytes:
-        """An event for a stream. What can be retrieved is stored before the last of them."""
-        if event["type"] in ("response.completed", "response.incomplete"):
-            self._keep(orjson.dumps(self.writer.response))
-        hidden = self.body.obfuscates and "delta" in event
-        return named_event(obfuscated(event, "delta") if hidden else event)
-
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """OpenAI's ``ResponseStreamEvent``s."""
-        turn: Turn | None = self.turn
-        begun, reason = False, None
-        while turn is not None:
-            reader, place, usage = turn.form.reader(), len(self.writer.response["output"]), turn
-            async with aclosing(turn.outputs()) as parts:
-                async for part in parts:
-                    said = turn.said(part, reader)
-                    reason = said.finish_reason
-                    if not begun:
-                        begun = True
-                        for event in self._begin():
-                            yield event
-                        place = len(self.writer.response["output"])
-                    for event in self._write(said):
-                        yield event
-            turn = None
-            if self.loop is not None and reason != "length":
-                for event in self.writer.pause():
-                    yield event
-                pending = self.writer.pending()
-                for at, call in pending:
-                    for event in self.writer.called(at, await self.loop.call(call)):
-                        yield event
-                said_items = self.writer.response["output"][place:]
-                if pending and not any(item["type"] in OF_CLIENTS for item in said_items):
-                    turn = await self.loop.next(usage, said_items)
-                    reason = reason if turn is not None else "length"
-        if reason is not None:
-            for event in self.writer.finish(reason, self._usage(usage)):
-                yield event
-
-    def _begin(self) -> list[dict[str, Any]]:
-        events = self.writer.begin()
-        if self.loop is not None:
-            for label, tools in self.loop.unlisted().items():
-                events += self.writer.list_tools(label, tools)
-        return events
-
-    def _write(self, said: Said) -> list[dict[str, Any]]:
-        self.waiting.extend(self._logprobs(said.choice))
-        events: list[dict[str, Any]] = []
-        for event in said.events:
-            events += self.writer.write(event, self.waiting.copy() if isinstance(event, Content) else [])
-            self.waiting.clear()
-        return events
-
-    def _logprobs(self, choice: CompletionOutput) -> list[dict[str, Any]]:
-        if choice.logprobs is None:
-            return []
-        names = TokenNames(self.server.engine.tokenizer, as_ids=False)
-        top = self.body.top_logprobs or 0
-        named = self.body.logprob_token_ids
-        logprobs = chat_logprobs(choice.token_ids, choice.logprobs, names=names, top=top, named=named)
-        entries: list[dict[str, Any]] = logprobs["content"]
-        ended_by_token = choice.finish_reason == "stop" and not isinstance(choice.stop_reason, str)
-        return entries[:-1] if ended_by_token and not self.body.include_stop_str_in_output else entries
-
-    def _usage(self, turn: Turn) -> dict[str, Any]:
-        usage = turn.tally.usage()
-        reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-        return {
-            "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
-            "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": reasoning},
-            "total_tokens": usage["total_tokens"],
-        }
-
-    def stored(self, answer: bytes | None) -> StoredResponse:
-        return StoredResponse(
-            id=self.turn.job.id, owner=self.owner, input=self.input, num_items=self.num_items, answer=answer
-        )
-
-    def _keep(self, answer: bytes) -> None:
-        if self.body.stored:
-            self.server.responses.put(self.stored(answer))
 
 
 def _run(server: Server, writing: Writing) -> StoredResponse:

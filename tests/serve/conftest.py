@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -187,6 +187,18 @@ def start(
         runner.join()
 
     return ready[0], stop
+
+
+@contextmanager
+def also_serving(running: Running, config: ServerConfig) -> Iterator[str]:
+    """Another HTTP server of the same engine, at the URL that it gives."""
+    sock = bind(config)
+    server = DrainingServer(create_app(running.engine, config), config, sock=sock)
+    ended = asyncio.run_coroutine_threadsafe(server.serve(sockets=[sock]), running.loop)
+    until(lambda: server.started)
+    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
+    server.should_exit = True
+    ended.result()
 
 
 @pytest.fixture(scope="session")

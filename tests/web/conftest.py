@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import gzip
 import os
@@ -11,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,13 +19,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
-from llmjax.serve.app import create_app
-from llmjax.serve.listen import bind
-from llmjax.serve.server import DrainingServer
 from tests.import_graph import ROOT
 from tests.serve.conftest import Running, start
 from tests.serve.scripted import scripted_engine
-from tests.waiting import until
 from tests.web.scripts import CONTEXT, SCRIPTS, SPECIAL, TEMPLATE
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -89,18 +83,6 @@ def server(scripted: EngineConfig) -> Iterator[Running]:
     running, stop = start(scripted, ServerConfig(port=0))
     yield running
     stop()
-
-
-@contextmanager
-def also_serving(running: Running, config: ServerConfig) -> Iterator[str]:
-    """Another HTTP server of the same engine, at the URL that it gives."""
-    sock = bind(config)
-    server = DrainingServer(create_app(running.engine, config), config, sock=sock)
-    ended = asyncio.run_coroutine_threadsafe(server.serve(sockets=[sock]), running.loop)
-    until(lambda: server.started)
-    yield f"http://127.0.0.1:{sock.getsockname()[1]}"
-    server.should_exit = True
-    ended.result()
 
 
 @dataclass

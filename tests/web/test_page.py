@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from llmjax.config import ServerConfig
-from tests.serve.conftest import Running
-from tests.web.conftest import ELSEWHERE, Visitor, also_serving
+from tests.serve.conftest import Running, also_serving
+from tests.web.conftest import ELSEWHERE, Visitor
 from tests.web.scripts import CONTEXT, DESCENT, LINES, SCRIPTS, SUM, WEATHER
 
 pytestmark = pytest.mark.slow

@@ -8,14 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import anyio
 import uvicorn
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp_types import ToolAnnotations
 
 server = MCPServer("tiny", log_level="CRITICAL")
 
 
-@server.tool()
+@server.tool(annotations=ToolAnnotations(read_only_hint=True))
 def add(a: int, b: int) -> str:
     """The sum of two numbers."""
     return str(a + b)
@@ -40,6 +42,23 @@ def dies() -> str:
 async def hangs() -> str:
     time.sleep(3600)  # nothing else is answered either
     return ""
+
+
+@server.tool()
+async def waits(seconds: float) -> str:
+    """Waits, and leaves a note beside its program when it is called and when the caller has lost patience."""
+    note("waits")
+    try:
+        await anyio.sleep(seconds)
+    except anyio.get_cancelled_exc_class():
+        note("canceled")
+        raise
+    return "waited"
+
+
+def note(word: str) -> None:
+    with Path(f"{sys.argv[1]}.notes").open("a") as notes:
+        notes.write(f"{word}\n")
 
 
 @server.tool()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmjax.serve.errors import ApiError
-from llmjax.serve.responses.conversation import listed, messages_of
+from llmjax.serve.responses.conversation import PREFIXES, listed, messages_of
+from llmjax.serve.responses.rounds import id_in_round, new_round
 from llmjax.serve.sealing import sealed, unsealed
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -132,9 +134,10 @@ def test_calls_of_tool_servers_are_calls_with_results() -> None:
         made("6", output="six"),
     ]
     found = turns(items)
-    assert [turn["role"] for turn in found] == ["user", "assistant", *["tool"] * 6, "assistant", "tool"]
-    names = [call["function"]["name"] for call in found[1]["tool_calls"]]
-    assert names == ["s__f", "f", *["s__f"] * 4]
+    # Nothing says which calls of another server were one answer.
+    assert [turn["role"] for turn in found] == ["user", *["assistant", "tool"] * 5, "tool", "assistant", "tool"]
+    names = [call["function"]["name"] for turn in found for call in turn.get("tool_calls", [])]
+    assert names == ["s__f", "f", *["s__f"] * 5]
     results = {turn["tool_call_id"]: turn["content"] for turn in found if turn["role"] == "tool"}
     assert results == {
         "1": "one",
@@ -146,6 +149,62 @@ def test_calls_of_tool_servers_are_calls_with_results() -> None:
         "6": "six",
     }
     assert listed(items)[0]["tools"] == [{"name": "f"}]
+
+
+# As Qwen's template has it: results that follow each other stand in one message.
+PROMPT = (
+    "{% for m in messages %}{% if m.role == 'tool' %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<user>{% endif %}<result>{{ m.content }}</result>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}</user>{% endif %}"
+    "{% else %}<{{ m.role }}>{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}<call>{{ c.function.arguments }}</call>{% endfor %}</{{ m.role }}>"
+    "{% endif %}{% endfor %}"
+)
+
+
+def rendered(items: list[dict[str, Any]]) -> str:
+    messages = [{**turn, "content": plain(turn)} for turn in turns(items)]
+    return jinja2.Template(PROMPT).render(messages=messages)
+
+
+def of_round(round: str, arguments: str, **more: Any) -> dict[str, Any]:
+    fields = {"type": "mcp_call", "server_label": "s", "name": "f", "arguments": arguments}
+    return {**fields, "id": id_in_round(PREFIXES[more.get("type", "mcp_call")], round), **more}
+
+
+def test_rounds_are_rendered_as_they_were() -> None:
+    user = {"role": "user", "content": "hi"}
+    one, two, three = new_round(), new_round(), new_round()
+    items = [
+        user,
+        of_round(one, "a", output="A"),
+        of_round(one, "b", output="B"),
+        of_round(two, "c", output="C"),
+        of_round(three, "d", output="D"),
+        {**of_round(three, "e", type="function_call"), "call_id": "c1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "E"},
+    ]
+    first = "<user>hi</user><assistant><call>a</call><call>b</call></assistant>"
+    second = "<user><result>A</result><result>B</result></user><assistant><call>c</call></assistant>"
+    third = "<user><result>C</result></user><assistant><call>d</call><call>e</call></assistant>"
+    assert rendered(items) == f"{first}{second}{third}<user><result>D</result><result>E</result></user>"
+
+
+@pytest.mark.parametrize("approve", [True, False])
+def test_results_of_approved_calls_stand_where_the_model_has_called(approve: bool) -> None:
+    one, two = new_round(), new_round()
+    asked = of_round(one, "a", type="mcp_approval_request")
+    reply = {"type": "mcp_approval_response", "approval_request_id": asked["id"], "approve": approve}
+    items = [{"role": "user", "content": "hi"}, asked, of_round(one, "b", output="B"), reply]
+    if approve:
+        items.append(of_round(two, "a", output="A", approval_request_id=asked["id"]))
+    items.append(of_round(two, "c", output="C"))
+    result = "A" if approve else "Error: the user did not approve this call"
+    assert rendered(items) == (
+        "<user>hi</user><assistant><call>a</call><call>b</call></assistant>"
+        f"<user><result>{result}</result><result>B</result></user><assistant><call>c</call></assistant>"
+        "<user><result>C</result></user>"
+    )
 
 
 @pytest.mark.parametrize("field", ["id", "server_label", "name", "arguments"])
