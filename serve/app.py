@@ -59,6 +59,7 @@ from llmjax.serve.routes.refused import REFUSED_ROUTES
 from llmjax.serve.routes.render import RENDER_ROUTES
 from llmjax.serve.routes.responses import RESPONSE_ROUTES
 from llmjax.serve.routes.tokens import TOKEN_ROUTES
+from llmjax.serve.routes.tool_servers import TOOL_SERVER_ROUTES
 from llmjax.serve.routes.web import WEB_ROUTES
 from llmjax.serve.several import SeveralModels
 from llmjax.serve.sources import Sources
@@ -95,6 +96,7 @@ def routes_of(config: ServerConfig, collectors: CollectorRegistry) -> list[BaseR
         *FILE_ROUTES,
         *BATCH_ROUTES,
         *MODEL_ROUTES,
+        *TOOL_SERVER_ROUTES,
         *OLLAMA_MODEL_ROUTES,
         *LLAMA_SERVER_MODEL_ROUTES,
         *TOKEN_ROUTES,

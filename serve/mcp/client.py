@@ -48,6 +48,15 @@ class Tool:
         """Whether its server says that it changes nothing."""
         return bool((self.annotations or {}).get("readOnlyHint"))
 
+    def listed(self) -> dict[str, Any]:
+        """The tool as ``mcp_list_tools`` items have it."""
+        return {
+            "name": self.name,
+            "description": self.description,
+            "input_schema": self.schema,
+            "annotations": self.annotations,
+        }
+
 
 class _Connection:
     """One connection, in a task of its own, for the SDK's is left by the task that entered it."""

@@ -55,7 +55,7 @@ class ToolLoop:
         lists: dict[str, list[dict[str, Any]]] = {}
         for one in self.offered.values():
             if one.label not in self.known:
-                lists.setdefault(one.label, []).append(one.listed())
+                lists.setdefault(one.label, []).append(one.tool.listed())
         return lists
 
     async def call(self, item: Item) -> CallResult:

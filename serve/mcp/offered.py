@@ -42,16 +42,6 @@ class Offered:
         described = {} if self.tool.description is None else {"description": self.tool.description}
         return {"type": "function", "function": {"name": self.called, **described, "parameters": self.tool.schema}}
 
-    def listed(self) -> dict[str, Any]:
-        """The tool as ``mcp_list_tools`` items have it."""
-        tool = self.tool
-        return {
-            "name": tool.name,
-            "description": tool.description,
-            "input_schema": tool.schema,
-            "annotations": tool.annotations,
-        }
-
 
 def offered_by(tool: Mapping[str, Any], path: str, servers: ToolServers) -> list[Offered]:
     """What one ``mcp`` tool of a request offers.

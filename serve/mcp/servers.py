@@ -42,6 +42,10 @@ class ToolServers:
     def names(self) -> list[str]:
         return list(self._servers)
 
+    @property
+    def all(self) -> list[ToolServer]:
+        return list(self._servers.values())
+
     def get(self, name: str) -> ToolServer | None:
         return self._servers.get(name)
 

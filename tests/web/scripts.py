@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 LINES = 1000
 
 DESCENT = "How does gradient descent work? Show me the formula and some code."
@@ -55,6 +57,12 @@ $\\href{javascript:window.hacked=8}{formula}$ and $\\includegraphics{https://evi
 
 Done with all of it."""
 
+
+def called(name: str, **arguments: object) -> str:
+    """A call as the model writes it."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
 SCRIPTS = {
     DESCENT: WELCOME,
     "hello": "Hello, dear reader! How may I help you on this fine day?",
@@ -62,6 +70,8 @@ SCRIPTS = {
     SUM: "<think>\nThe sum of seven and five must be twelve.\n</think>\n\nIt comes to twelve, without any doubt.",
     WEATHER: 'Let me see.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>',
     "sunny": "Paris has sunshine today, so leave your umbrella at home.",
+    "lookup": "I look it up. " + called("local__recalls", topic="sunny"),
+    "patience": called("local__waits", seconds=3600),
     "hostile": HOSTILE,
     "code": "Here it comes:\n\n```python\n"
     + "".join(f"value_{i:04} = compute({i:04}, seed={7 * i + 13})\n" for i in range(LINES))

@@ -481,21 +481,24 @@ def test_the_keyboard_is_enough(visitor: Visitor) -> None:
     expect(visitor.answers.last.locator(".stats")).to_contain_text("stopped")
 
 
+def axe_finds(page: Any) -> dict[str, list[str]]:
+    """What hinders people on the page as it is now: the places by the rule; without axe the test is skipped."""
+    axe = pytest.importorskip("axe_playwright_python.base", reason="needs axe: pip install axe-playwright-python")
+    page.evaluate(Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8"))
+    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
+    return {one["id"]: [node["html"][:100] for node in one["nodes"]] for one in found}
+
+
 @pytest.mark.parametrize("colors", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_axe_finds_nothing(visitor_of: Callable[..., Visitor], server: Running, colors: str, width: int) -> None:
-    axe = pytest.importorskip("axe_playwright_python.base", reason="needs axe: pip install axe-playwright-python")
-    script = Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8")
     visitor = visitor_of(server.url, color_scheme=colors, has_touch=width < 800)
     page = visitor.page
     page.set_viewport_size({"width": width, "height": 800})
     visitor.open()
 
     def check(what: str) -> None:
-        page.evaluate(script)
-        found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-        told = {one["id"]: [node["html"][:100] for node in one["nodes"]] for one in found}
-        assert told == {}, what
+        assert axe_finds(page) == {}, what
 
     check("nothing said yet")
     settings(visitor, "Probabilities").get_by_label("Ask how likely each token was").check()

@@ -72,8 +72,14 @@ export async function postJson<T>(path: string, body: unknown, signal?: AbortSig
   return (await response.json()) as T;
 }
 
-/** The chunks of a streamed answer. Raises ApiError for an error, before the stream or in it. */
-export async function* stream<T extends object>(path: string, body: object, signal: AbortSignal): AsyncGenerator<T> {
+/** The chunks of a streamed answer, whose last one `ends` knows, if not by a sign of its own. Raises ApiError for an
+ * error, before the stream or in it. */
+export async function* stream<T extends object>(
+  path: string,
+  body: object,
+  signal: AbortSignal,
+  ends: (chunk: T) => boolean = () => false,
+): AsyncGenerator<T> {
   const response = await request(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
   let ended = false;
   try {
@@ -84,6 +90,7 @@ export async function* stream<T extends object>(path: string, body: object, sign
       }
       const chunk = JSON.parse(data) as T | { error: { message: string; code?: string } };
       if ("error" in chunk) throw new ApiError(chunk.error.message, 500, chunk.error.code ?? "");
+      ended ||= ends(chunk);
       yield chunk;
     }
   } catch (error) {
@@ -106,13 +113,20 @@ export interface ServerInfo {
   engine: { default_sampling_params?: Record<string, unknown>; device?: string; architecture?: string };
 }
 
-/** Models, and what the server says of itself; asked for at the start and when the server is back. */
+export interface ToolServer {
+  server_label: string;
+  tools: { name: string; description: string | null }[];
+}
+
+/** Models, tools that the server calls, and what the server says of itself; asked for at the start and when the server is back. */
 export const models = new Value<ModelCard[]>([]);
+export const toolServers = new Value<ToolServer[]>([]);
 export const info = new Value<ServerInfo | null>(null);
 
 export async function refresh(): Promise<void> {
   const list = await getJson<{ data: ModelCard[] }>("v1/models");
   models.set(list.data);
+  toolServers.set((await getJson<{ data: ToolServer[] }>("v1/tool_servers")).data);
   info.set(await getJson<ServerInfo>("server_info").catch(() => null));
 }
 

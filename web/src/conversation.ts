@@ -1,5 +1,7 @@
 /** A conversation is a tree: every edit and every other answer is a branch of its own. */
 
+import { asTurns, fenced, parseItems, type Item } from "./items";
+
 export interface Attachment {
   name: string;
   kind: "text" | "image";
@@ -37,6 +39,7 @@ export interface Message {
   toolCalls?: ToolCall[];
   toolCallId?: string;
   toolName?: string;
+  items?: Item[]; // of an answer in which the server has called tools; its text stands in content, too
   tokens?: Token[];
   stats?: Stats;
   model?: string;
@@ -53,6 +56,8 @@ export interface Settings {
   logprobs: boolean;
   schema: string;
   tools: string;
+  serverTools?: string[]; // of tool servers, those that are on: server/tool
+  unasked?: boolean; // they are called without asking
 }
 
 export interface Conversation {
@@ -149,6 +154,8 @@ export function asRequest(messages: Message[], system: string): object[] {
   for (const message of messages) {
     if (message.role === "tool") {
       turns.push({ role: "tool", tool_call_id: message.toolCallId, content: message.content });
+    } else if (message.items) {
+      turns.push(...asTurns(message.items));
     } else if (message.role === "assistant") {
       turns.push({
         role: "assistant",
@@ -171,7 +178,8 @@ export function asRequest(messages: Message[], system: string): object[] {
   return turns;
 }
 
-function userContent(message: Message): string | Part[] {
+/** What a person's message says, with its files. */
+export function userContent(message: Message): string | Part[] {
   const files = (message.attachments ?? []).filter((attachment) => attachment.kind === "text");
   const images = (message.attachments ?? []).filter((attachment) => attachment.kind === "image");
   const texts = files.map((file) => `File ${file.name}:\n${fenced(file.data)}`);
@@ -181,13 +189,6 @@ function userContent(message: Message): string | Part[] {
     ...images.map((image): Part => ({ type: "image_url", image_url: { url: image.data } })),
     ...(text ? [{ type: "text", text } as Part] : []),
   ];
-}
-
-/** A text in a fence that is longer than any in it. */
-function fenced(text: string): string {
-  const longest = Math.max(2, ...[...text.matchAll(/`+/g)].map((match) => match[0].length));
-  const fence = "`".repeat(longest + 1);
-  return `${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 /** A conversation of a file, checked: what is no conversation is an error, what is missing has its default. */
@@ -208,6 +209,7 @@ export function parseConversation(value: unknown): Conversation {
   }
   for (const message of Object.values(messages)) {
     if (message.parent !== null && !messages[message.parent]) message.parent = null;
+    message.items = parseItems(message.items);
     message.attachments = Array.isArray(message.attachments)
       ? message.attachments.filter((one) => typeof one.data === "string" && (one.kind === "text" || isImage(one.data)))
       : undefined;

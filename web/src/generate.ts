@@ -2,6 +2,9 @@
 
 import { ApiError, connection, stream } from "./api";
 import { asRequest, newMessage, path, titleOf, type Conversation, type Message, type Stats } from "./conversation";
+import { itemsAsMarkdown, unanswered } from "./items";
+import { chosenTools, respond, responseBody } from "./respond";
+import { parseJson, parseTools } from "./settings-json";
 import { conversations, put, save } from "./store";
 import { Value } from "./value";
 
@@ -52,13 +55,19 @@ function mark(id: string, controller: AbortController | null): void {
   writing.set(map);
 }
 
+/** Whether the server calls tools for the next answer. */
+function callsTools(conversation: Conversation, continued?: Message): boolean {
+  return continued ? continued.items !== undefined : chosenTools(conversation.settings).length > 0;
+}
+
 /** The request for the answer to some messages. Raises Error for settings that cannot be sent. */
-export function requestBody(conversation: Conversation, messages: Message[], continued: boolean): object {
+export function requestBody(conversation: Conversation, messages: Message[], continued?: Message): object {
   const { settings } = conversation;
+  if (callsTools(conversation, continued)) return responseBody(conversation, continued ? [...messages, continued] : messages);
   const parameters = { ...settings.parameters };
   return {
     ...(settings.model ? { model: settings.model } : {}),
-    messages: asRequest(messages, settings.system),
+    messages: asRequest(continued ? [...messages, continued] : messages, settings.system),
     ...parameters,
     ...(settings.tools.trim() ? { tools: parseTools(settings.tools) } : {}),
     ...(settings.schema.trim() ? { response_format: responseFormat(settings.schema) } : {}),
@@ -68,26 +77,9 @@ export function requestBody(conversation: Conversation, messages: Message[], con
   };
 }
 
-export function parseTools(text: string): object[] {
-  const value = parseJson(text, "Tools");
-  const list = Array.isArray(value) ? value : [value];
-  // A bare function is taken for what it is.
-  return list.map((one: Record<string, unknown>) =>
-    one && typeof one === "object" && "function" in one ? one : { type: "function", function: one },
-  );
-}
-
 function responseFormat(text: string): object {
   const schema = parseJson(text, "JSON schema");
   return { type: "json_schema", json_schema: { name: "answer", schema, strict: true } };
-}
-
-export function parseJson(text: string, what: string): unknown {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${what}: ${error instanceof Error ? error.message : String(error)}`);
-  }
 }
 
 /** Puts changed messages into the conversation as it is now. */
@@ -99,13 +91,15 @@ function change(id: string, messages: Message[], leaf?: string): void {
   put({ ...now, messages: all, updated: Date.now(), leaf: leaf ?? now.leaf });
 }
 
-/** Writes an answer below a message, several where n says so; or goes on with one that is there. */
+/** Writes an answer below a message, several where n says so; or goes on with one that is there, be it cut or one whose
+ * calls have been approved. */
 export async function answer(id: string, parent: string, continued?: Message): Promise<void> {
   const conversation = conversations.get().get(id);
   if (!conversation || writing.get().has(id)) return;
   const controller = new AbortController();
   const before = path(conversation, parent);
-  const wanted = continued ? 1 : Math.max(1, Number(conversation.settings.parameters["n"]) || 1);
+  const tools = callsTools(conversation, continued);
+  const wanted = continued || tools ? 1 : Math.max(1, Number(conversation.settings.parameters["n"]) || 1);
   const drafts: Message[] = continued
     ? [{ ...continued, state: "streaming", error: undefined, touched: Date.now() }]
     : Array.from({ length: wanted }, (_, index) =>
@@ -120,7 +114,6 @@ export async function answer(id: string, parent: string, continued?: Message): P
   let begun = 0;
   let last = 0;
   let drawn = 0;
-  const base = continued?.stats?.completionTokens ?? 0;
   const state: { finish: Message["state"]; error?: string } = { finish: "done" };
   const draw = () => {
     drawn = 0;
@@ -128,35 +121,23 @@ export async function answer(id: string, parent: string, continued?: Message): P
     for (const [index, draft] of drafts.entries()) drafts[index] = { ...draft, touched: now };
     change(id, drafts);
   };
+  const noted = (wrote: boolean) => {
+    if (wrote) {
+      last = performance.now();
+      begun ||= last;
+    }
+    const times: Stats = begun ? { firstToken: begun - sent, writing: last - begun } : {};
+    for (const [index, draft] of drafts.entries()) drafts[index] = { ...draft, stats: { ...draft.stats, ...times } };
+    drawn ||= requestAnimationFrame(draw);
+  };
   // Also while the model is silent: other tabs see that somebody waits, and a reload loses nothing that was shown.
   const saving = setInterval(() => {
     draw();
     void save(id);
   }, SAVED_EVERY);
   try {
-    const body = requestBody(conversation, continued ? [...before, continued] : before, continued !== undefined);
-    for await (const chunk of stream<Chunk>("v1/chat/completions", body, controller.signal)) {
-      for (const choice of chunk.choices) {
-        const draft = drafts[choice.index];
-        if (!draft) continue;
-        take(draft, choice);
-        draft.model = chunk.model ?? draft.model;
-        if (choice.delta.content || choice.delta.reasoning || choice.delta.reasoning_content || choice.delta.tool_calls) {
-          last = performance.now();
-          begun ||= last;
-        }
-        if (choice.finish_reason) draft.stats = { ...draft.stats, finish: choice.finish_reason };
-      }
-      const times: Stats = begun ? { firstToken: begun - sent, writing: last - begun } : {};
-      if (chunk.usage) {
-        const { usage } = chunk;
-        times.promptTokens = usage.prompt_tokens - base;
-        times.cachedTokens = usage.prompt_tokens_details?.cached_tokens;
-        times.completionTokens = base + Math.round((usage.completion_tokens ?? 0) / drafts.length);
-      }
-      for (const draft of drafts) draft.stats = { ...draft.stats, ...times };
-      drawn ||= requestAnimationFrame(draw);
-    }
+    const body = requestBody(conversation, before, continued);
+    await (tools ? respond : chat)(drafts, body, controller.signal, noted);
   } catch (error) {
     if (controller.signal.aborted) state.finish = "stopped";
     else {
@@ -170,15 +151,48 @@ export async function answer(id: string, parent: string, continued?: Message): P
   const now = Date.now();
   change(
     id,
-    drafts.map((draft) => ({ ...draft, state: state.finish, error: state.error, touched: now })),
+    drafts.map((draft) => ({ ...draft, state: state.finish, error: state.error ?? draft.error, touched: now })),
   );
   mark(id, null);
+  const asks = unanswered(drafts[0].items ?? []).length > 0;
   announcement.set(
-    { done: "The answer is complete.", stopped: "The answer was stopped.", failed: `Error: ${state.error}` }[
+    { done: asks ? "The model asks to call a tool." : "The answer is complete.", stopped: "The answer was stopped.", failed: `Error: ${state.error}` }[
       state.finish as "done" | "stopped" | "failed"
     ],
   );
   await save(id);
+}
+
+/** Writes answers into drafts by the chat API, and tells of each piece whether it is one of the model's. */
+async function chat(
+  drafts: Message[],
+  body: object,
+  signal: AbortSignal,
+  noted: (wrote: boolean) => void,
+): Promise<void> {
+  const base = drafts[0].stats?.completionTokens ?? 0;
+  for await (const chunk of stream<Chunk>("v1/chat/completions", body, signal)) {
+    let wrote = false;
+    for (const choice of chunk.choices) {
+      const draft = drafts[choice.index];
+      if (!draft) continue;
+      const { delta } = choice;
+      take(draft, choice);
+      draft.model = chunk.model ?? draft.model;
+      wrote ||= !!(delta.content || delta.reasoning || delta.reasoning_content || delta.tool_calls);
+      if (choice.finish_reason) draft.stats = { ...draft.stats, finish: choice.finish_reason };
+    }
+    if (chunk.usage) {
+      const { usage } = chunk;
+      const tokens: Stats = {
+        promptTokens: usage.prompt_tokens - base,
+        cachedTokens: usage.prompt_tokens_details?.cached_tokens,
+        completionTokens: base + Math.round((usage.completion_tokens ?? 0) / drafts.length),
+      };
+      for (const draft of drafts) draft.stats = { ...draft.stats, ...tokens };
+    }
+    noted(wrote);
+  }
 }
 
 function take(draft: Message, choice: Chunk["choices"][number]): void {
@@ -212,7 +226,7 @@ export function speed(stats: Stats): number | undefined {
 export function asMarkdown(conversation: Conversation): string {
   const turns = path(conversation).map((message) => {
     const who = { user: "You", assistant: message.model ?? "Model", tool: "Tool" }[message.role];
-    return `## ${who}\n\n${message.content.trim()}\n`;
+    return `## ${who}\n\n${message.items ? itemsAsMarkdown(message.items) : message.content.trim()}\n`;
   });
   return `# ${titleOf(conversation)}\n\n${turns.join("\n")}`;
 }

@@ -17,6 +17,7 @@ import {
   type Conversation,
   type Message,
 } from "../src/conversation";
+import { asInput, asTurns, inputOf, itemsAsMarkdown, parseItems, unanswered, type Item } from "../src/items";
 import { buckets, parseMetrics, quantile, total } from "../src/prometheus";
 import { events } from "../src/sse";
 
@@ -59,6 +60,54 @@ test("two copies become one, of each message the later", () => {
     assert.equal(both.messages["b"].content, "First, longer");
     assert.equal(both.title, "Named");
   }
+});
+
+const CALL = { type: "mcp_call", server_label: "s", name: "f", arguments: '{"a":1}', error: null } as const;
+const ASKED = { ...CALL, type: "mcp_approval_request", id: "q" } as const;
+const ITEMS: Item[] = [
+  { type: "reasoning", id: "1", content: [{ text: "Hm" }] },
+  { ...CALL, id: "2", output: "one" },
+  { ...CALL, id: "3", error: { type: "x", content: [{ type: "text", text: "no file" }] }, output: null },
+  { ...CALL, id: "4", output: null }, // broken off
+  { type: "message", id: "5", content: [{ text: "So" }, { text: "." }] },
+];
+
+test("answers with calls of tools as both APIs take them", () => {
+  assert.deepEqual(asInput(ITEMS), [
+    { type: "reasoning", id: "1", summary: [], content: [{ type: "reasoning_text", text: "Hm" }] },
+    ITEMS[1],
+    ITEMS[2],
+    { type: "message", id: "5", role: "assistant", content: [{ type: "output_text", text: "So." }] },
+  ]);
+  const calls = ["2", "3"].map((id) => ({ id, type: "function", function: { name: "s__f", arguments: '{"a":1}' } }));
+  assert.deepEqual(asTurns(ITEMS), [
+    { role: "assistant", content: "", reasoning_content: "Hm", tool_calls: calls },
+    { role: "tool", tool_call_id: "2", content: "one" },
+    { role: "tool", tool_call_id: "3", content: "Error: no file" },
+    { role: "assistant", content: "So." },
+  ]);
+  const called: Message = { ...B, toolCalls: [{ id: "1", name: "f", arguments: "{}" }], content: "" };
+  const result = newMessage({ parent: "b", role: "tool", content: "3", toolCallId: "1" });
+  assert.deepEqual(inputOf([A, called, result, { ...B, items: ITEMS.slice(4) }], (message) => message.content), [
+    { role: "user", content: "Hello there" },
+    { type: "function_call", call_id: "1", name: "f", arguments: "{}" },
+    { type: "function_call_output", call_id: "1", output: "3" },
+    ...asInput(ITEMS.slice(4)),
+  ]);
+});
+
+test("requests for approval wait for an answer", () => {
+  const reply: Item = { type: "mcp_approval_response", id: "r", approval_request_id: "q", approve: true };
+  assert.deepEqual(unanswered([ASKED]), [ASKED]);
+  assert.deepEqual(unanswered([ASKED, reply]), []);
+  assert.deepEqual(asInput([ASKED, reply]), [ASKED, reply]);
+});
+
+test("items of a file that cannot be shown are left out", () => {
+  const bad = [null, { id: "x" }, { type: "message", id: "x", content: [3] }, { ...CALL, id: 3 }, { type: "mcp_call", id: "y" }];
+  assert.deepEqual(parseItems([...bad, ...ITEMS]), ITEMS);
+  assert.equal(parseItems("x"), undefined);
+  assert.match(itemsAsMarkdown(ITEMS), /Calls `f` of s:\n\n```\n{"a":1}\n```\n\n```\none\n```/);
 });
 
 test("messages as the API takes them", () => {

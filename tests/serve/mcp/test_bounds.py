@@ -37,7 +37,7 @@ def notes(pids: Path) -> Iterator[Path]:
 
 
 def test_a_round_that_does_not_fit_the_context(http: httpx.Client) -> None:
-    text = "y" * 700
+    text = "y" * 800
     events = events_of(http, "fill", input=text)
     assert events[-1]["type"] == "response.incomplete"
     for found in (events[-1]["response"], answer(http, "fill", input=text)):
@@ -57,9 +57,9 @@ def test_an_approved_call_whose_result_does_not_fit(http: httpx.Client) -> None:
 
 
 def test_the_time_of_all_rounds_is_bounded(running: Running, mcp_config: str) -> None:
-    with also_serving(running, ServerConfig(port=0, mcp_config=mcp_config, mcp_loop_timeout=0.2)) as url:
-        with httpx.Client(base_url=url, timeout=100) as http:
-            found = events_of(http, "late")[-1]["response"]
+    config = ServerConfig(port=0, mcp_config=mcp_config, mcp_loop_timeout=0.2)
+    with also_serving(running, config) as url, httpx.Client(base_url=url, timeout=100) as http:
+        found = events_of(http, "late")[-1]["response"]
     assert (found["status"], kinds(found)) == ("incomplete", ["mcp_list_tools", "mcp_call"])
     assert "--mcp-loop-timeout" in found["incomplete_details"]["message"]
     assert "has not answered in time" in calls(found)[0]["error"]["message"]

@@ -29,6 +29,12 @@ def long(n: int) -> str:
 
 
 @server.tool()
+def recalls(topic: str) -> str:
+    """What is known of a topic."""
+    return f"It is known: [[{topic}]]"
+
+
+@server.tool()
 def broken() -> str:
     raise ToolError("no such file")
 

@@ -5,6 +5,7 @@ import { models } from "../api";
 import {
   leafBelow,
   newConversation,
+  newId,
   newMessage,
   path,
   siblings,
@@ -15,6 +16,7 @@ import {
   type Settings,
 } from "../conversation";
 import { answer, requestBody, stop, writing } from "../generate";
+import { unanswered, type Item } from "../items";
 import { go } from "../place";
 import { conversations, put, save } from "../store";
 import { useValue } from "../value";
@@ -63,7 +65,7 @@ export function Chat({ conversation, settings }: { conversation?: Conversation; 
     }
     const next = { ...at, messages: all, leaf: before, updated: Date.now() };
     try {
-      requestBody(next, [], false); // settings that cannot be sent are told before anything is
+      requestBody(next, []); // settings that cannot be sent are told before anything is
     } catch (error) {
       setProblem(error instanceof Error ? error.message : String(error));
       return;
@@ -110,6 +112,14 @@ export function Chat({ conversation, settings }: { conversation?: Conversation; 
       goOn: (message) => {
         following.current = true;
         void answer(conversation!.id, message.parent!, message);
+      },
+      reply: (message, request, approve) => {
+        const said: Item = { type: "mcp_approval_response", id: `mcprr_${newId()}`, approval_request_id: request, approve };
+        const replied = { ...message, items: [...(message.items ?? []), said], touched: Date.now() };
+        put({ ...now(), messages: { ...now().messages, [message.id]: replied } });
+        following.current = true;
+        if (unanswered(replied.items).length) void save(conversation!.id);
+        else void answer(conversation!.id, message.parent!, replied);
       },
       show: (message) => leaf(leafBelow(now(), message.id)),
     };

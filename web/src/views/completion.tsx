@@ -3,7 +3,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { models, postJson, stream } from "../api";
 import type { Settings, Stats, Token } from "../conversation";
-import { parseJson, speed, type Usage } from "../generate";
+import { speed, type Usage } from "../generate";
+import { parseJson } from "../settings-json";
 import { CHAT_ONLY } from "../parameters";
 import { useValue } from "../value";
 import { Tokens, visible } from "./tokens";

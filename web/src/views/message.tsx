@@ -7,6 +7,7 @@ import { ABANDONED_AFTER, speed } from "../generate";
 import { Icon, IconButton } from "../icons";
 import { copy } from "../markdown";
 import { MarkdownText } from "./markdown-text";
+import { Items, pretty, Thoughts } from "./items";
 import { Tokens } from "./tokens";
 
 export interface Actions {
@@ -14,6 +15,7 @@ export interface Actions {
   regenerate: (message: Message) => void;
   goOn: (message: Message) => void;
   show: (message: Message) => void;
+  reply: (message: Message, request: string, approve: boolean) => void;
 }
 
 interface Props {
@@ -53,23 +55,17 @@ export const MessageView = memo(
         )}
         <div class="body">
           <Attachments message={message} />
-          {message.reasoning && (
-            <details class="reasoning" open={live && !message.content}>
-              <summary>{live && !message.content ? "Thinking …" : "Thoughts"}</summary>
-              <MarkdownText text={message.reasoning} live={live} />
-            </details>
-          )}
-          {message.role === "assistant" ? (
-            probabilities && message.tokens ? (
-              <Tokens tokens={message.tokens} />
-            ) : (
-              <MarkdownText text={message.content} live={live} />
-            )
+          {message.items ? (
+            <Items
+              items={message.items}
+              live={live}
+              onReply={last && !busy ? (request, approve) => actions.reply(message, request, approve) : undefined}
+            />
           ) : (
-            message.content && <p class="plain">{message.content}</p>
+            <Said message={message} live={live} probabilities={probabilities} />
           )}
           {message.toolCalls?.map((call) => <Call key={call.id} call={call} />)}
-          {live && !message.content && !message.reasoning && !message.toolCalls && (
+          {live && !message.content && !message.reasoning && !message.toolCalls && !message.items?.length && (
             <p class="waiting" aria-label="waiting for the first token">
               <span />
               <span />
@@ -119,7 +115,7 @@ export const MessageView = memo(
           {message.role === "assistant" && (
             <>
               <IconButton name="redo" label="Another answer" disabled={busy} onClick={() => actions.regenerate(message)} />
-              {last && message.content && !message.toolCalls && (
+              {last && message.content && !message.toolCalls && !message.items && (
                 <IconButton name="play" label="Continue" disabled={busy} onClick={() => actions.goOn(message)} />
               )}
               {message.tokens && (
@@ -148,6 +144,21 @@ export const MessageView = memo(
     a.branches.length === b.branches.length,
 );
 
+/** What a message says. */
+function Said({ message, live, probabilities }: { message: Message; live: boolean; probabilities: boolean }) {
+  if (message.role !== "assistant") return message.content ? <p class="plain">{message.content}</p> : null;
+  return (
+    <>
+      {message.reasoning && <Thoughts text={message.reasoning} live={live && !message.content} />}
+      {probabilities && message.tokens ? (
+        <Tokens tokens={message.tokens} />
+      ) : (
+        <MarkdownText text={message.content} live={live} />
+      )}
+    </>
+  );
+}
+
 function Attachments({ message }: { message: Message }) {
   if (!message.attachments?.length) return null;
   return (
@@ -171,18 +182,12 @@ function Attachments({ message }: { message: Message }) {
 }
 
 function Call({ call }: { call: ToolCall }) {
-  let shown = call.arguments;
-  try {
-    shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
-  } catch {
-    // still being written, or cut
-  }
   return (
     <div class="call">
       <div class="call-name">
         <Icon name="tool" /> Calls <code>{call.name}</code>
       </div>
-      <pre tabIndex={0}>{shown}</pre>
+      <pre tabIndex={0}>{pretty(call.arguments)}</pre>
     </div>
   );
 }

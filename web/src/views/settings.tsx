@@ -1,12 +1,12 @@
 /** Settings of a conversation: system prompt, presets, every sampling parameter, the form of the answer, tools. */
 
 import { useEffect, useState } from "preact/hooks";
-import { info } from "../api";
+import { info, toolServers } from "../api";
 import type { Settings } from "../conversation";
-import { parseJson, parseTools } from "../generate";
 import { IconButton } from "../icons";
 import { CHAT_ONLY, format, GROUPS, OWN_PRESETS, PARAMETERS, parse, presets, setPresets, type Parameter } from "../parameters";
 import { settingsShown } from "../preferences";
+import { parseJson, parseTools } from "../settings-json";
 import { useValue } from "../value";
 
 interface Props {
@@ -72,6 +72,7 @@ export function SettingsPanel({ settings, onChange, chat }: Props) {
           onChange={(schema) => onChange({ ...settings, schema })}
         />
       </details>
+      {chat && <ServerTools settings={settings} onChange={onChange} />}
       {chat && (
         <details>
           <summary>Tools {settings.tools.trim() && <span class="count">set</span>}</summary>
@@ -97,6 +98,52 @@ export function SettingsPanel({ settings, onChange, chat }: Props) {
         </label>
       </details>
     </aside>
+  );
+}
+
+/** Tools that the server calls itself; nothing where it has none. */
+function ServerTools({ settings, onChange }: Omit<Props, "chat">) {
+  const servers = useValue(toolServers);
+  if (!servers.length) return null;
+  const chosen = new Set(settings.serverTools ?? []);
+  const known = servers.flatMap((server) => server.tools.map((tool) => `${server.server_label}/${tool.name}`));
+  const on = known.filter((name) => chosen.has(name));
+  const turn = (name: string, wanted: boolean) =>
+    onChange({ ...settings, serverTools: known.filter((one) => (one === name ? wanted : chosen.has(one))) });
+  return (
+    <details>
+      <summary>Tools of the server {on.length > 0 && <span class="count">{on.length} on</span>}</summary>
+      <p class="help">The server calls those that are on when the model wants it. Such answers show no probabilities.</p>
+      {servers.map((server) => (
+        <fieldset key={server.server_label} class="tool-server">
+          <legend>{server.server_label}</legend>
+          {server.tools.map((tool) => {
+            const name = `${server.server_label}/${tool.name}`;
+            return (
+              <label class="check" key={name}>
+                <input
+                  type="checkbox"
+                  role="switch"
+                  checked={chosen.has(name)}
+                  onChange={(event) => turn(name, event.currentTarget.checked)}
+                />
+                <span>
+                  <code>{tool.name}</code> {tool.description && <span class="help">{tool.description}</span>}
+                </span>
+              </label>
+            );
+          })}
+        </fieldset>
+      ))}
+      <label class="check">
+        <input
+          type="checkbox"
+          checked={!settings.unasked}
+          onChange={(event) => onChange({ ...settings, unasked: !event.currentTarget.checked })}
+        />
+        <span>Ask me before each call</span>
+      </label>
+    </details>
   );
 }
 
