@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
+from pydantic import ValidationError
 
 from llmjax.errors import ConfigError
 from llmjax.serve.mcp.config import ToolServerConfig
+from llmjax.serve.mcp.listing import Tool, chosen_tools, listed_tools
 from llmjax.serve.mcp.results import CONNECTION_CLOSED, TIMED_OUT, CallResult, cut_to, refused, tool_failed
 from llmjax.serve.protocol.chat import unread_part
 
 log = logging.getLogger("serve")
 
 CONNECT_SECONDS = 30.0
-MAX_PAGES = 100  # of a server's list of tools
 
 
 def check_sdk() -> None:
@@ -27,35 +27,6 @@ def check_sdk() -> None:
         from mcp import Client  # noqa: F401
     except ImportError as error:
         raise ConfigError(f"mcp_config needs the SDK of MCP ({error})", hint="pip install 'llmjax[mcp]'") from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tool:
-    """A tool as its server describes it.
-
-    Args:
-        schema: the JSON schema of its arguments.
-        annotations: hints such as ``readOnlyHint``; None: there are none.
-    """
-
-    name: str
-    description: str | None
-    schema: dict[str, Any]
-    annotations: dict[str, Any] | None
-
-    @property
-    def read_only(self) -> bool:
-        """Whether its server says that it changes nothing."""
-        return bool((self.annotations or {}).get("readOnlyHint"))
-
-    def listed(self) -> dict[str, Any]:
-        """The tool as ``mcp_list_tools`` items have it."""
-        return {
-            "name": self.name,
-            "description": self.description,
-            "input_schema": self.schema,
-            "annotations": self.annotations,
-        }
 
 
 class _Connection:
@@ -136,14 +107,12 @@ class ToolServer:
         where = f"mcp_config: the tool server {self.config.name!r}"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                found = await _tools(await self._connected().client())
+                found = await listed_tools(await self._connected().client())
         except TimeoutError:
             raise ConfigError(f"{where} has not answered for {CONNECT_SECONDS:g} s") from None
         except Exception as error:
             raise ConfigError(f"{where} cannot be reached: {_reason(error)}") from None
-        if missing := [name for name in self.config.allowed_tools if name not in found]:
-            raise ConfigError(f"{where} has no tool {missing[0]!r}; it has {', '.join(sorted(found)) or 'none'}")
-        self.tools = tuple(found[name] for name in dict.fromkeys(self.config.allowed_tools))
+        self.tools = chosen_tools(found, self.config.allowed_tools, where=where)
 
     async def call(self, name: str, arguments: dict[str, Any], *, deadline: float | None = None) -> CallResult:
         """Calls a tool; whatever goes wrong is in the result.
@@ -198,31 +167,11 @@ class ToolServer:
             self._connection = None
 
 
-async def _tools(client: Any) -> dict[str, Tool]:
-    """All tools of a server by name."""
-    found: dict[str, Tool] = {}
-    cursor: str | None = None
-    for _ in range(MAX_PAGES):
-        page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            notes = tool.annotations
-            found[tool.name] = Tool(
-                name=tool.name,
-                description=tool.description,
-                schema=tool.input_schema,
-                annotations=None if notes is None else notes.model_dump(mode="json", by_alias=True, exclude_none=True),
-            )
-        cursor = page.next_cursor
-        if not cursor:
-            break
-    return found
-
-
 def _text(result: Any) -> str:
     """What a result says, with notes in place of pictures and the like; JSON where it says nothing in words."""
     texts = [part.text if part.type == "text" else unread_part(part.type) for part in result.content]
     if not texts and result.structured_content is not None:
-        return orjson.dumps(result.structured_content).decode()
+        return json.dumps(result.structured_content, ensure_ascii=False, separators=(",", ":"))
     return "\n".join(texts)
 
 
@@ -230,4 +179,7 @@ def _reason(error: BaseException) -> str:
     """What an error says; of a group of them the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        return f"its answer is not one of the protocol: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     return str(getattr(error, "message", None) or error) or type(error).__name__

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmjax.serve.errors import ApiError, cut
-from llmjax.serve.mcp.client import Tool, ToolServer
+from llmjax.serve.mcp.client import ToolServer
+from llmjax.serve.mcp.listing import Tool
 from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.responses.conversation import flat_name
 

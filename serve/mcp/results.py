@@ -42,8 +42,8 @@ def error_text(error: Any) -> str:
 
 
 def cut_to(text: str, *, most: int) -> str:
-    """A text of at most ``most`` bytes in UTF-8, with a note where it has been cut."""
-    written = text.encode()
+    """A text of at most ``most`` bytes in UTF-8, with a note where it has been cut, and ``?`` for half characters."""
+    written = text.encode(errors="replace")
     if len(written) <= most:
-        return text
+        return written.decode()
     return f"{written[:most].decode(errors='ignore')}\n[cut here: {len(written)} bytes, of which {most} are shown]"

@@ -193,7 +193,11 @@ def start(
 def also_serving(running: Running, config: ServerConfig) -> Iterator[str]:
     """Another HTTP server of the same engine, at the URL that it gives."""
     sock = bind(config)
-    server = DrainingServer(create_app(running.engine, config), config, sock=sock)
+
+    async def made() -> DrainingServer:  # it takes the loop that it is made in
+        return DrainingServer(create_app(running.engine, config), config, sock=sock)
+
+    server = running.call(made())
     ended = asyncio.run_coroutine_threadsafe(server.serve(sockets=[sock]), running.loop)
     until(lambda: server.started)
     yield f"http://127.0.0.1:{sock.getsockname()[1]}"

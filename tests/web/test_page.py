@@ -15,6 +15,7 @@ import pytest
 from llmjax.config import ServerConfig
 from tests.serve.conftest import Running, also_serving
 from tests.web.conftest import ELSEWHERE, Visitor
+from tests.web.page import axe_finds, button, expect, settings
 from tests.web.scripts import CONTEXT, DESCENT, LINES, SCRIPTS, SUM, WEATHER
 
 pytestmark = pytest.mark.slow
@@ -24,26 +25,6 @@ PIXEL = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360f8cf500f000301"
     "0180e0b0d6a80000000049454e44ae426082"
 )
-
-
-def button(place: Any, name: str) -> Any:
-    return place.get_by_role("button", name=name, exact=True)
-
-
-def expect(locator: Any) -> Any:
-    from playwright.sync_api import expect as expecting
-
-    return expecting(locator)
-
-
-def settings(visitor: Visitor, group: str = "") -> Any:
-    """The settings, opened, with one of their groups."""
-    panel = visitor.page.get_by_role("complementary", name="Settings")
-    if not panel.is_visible():
-        button(visitor.page, "Settings").click()
-    if group:
-        panel.locator("summary", has_text=group).click()
-    return panel
 
 
 def test_a_message_is_answered_in_a_stream(visitor: Visitor) -> None:
@@ -479,14 +460,6 @@ def test_the_keyboard_is_enough(visitor: Visitor) -> None:
     expect(visitor.answers.last.locator("code")).to_contain_text("value_0001")
     page.keyboard.press("Escape")
     expect(visitor.answers.last.locator(".stats")).to_contain_text("stopped")
-
-
-def axe_finds(page: Any) -> dict[str, list[str]]:
-    """What hinders people on the page as it is now: the places by the rule; without axe the test is skipped."""
-    axe = pytest.importorskip("axe_playwright_python.base", reason="needs axe: pip install axe-playwright-python")
-    page.evaluate(Path(axe.__file__).with_name("axe.min.js").read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")["violations"]
-    return {one["id"]: [node["html"][:100] for node in one["nodes"]] for one in found}
 
 
 @pytest.mark.parametrize("colors", ["light", "dark"])

@@ -15,8 +15,8 @@ from llmjax.config import ServerConfig
 from tests.serve.conftest import Running, also_serving
 from tests.waiting import until
 from tests.web.conftest import Visitor
+from tests.web.page import axe_finds, button, expect, settings
 from tests.web.scripts import SCRIPTS
-from tests.web.test_page import axe_finds, button, expect, settings
 
 pytest.importorskip("mcp", reason="needs the SDK of MCP: pip install 'llmjax[mcp]'")
 pytestmark = pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -75,12 +76,9 @@ def test_a_stream_that_nobody_reads_ends_its_call(running: Running, patient: str
 
 
 def test_a_response_that_nobody_waits_for_ends_its_call(running: Running, patient: str, notes: Path) -> None:
-    data = orjson.dumps(body("late"))
-    head = (
-        f"POST {RESPONSES} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    )
-    with socket.create_connection(("127.0.0.1", urlsplit(patient).port or 0)) as connection:
-        connection.sendall(head.encode() + data)
+    connection = HTTPConnection(urlsplit(patient).netloc, timeout=100)
+    with closing(connection):
+        connection.request("POST", RESPONSES, orjson.dumps(body("late")), {"Content-Type": "application/json"})
         until(lambda: notes.read_text() == "waits\n")
     until(lambda: notes.read_text() == "waits\ncanceled\n")
     running.wait_idle()
