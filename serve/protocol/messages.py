@@ -9,7 +9,7 @@ from pydantic import Field
 
 from llmjax.serve.protocol.chat import MAX_MESSAGES, Thinking
 from llmjax.serve.protocol.common import ApiModel, Ints, Name, Strings, at_most
-from llmjax.serve.protocol.tools import MAX_TOOLS
+from llmjax.serve.protocol.tools import MAX_TOOLS, MCP_ELSEWHERE
 
 Blocks = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
@@ -42,7 +42,7 @@ class CountTokensRequest(ApiModel):
     mcp_servers: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"mcp_servers": ([],)}
-    reasons: ClassVar[Mapping[str, str]] = {"mcp_servers": "is not supported: the server runs no tools"}
+    reasons: ClassVar[Mapping[str, str]] = {"mcp_servers": f"is not supported here: {MCP_ELSEWHERE}"}
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"context_management": ({},)}
 
 

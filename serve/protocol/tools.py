@@ -15,6 +15,7 @@ MAX_TOOL_BYTES = 2**20  # of all tools of a request, as JSON
 MAX_TOOL_NAME = 256
 MAX_SCHEMA_DEPTH = 64  # objects and arrays in each other
 MAX_CALLS = 1024  # of one message
+MCP_ELSEWHERE = "tool servers are called for /v1/responses alone, those that the operator names (--mcp-config)"
 
 
 def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
@@ -36,6 +37,8 @@ def checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[dict[str, A
 
 def _checked(tool: Mapping[str, Any], path: str) -> str:
     kind, function = tool.get("type", "function"), tool.get("function")
+    if kind == "mcp":
+        raise ApiError(f"`{path}.type`: {MCP_ELSEWHERE}", param=f"{path}.type", code="unsupported_parameter")
     if kind != "function":
         raise ApiError(
             f"`{path}.type`: {str(kind)[:40]!r} tools are not supported, only functions and custom tools",

@@ -26,7 +26,7 @@ from llmjax.serve.other_names import other_names
 from llmjax.serve.prompts import CHARS_PER_PART, chat_prompt, off_loop, read_tools, template_source
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.messages import CountTokensRequest, MessagesRequest
-from llmjax.serve.protocol.tools import calls_allowed
+from llmjax.serve.protocol.tools import MCP_ELSEWHERE, calls_allowed
 from llmjax.serve.sse import EventStream, named_event
 from llmjax.serve.transfer import transfer_answer
 from llmjax.serve.turn import Said, Turn, prepare, switches_of_thinking, thinking_variables
@@ -139,7 +139,9 @@ def _is_unused(tool: Mapping[str, Any]) -> bool:
 
 
 def _tool(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
-    if (kind := tool.get("type")) not in (None, "custom"):
+    if (kind := tool.get("type")) == "mcp_toolset":
+        raise ApiError(f"`{path}.type`: {MCP_ELSEWHERE}", param=f"{path}.type", code="unsupported_parameter")
+    if kind not in (None, "custom"):
         raise ApiError(
             f"`{path}.type`: {cut(str(kind))!r} tools are not supported, only those with an input_schema: "
             "the server runs no tools",

@@ -47,7 +47,7 @@ def main(what: str) -> None:
     for line in sys.stdin:
         request = json.loads(line)
         if what == "chatty":
-            print("this is no message", flush=True)
+            print("noise, not a message", flush=True)
         if "id" not in request:
             continue
         if what == "dies" and request["method"] == "tools/call":

@@ -132,8 +132,8 @@ def test_calls_are_bounded(http: httpx.Client, most: int | None) -> None:
 
 @pytest.mark.parametrize("script", ["seek", "deep"])
 def test_rounds_that_are_sent_back_are_read_as_they_were(http: httpx.Client, script: str) -> None:
-    """The prompts of all rounds together have as many tokens as those that a client comes to by sending back what was
-    said before each of them: the two calls of one round are one answer, those of two rounds two."""
+    """The prompts of all rounds together have as many tokens as those of a client that sends back what came before each
+    of them: the two calls of one round are one answer, those of two rounds two."""
     found = answer(http, script)
     user = {"role": "user", "content": "Go on"}
     made = [place for place, item in enumerate(found["output"]) if item["type"] == "mcp_call"]
@@ -167,6 +167,29 @@ def test_a_choice_of_tools(http: httpx.Client) -> None:
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
     found = answer(http, "sum", tool_choice="none")
     assert calls(found) == []
+
+
+@pytest.mark.parametrize("other", [{"type": "function", "name": "local__add", "parameters": {"type": "object"}}, LOCAL])
+def test_names_that_collide_are_told(http: httpx.Client, other: dict[str, Any]) -> None:
+    response = http.post(RESPONSES, json=body("sum", tools=[LOCAL, other]))
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools")
+    assert "two functions called 'local__add'" in error["message"]
+
+
+def test_chats_say_where_tool_servers_are_called(http: httpx.Client) -> None:
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "tools": [LOCAL]}
+    response = http.post("/v1/chat/completions", json=chat)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, "tools.0.type")
+    assert "/v1/responses" in error["message"] and "--mcp-config" in error["message"]
+
+
+def test_tools_are_listed(http: httpx.Client) -> None:
+    local, remote = http.get("/v1/tool_servers").json()["data"]
+    assert (local["server_label"], remote["server_label"]) == ("local", "remote")
+    assert [tool["name"] for tool in local["tools"]] == TOOLS
+    assert local["tools"][0]["input_schema"]["properties"].keys() == {"a", "b"}
 
 
 @pytest.mark.parametrize(
