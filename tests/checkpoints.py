@@ -3,7 +3,8 @@
 What is in them is said by the scripts that write them, ``tests/models/golden/make_golden.py`` (GOLDEN),
 ``tests/models/vision/golden/make_golden.py`` (SEEING), ``tests/engine/golden/make_pooling.py`` (POOLED),
 ``tests/engine/golden/make_picture_vectors.py`` (PICTURE_VECTORS) and
-``tests/adapters/golden/make_golden.py`` (ADAPTERS, SEEING_ADAPTERS).
+``tests/adapters/golden/make_golden.py`` (ADAPTERS, SEEING_ADAPTERS), and
+``tests/adapters/golden/make_llama_cpp.py`` (LLAMA_CPP_ADAPTERS).
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ def unpacked(archives: Path, parent: Path) -> Path:
 GOLDEN = unpacked(TESTS / "models" / "golden", UNPACKED / "models")
 SEEING = unpacked(TESTS / "models" / "vision" / "golden", UNPACKED / "vision")
 ADAPTERS = unpacked(TESTS / "adapters" / "golden", UNPACKED / "adapters")
+LLAMA_CPP_ADAPTERS = unpacked(TESTS / "adapters" / "golden" / "llama_cpp", UNPACKED / "llama-cpp-adapters")
 SEEING_ADAPTERS = unpacked(TESTS / "adapters" / "golden" / "seeing", UNPACKED / "seeing-adapters")
 POOLED = unpacked(TESTS / "engine" / "golden" / "pooling", UNPACKED / "pooling")
 PICTURE_VECTORS = unpacked(TESTS / "engine" / "golden" / "picture_vectors", UNPACKED / "picture_vectors")
