@@ -139,6 +139,7 @@ CASES = {
     "gpt-oss-one-by-one": Case(
         "gpt-oss", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, rewrite=one_by_one_in_turn
     ),
+    "gemma": Case("gemma", {"target_modules": "all-linear"}),
     "qwen2_5-vl": Case("qwen2_5-vl", {"target_modules": "all-linear"}, sees=True),
     "qwen2_5-vl-patches": Case(
         "qwen2_5-vl", {"target_modules": ["proj", "qkv", "q_proj"], "use_rslora": True}, sees=True

@@ -1,15 +1,16 @@
-"""Writes the golden files in ``llama_cpp/``: what llama.cpp's server computes with adapters that llama.cpp has converted.
+"""Writes the golden files in ``llama_cpp/``: what llama.cpp's server computes with adapters that it has converted.
 
 Needs what ``make_golden`` does, a checkout of llama.cpp, and its ``llama-server``:
 
     python -m tests.adapters.golden.make_llama_cpp CHECKOUT SERVER [name ...]
 
-Base and adapter are golden checkpoints and golden PEFT folders, which llama.cpp's own converters write as GGUF in f32; the
-base gets a vocabulary of made-up pieces, as prompts are ids. (Of other families the converters refuse the golden checkpoints,
-and the server ends at adapters of an embedding that is the head too.) An archive is ``<name>.zip``, of ``adapter.gguf`` and
-``golden.npz``: ``tokens`` i32 [n], a prompt and what the server generates greedily, ``prompt`` i32 [], the length of the
-first, and ``logprobs`` f32 [n - prompt, V] of each token that it generated. ``base.txt`` names the golden checkpoint, and
-``scale.txt`` is the factor that the server was given for the adapter.
+Base and adapter are golden checkpoints and golden PEFT folders, which llama.cpp's own converters write as GGUF in f32;
+the base gets a vocabulary of made-up pieces, as prompts are ids. (Of other families the converters refuse the golden
+checkpoints, or the server computes with other settings, and it ends at adapters of an embedding that is the head too.)
+An archive is ``<name>.zip``, of ``adapter.gguf`` and ``golden.npz``: ``tokens`` i32 [n], a prompt and what the server
+generates greedily, ``prompt`` i32 [], the length of the first, and ``logprobs`` f32 [n - prompt, V] of each token that
+it generated. ``base.txt`` names the golden checkpoint, and ``scale.txt`` is the factor that the server was given for
+the adapter.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ CASES = {
     "llama-half": Case("other", scale=0.5),
     "qwen2": Case("qwen2"),
     "qwen3": Case("qwen3"),
-    "gemma3": Case("gemma3"),
+    "gemma": Case("gemma"),
     "phi3": Case("phi3"),
     "qwen3-moe-one-by-one": Case("qwen3-moe-one-by-one"),
 }
