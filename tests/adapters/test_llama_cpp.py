@@ -17,7 +17,10 @@ from tests.levels import at_levels
 
 NAMES = sorted(path.name for path in LLAMA_CPP_ADAPTERS.iterdir())
 TOLERANCE = 5e-4  # of f32 on both sides, with sums in another order
+TOLERANCES = {"gemma": 4e-3}  # llama.cpp looks its activation up in a table of f16
 PLACE = 2
+END = 2  # the token that the server was not to generate
+WRITTEN = ("llama", "llama-half", "qwen3", "qwen3-moe-one-by-one")  # whose bases are written as GGUF
 
 
 @pytest.mark.parametrize("name", at_levels(NAMES, fast=["llama-half", "qwen2"], slow=NAMES))
@@ -28,14 +31,17 @@ def test_log_probabilities_are_those_of_llama_cpp(name: str, tmp_path: Path) -> 
     with np.load(folder / "golden.npz") as golden:
         tokens, prompt, expected = golden["tokens"], int(golden["prompt"]), golden["logprobs"]
     own = Model((folder / "base.txt").read_text())
-    export_gguf(own.checkpoint, tmp_path / "base.gguf", scheme="f32")
-    base = open_checkpoint(tmp_path / "base.gguf")
-    shapes, rank = own.reader.shapes, own.reader.most_rank
-    for reader in (own.reader, AdapterReader(base, base.model_config(), shapes, rank)):
+    readers = [own.reader]
+    if name in WRITTEN:
+        export_gguf(own.checkpoint, tmp_path / "base.gguf", scheme="f32")
+        base = open_checkpoint(tmp_path / "base.gguf")
+        readers.append(AdapterReader(base, base.model_config(), own.reader.shapes, own.reader.most_rank))
+    for reader in readers:
         adapter = reader.read(folder / "adapter.gguf", name)
         own.load(PLACE, Adapter.sum_of([(adapter, scale)], digest=name))
         (logits,) = own.run([(tokens, PLACE)])
         wide = logits[prompt - 1 : -1].astype(np.float64)
         found = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
-        np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+        np.testing.assert_allclose(found, expected, atol=TOLERANCES.get(name, TOLERANCE), rtol=0)
+        found[:, END] = -np.inf
         assert found.argmax(-1).tolist() == tokens[prompt:].tolist()
