@@ -20,6 +20,7 @@ MULTIMODAL = frozenset(
         "Gemma3ForConditionalGeneration",
         "Gemma3nForConditionalGeneration",
         "Gemma4ForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
         "Idefics2ForConditionalGeneration",

@@ -16,6 +16,7 @@ from llmjax.errors import InvalidRequest
 from llmjax.models.vision.preparation import Sampling
 
 EXTRA = "videos are decoded by PyAV, which is not installed: pip install 'llmjax[video]'"
+SHORT, LONG, LONGEST = 30, 300, 2400  # seconds of videos whose frames are taken at one pace
 FPS_UNKNOWN = 24.0  # as transformers has it
 
 
@@ -67,6 +68,8 @@ def sampled(total: int, fps: float, sampling: Sampling) -> list[int]:
     """
     if sampling.order == "seconds":
         return _by_seconds(total, fps, sampling)
+    if sampling.order == "length":
+        return _by_length(total, fps, sampling)
     wished = total / fps * sampling.fps
     if sampling.order == "ends":
         count = min(max(int(wished), sampling.least), sampling.most, total)
@@ -87,6 +90,24 @@ def _by_seconds(total: int, fps: float, sampling: Sampling) -> list[int]:
         found = list(range(total))
     else:
         found = [min(last, math.ceil(at * fps)) for at in np.linspace(0, seconds, sampling.most)]
+    found = list(dict.fromkeys(found))
+    return [*found, found[-1]] if len(found) % 2 else found
+
+
+def _by_length(total: int, fps: float, sampling: Sampling) -> list[int]:
+    duration = total / fps
+    length = min(duration, LONGEST)
+    pace = sampling.fps * (3 if length <= SHORT else 1 if length <= LONG else 0.5)
+    count, found, moment = min(int(length * pace), sampling.most), [], 0.0
+    for index in range(total) if total >= count else ():
+        if index * (1 / fps) >= moment:
+            moment += 1 / pace
+            found.append(index)
+            if moment >= int(duration):
+                break
+    if len(found) != count:
+        ends = (found[0], found[-1]) if 0 < len(found) < count else (0, total - 1)
+        found = np.linspace(*ends, count, dtype=int).tolist()
     found = list(dict.fromkeys(found))
     return [*found, found[-1]] if len(found) % 2 else found
 

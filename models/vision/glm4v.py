@@ -1,4 +1,4 @@
-"""GLM-4.1V and GLM-4.5V: Qwen2.5-VL without windows, learned positions mixed smoothly, squares merged by a matrix."""
+"""GLM-4.1V, 4.5V and 4.6V: Qwen2.5-VL without windows, learned positions mixed smoothly, squares merged by a matrix."""
 
 from __future__ import annotations
 
@@ -102,15 +102,29 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files = sight.video
-    frame = qwen2_vl.smart_frames(files, sight, placeholder="<|video|>", token="image_token_id", grows=True)
     fps = files.optional_number("fps") or qwen2_vl.FPS
     most = int(files.number("max_duration") * fps)
+    sampling = Sampling(order="seconds", fps=fps, least=1, most=most)
+    return _pictures(sight, sampling, FrameText(before="<|begin_of_image|>", after="<|end_of_image|>{whole}"))
+
+
+def pictures_4_6(sight: Sight) -> Preparation:
+    """`pictures` for GLM-4.6V, whose videos' pace depends on their length."""
+    frames = sight.vision.integer("temporal_patch_size", maximum=qwen2_vl.MAX_FRAMES)
+    sampling = Sampling(order="length", fps=float(frames), least=1, most=640)
+    text = FrameText(before="<|begin_of_image|>", after="<|end_of_image|>{seconds:.1f} seconds")
+    return _pictures(sight, sampling, text)
+
+
+def _pictures(sight: Sight, sampling: Sampling, text: FrameText) -> Preparation:
+    files = sight.video
+    frame = qwen2_vl.smart_frames(files, sight, placeholder="<|video|>", token="image_token_id", grows=True)
     video = VideoPreparation(
         frame=frame,
         frames=sight.vision.integer("temporal_patch_size", maximum=qwen2_vl.MAX_FRAMES),
         together=True,
-        sampling=Sampling(order="seconds", fps=fps, least=1, most=most),
-        text=FrameText(before="<|begin_of_image|>", after="<|end_of_image|>{whole}"),
+        sampling=sampling,
+        text=text,
     )
     return qwen2_vl.smart_pictures(sight, placeholder="<|image|>", frames=2, grows=True, video=video)
 
@@ -133,6 +147,16 @@ FAMILIES = (
         TENSORS,
         DEFAULTS,
         {"image_token_id": 151363},
+        PROCESSOR,
+        VIDEO,
+    ),
+    VisionFamily(
+        ("Glm46VForConditionalGeneration",),
+        encoder,
+        pictures_4_6,
+        TENSORS,
+        DEFAULTS,
+        {"image_token_id": 151343},
         PROCESSOR,
         VIDEO,
     ),

@@ -620,13 +620,14 @@ class Sampling:
     Attributes:
         order: "steps": an even number of them at equal distances (Qwen2-VL); "ends": the first, the last, and
             others evenly between (Qwen3-VL); "seconds": those at or after each part of a second, and the last again
-            where they are odd (GLM-4V).
-        fps: frames of a second.
+            where they are odd (GLM-4V); "length": the same at a pace that depends on how long the video is (GLM-4.6V).
+        fps: frames of a second; where the length decides, those of a video of 30 to 300 seconds, of which shorter ones
+            have three times as many, and longer ones half.
         least: frames of a video that has as many.
         most: frames of the longest video.
     """
 
-    order: Literal["steps", "ends", "seconds"]
+    order: Literal["steps", "ends", "seconds", "length"]
     fps: float
     least: int
     most: int

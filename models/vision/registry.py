@@ -18,7 +18,7 @@ _DECLARED = {
     "deepseek_vl2": "DeepseekVLV2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
-    "glm4v": "Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
+    "glm4v": "Glm46VForConditionalGeneration Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
     "idefics2": "Idefics2ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",

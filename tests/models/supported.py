@@ -146,6 +146,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "DeepseekVLV2ForCausalLM": "deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small",
     "Gemma3ForConditionalGeneration": "google/gemma-3-4b-it",
     "Gemma4ForConditionalGeneration": "google/gemma-4-E4B-it",
+    "Glm46VForConditionalGeneration": "zai-org/GLM-4.6V-Flash, zai-org/GLM-4.6V",
     "Glm4vForConditionalGeneration": "zai-org/GLM-4.1V-9B-Thinking",
     "Glm4vMoeForConditionalGeneration": "zai-org/GLM-4.5V",
     "Idefics2ForConditionalGeneration": "HuggingFaceM4/idefics2-8b",

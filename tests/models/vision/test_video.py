@@ -65,7 +65,7 @@ def prompt_of(name: str, video: PreparedVideo) -> tuple[list[int], list[Prepared
 
     return with_videos(
         tokenizer.encode(golden(name)["prompt"].tobytes().decode(), add_special_tokens=False).ids,
-        [] if name == "glm4v" else [family(name).prepared(0)],
+        [] if name.startswith("glm4") else [family(name).prepared(0)],
         [video],
         placeholder=processor.placeholder,
         video_placeholder=processor.video_placeholder,

@@ -1260,6 +1260,22 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         settings={"image_seq_length": 4},
         named={"image_token": "<IMG_ATOM>"},
     ),
+    "glm46v": lambda: Checkpoint(
+        "Glm46VForConditionalGeneration",
+        {
+            **GLM_IDS,
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "model_type": "glm4v_text",
+                "hidden_size": 84,
+                "num_hidden_layers": 2,
+                "rope_parameters": GLM_ROPE,
+            },
+            "vision_config": {**GLM_VISION, "model_type": "glm4v_vision"},
+        },
+        **{**GLM, "image_processor": "Glm46VImageProcessorPil", "processor": "Glm46VProcessor"},
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}

@@ -2,7 +2,7 @@
 
 Needs what ``make_golden`` does, which writes those first:
 
-    python -m tests.models.vision.golden.make_video
+    python -m tests.models.vision.golden.make_video [name ...]
 
 An archive holds ``config``, a video_preprocessor_config.json; ``frames`` u8 [T, H, W, 3], which have the size that the
 processor gives them, their ``indices`` and the video's ``total`` and ``fps``; ``pixels`` and ``grid`` of the processor;
@@ -15,6 +15,7 @@ except for GLM-4V, then picture 0; ``videos`` f64 [m, 2], frames and frames a se
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,15 @@ VIDEOS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {**SIZE, "size": {"shortest_edge": 1152, "longest_edge": 8001}},
         *["<|begin_of_video|><|video|><|end_of_video|>"] * 2,
     ),
+    "glm46v": (
+        "Glm46VVideoProcessor",
+        {**SIZE, "size": {"shortest_edge": 1152, "longest_edge": 8001}},
+        *["<|begin_of_video|><|video|><|end_of_video|>"] * 2,
+    ),
 }
 TAKEN, TOTAL = [0, 4, 8, 13, 19], 21
 # Frames of Qwen2.5-VL's are so near in time that transformers 5 goes on after the last of them, as models are trained.
-FPS = {"qwen2-vl": 7.5, "qwen2_5-vl": 30.0, "qwen3-vl": 7.5, "glm4v": 7.5}
+FPS = {"qwen2-vl": 7.5, "qwen2_5-vl": 30.0, "qwen3-vl": 7.5, "glm4v": 7.5, "glm46v": 7.5}
 OTHERS = [(7, 24.0), (30, 29.97), (100, 23.976), (61, 30.0), (1000, 25.0), (2000, 60.0), (33, 10.0), (20000, 24.0)]
 
 
@@ -85,7 +91,7 @@ def write(name: str) -> None:
     clip, metadata = frames(36, 48), VideoMetadata(total_num_frames=TOTAL, fps=FPS[name], frames_indices=list(TAKEN))
     with np.load(folder / "golden.npz") as archive:
         picture = archive["image0"]
-    alone = name == "glm4v"  # of which transformers takes a video or pictures, not both
+    alone = name.startswith("glm4")  # of which transformers takes a video or pictures, not both
     text = "See\n%s\n which?" if alone else f"See\n%s\n and {checkpoint.picture} which?"
     inputs = processor(
         text=text % given,
@@ -134,5 +140,5 @@ def write(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in VIDEOS:
+    for each in sys.argv[1:] or VIDEOS:
         write(each)
