@@ -39,7 +39,7 @@ LACKING: Mapping[str, str] = {
     "MllamaForConditionalGeneration": _CROSS,
     "DeepseekVLHybridForConditionalGeneration": "a second encoder, of SAM, sees its pictures too",
     "Moondream": "its files are of an older form; those of an HfMoondream are read",
-    "MolmoForCausalLM": "rows of its pictures are pooled by attention, and added to tokens instead of replacing them",
+    "MolmoForCausalLM": "its files are of an older form; those of a Molmo2ForConditionalGeneration are read",
     "Phi4MMForCausalLM": _ADAPTED,
     "Phi4MultimodalForCausalLM": _ADAPTED,
 }
