@@ -23,6 +23,7 @@ MULTIMODAL = frozenset(
         "Glm46VForConditionalGeneration",
         "Glm4vForConditionalGeneration",
         "Glm4vMoeForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
         "Idefics2ForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "InternVLChatModel",
@@ -61,6 +62,7 @@ TEXT = ("text_config", "llm_config", "language_config")
 OF_AXES = {
     "glm4v_text": "Glm4ForCausalLM",
     "glm4v_moe_text": "Glm4MoeForCausalLM",
+    "glm_ocr_text": "Glm4ForCausalLM",
     "qwen2_vl": "Qwen2ForCausalLM",  # older files have the text model's keys at the top level
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl": "Qwen2ForCausalLM",
@@ -86,6 +88,11 @@ NEEDED = {
 # What missing keys mean to these, where it is not what they mean to the plain text models.
 _MISSING: Mapping[str, Mapping[str, Any]] = {
     "glm4v_text": {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
+    "glm_ocr_text": {
+        **{"vocab_size": 59392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16},
+        **{"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": None, "rms_norm_eps": 1e-5},
+        "attention_bias": False,
+    },
     "glm4v_moe_text": {"attention_bias": True, "vocab_size": 151424, "max_position_embeddings": 65536},
 }
 # Keys at the top level that hold for the text model too, unless it has them itself.

@@ -19,6 +19,7 @@ _DECLARED = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "glm4v": "Glm46VForConditionalGeneration Glm4vForConditionalGeneration Glm4vMoeForConditionalGeneration",
+    "glm_ocr": "GlmOcrForConditionalGeneration",
     "idefics2": "Idefics2ForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration SmolVLMForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration InternVLChatModel",

@@ -51,6 +51,7 @@ NAMES = [
     "glm4v",
     "glm4v-moe",
     "glm46v",
+    "glm-ocr",
     "gemma4",
     "gemma4-layered",
     "llama4",

@@ -149,6 +149,7 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Glm46VForConditionalGeneration": "zai-org/GLM-4.6V-Flash, zai-org/GLM-4.6V",
     "Glm4vForConditionalGeneration": "zai-org/GLM-4.1V-9B-Thinking",
     "Glm4vMoeForConditionalGeneration": "zai-org/GLM-4.5V",
+    "GlmOcrForConditionalGeneration": "zai-org/GLM-OCR",
     "Idefics2ForConditionalGeneration": "HuggingFaceM4/idefics2-8b",
     "Idefics3ForConditionalGeneration": "HuggingFaceTB/SmolVLM-256M-Instruct",
     "InternVLChatModel": "OpenGVLab/InternVL3-8B",

@@ -1276,6 +1276,26 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         },
         **{**GLM, "image_processor": "Glm46VImageProcessorPil", "processor": "Glm46VProcessor"},
     ),
+    "glm-ocr": lambda: Checkpoint(
+        "GlmOcrForConditionalGeneration",
+        {
+            **GLM_IDS,
+            "tie_word_embeddings": True,
+            "text_config": {
+                **TEXT,
+                "num_hidden_layers": 2,
+                "head_dim": 12,
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": 1e4,
+                    "partial_rotary_factor": 1.0,
+                    "mrope_section": [2, 3, 1],
+                },
+            },
+            "vision_config": {**GLM_VISION, "out_hidden_size": 56},
+        },
+        **{**GLM, "image_processor": "Glm46VImageProcessorPil", "processor": "Glm46VProcessor"},
+    ),
 }
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
