@@ -89,8 +89,14 @@ NEEDED = {
 _MISSING: Mapping[str, Mapping[str, Any]] = {
     "glm4v_text": {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
     "glm_ocr_text": {
-        **{"vocab_size": 59392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16},
-        **{"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": None, "rms_norm_eps": 1e-5},
+        "vocab_size": 59392,
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "rms_norm_eps": 1e-5,
         "attention_bias": False,
     },
     "glm4v_moe_text": {"attention_bias": True, "vocab_size": 151424, "max_position_embeddings": 65536},
