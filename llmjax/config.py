@@ -980,6 +980,11 @@ class ServerConfig:
         "seconds that a request waits for its model to be loaded, on a server with several; then it gets 503",
         above=0,
     )
+    ollama_registry: str = setting(
+        "https://registry.ollama.ai",
+        "base URL of the registry from which POST /api/pull fetches models that are named as Ollama names them; others "
+        "come from Hugging Face",
+    )
     cut_max_tokens: bool = setting(
         False, "let a max_tokens above what fits after the prompt mean what fits; it is an error else"
     )
@@ -1057,6 +1062,8 @@ class ServerConfig:
         check_values(self)
         if self.root_path and not self.root_path.startswith("/"):
             raise ConfigError(f"root_path must begin with /, not {self.root_path!r}")
+        if not re.fullmatch(r"https?://[^/?#]+(/[^?#]*)?", self.ollama_registry):
+            raise ConfigError(f"ollama_registry must be a URL such as https://host/, not {self.ollama_registry!r}")
         if (self.ssl_keyfile is None) != (self.ssl_certfile is None):
             raise ConfigError("ssl_keyfile and ssl_certfile belong together: give both or neither")
         for name in ("api_key", "admin_key"):

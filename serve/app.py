@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
-from llmjax.config import ServerConfig
+from llmjax.config import EngineConfig, ServerConfig
 from llmjax.errors import LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.serve.access import ApiKeys, HostCheck, OriginCheck, open_paths
@@ -36,6 +36,7 @@ from llmjax.serve.metrics import EngineMetrics, PoolMetrics, registry
 from llmjax.serve.middleware import DrainGate, ProxyPrefix, RequestLog
 from llmjax.serve.models import Models, OneModel
 from llmjax.serve.openapi import docs_routes
+from llmjax.serve.pulls import Pulls
 from llmjax.serve.rates import HEADERS, RateLimits
 from llmjax.serve.responses.store import ResponseStore
 from llmjax.serve.routes.adapters import ADAPTER_ROUTES
@@ -152,17 +153,20 @@ def create_app(
 
 
 def create_app_of_several(
-    models: Sequence[ServedModel],
+    models: dict[str, ServedModel],
     pool: ModelPool,
     config: ServerConfig,
     *,
+    common: EngineConfig,
     gate: Gate | None = None,
     tracer: Tracer | None = None,
 ) -> Starlette:
     """An ASGI application that serves the models of a pool.
 
     Args:
+        models: by name, and in order; the mapping that the pool reads, which models join that are pulled.
         config: what concerns all of them.
+        common: settings of engines that all have in common, also those that join.
         gate, tracer: as in `create_app`.
     """
     shared = _shared(config, gate or Gate(), BodyLimits.of_any(config))
@@ -178,6 +182,7 @@ def create_app_of_several(
         ModelChoice, models=several, paths=POSTS | OF_A_MODEL, in_query=IN_QUERY, any_type=ANY_TYPE, interval=interval
     )
     app, _ = _applications(shared, several, metrics, width=BATCH_WIDTH, model="", tracer=tracer, inside=[choice])
+    app.state.pulls = Pulls(several, common=common, config=config)
     return app
 
 
@@ -217,6 +222,7 @@ def _applications(
     inner = Starlette(routes=ANSWERING, middleware=[log, *inside], exception_handlers=handlers)
     app.state.shared = inner.state.shared = shared
     app.state.models = inner.state.models = models
+    app.state.pulls = None  # nothing joins an only model
     app.state.batches = Batches(shared.files, inner, limits=shared.limits, width=width)
     return app, inner
 

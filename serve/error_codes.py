@@ -55,6 +55,14 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
     "not_enabled": ErrorCode(
         cause="the server was started without the setting that allows it", cure="the message names the setting"
     ),
+    "not_pulled": ErrorCode(
+        cause="a model is to be deleted that the server's settings name",
+        cure="take it out of them; `llmjax rm` removes its files",
+    ),
+    "model_busy": ErrorCode(
+        cause="a model is to be deleted while it is pulled, or pulled while it is deleted",
+        cure="ask again when the other has ended",
+    ),
     "model_unavailable": ErrorCode(
         cause="of several models the one that is asked for could not be loaded, has died, or was not given memory in "
         "time, as others are in use",
@@ -148,7 +156,8 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
         cause="a fault of this program", cure="please report it, with the traceback in the server's log"
     ),
     "not_implemented": ErrorCode(
-        cause="a route of vLLM's that is not here", cure="the message says why, and what to use instead"
+        cause="a route of vLLM's that is not here, or one for servers of another kind",
+        cure="the message says why, and what to use instead",
     ),
     # What the server keeps.
     "not_found": ErrorCode(

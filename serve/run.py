@@ -67,7 +67,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Seq
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             if models:
-                return runner.run(_serve_several(models, server_config, sock, tracer))
+                return runner.run(_serve_several(models, engine_config, server_config, sock, tracer))
             return runner.run(_serve(engine_config, server_config, sock, tracer))
     finally:
         sock.close()
@@ -114,15 +114,22 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
 
 
 async def _serve_several(
-    models: Sequence[ServedModel], config: ServerConfig, sock: socket.socket, tracer: Tracer | None
+    models: Sequence[ServedModel],
+    common: EngineConfig,
+    config: ServerConfig,
+    sock: socket.socket,
+    tracer: Tracer | None,
 ) -> int:
     with permanent():
         from llmjax.serve.app import create_app_of_several
+        from llmjax.serve.pulls import pulled_before
         from llmjax.serve.server import DrainingServer
         from llmjax.several.serving import pool_of
 
-    pool = pool_of(models, memory=config.models_memory_bytes, patience=config.model_timeout)
-    server = DrainingServer(create_app_of_several(models, pool, config, tracer=tracer), config, sock=sock)
+    known = {model.name: model for model in [*models, *pulled_before(models, common, config)]}
+    pool = pool_of(known, memory=config.models_memory_bytes, patience=config.model_timeout)
+    app = create_app_of_several(known, pool, config, common=common, tracer=tracer)
+    server = DrainingServer(app, config, sock=sock)
     try:
         await pool.start()
         put_aside()

@@ -20,6 +20,7 @@ from llmjax.serve.drain import Gate
 from llmjax.serve.listen import base_url, first_request
 from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.models import Models
+from llmjax.serve.pulls import Pulls
 
 log = logging.getLogger("serve")
 
@@ -34,6 +35,7 @@ class DrainingServer(uvicorn.Server):
 
     def __init__(self, app: Starlette, config: ServerConfig, *, sock: socket.socket) -> None:
         self._models: Models = app.state.models
+        self._pulls: Pulls | None = app.state.pulls
         self._settings = config
         self._gate: Gate = app.state.shared.gate
         self._engine_stopped = False
@@ -120,6 +122,8 @@ class DrainingServer(uvicorn.Server):
         """Aborts what still runs; the second call, after a drain that timed out, does nothing."""
         if not self._engine_stopped:
             self._engine_stopped = True
+            if self._pulls is not None:
+                await self._pulls.shutdown()
             await self._models.shutdown()
 
     async def _drain(self) -> None:

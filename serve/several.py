@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,19 +25,20 @@ class SeveralModels:
     """The models of a pool; the `Models` of a server with several.
 
     Args:
-        models: their settings, in order.
+        models: their settings, in order; the mapping that the pool's ``begin`` reads, for models join and leave.
         pool: loads and unloads them.
         make: makes a `Server` of a loaded engine, of the settings of its server, and of its names.
     """
 
-    def __init__(self, models: Sequence[ServedModel], pool: ModelPool, make: MakeServer) -> None:
-        self._models: Mapping[str, ServedModel] = {model.name: model for model in models}
+    def __init__(self, models: dict[str, ServedModel], pool: ModelPool, make: MakeServer) -> None:
+        self._models = models
         self._pool = pool
         self._make = make
         self._servers: dict[str, Server] = {}  # of the engines that were there last
-        self._by_name = {name: model for model in models for name in names_of(model)}
-        self._any = next((model for model in models if model.engine.any_name), None)
+        self._by_name = {name: model for model in models.values() for name in names_of(model)}
+        self._any = next((model for model in models.values() if model.engine.any_name), None)
         self._created = int(time.time())
+        self._changing = asyncio.Lock()  # models join and leave one at a time
 
     @property
     def entries(self) -> Sequence[Entry]:
@@ -75,10 +76,11 @@ class SeveralModels:
         Args:
             name: the first of its names.
         """
+        if (model := self._models.get(name)) is None:  # it has been deleted meanwhile
+            raise unknown_model(name, list(self._models))
         async with self._pool.using(name, keep_alive=keep_alive) as engine:
             server = self._servers.get(name)
             if server is None or server.engine is not engine:
-                model = self._models[name]
                 server = self._servers[name] = self._make(
                     engine,
                     model.server,
@@ -98,6 +100,35 @@ class SeveralModels:
             return False
         await self._pool.unload(name)
         return True
+
+    def has(self, name: str) -> bool:
+        """Whether a model, and no adapter, is called that."""
+        return name in self._by_name
+
+    async def join(self, model: ServedModel) -> None:
+        """Has one more model, or another one in place of that of its name, whose requests end first."""
+        from llmjax.several.serving import manners_of  # it is there: the pool is
+
+        async with self._changing:
+            before = self._models.get(model.name)
+            if before is not None and before.engine == model.engine:
+                return
+            await self._leave(model.name)
+            self._models[model.name] = model
+            self._by_name |= dict.fromkeys(names_of(model), model)
+            self._pool.add(model.name, manners_of(model.settings))
+
+    async def leave(self, name: str) -> None:
+        """Takes a model out; new requests do not find it, and its engine ends when those that run have."""
+        async with self._changing:
+            await self._leave(name)
+
+    async def _leave(self, name: str) -> None:
+        if (model := self._models.pop(name, None)) is None:
+            return
+        self._by_name = {other: one for other, one in self._by_name.items() if one is not model}
+        await self._pool.remove(name)
+        self._servers.pop(name, None)
 
     def check_health(self) -> None:
         """Raises EngineDead where all models have failed."""

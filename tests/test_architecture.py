@@ -18,6 +18,7 @@ ORDER = (
     ("host_memory", "machine_share", "cpu_affinity", "launcher", "jax_settings", "platforms"),
     ("weights",),
     ("checkpoint",),
+    ("pulled",),
     ("adapters",),
     ("quantization",),
     ("sampling", "outputs", "pooling_params"),

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,6 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     Progress,
-    TaskID,
     TextColumn,
     TransferSpeedColumn,
 )
@@ -38,8 +38,10 @@ def fetch(
     target: Path,
     *,
     sha256: str | None = None,
+    num_bytes: int | None = None,
     auth: httpx.BasicAuth | None = None,
     progress: bool = True,
+    told: Callable[[int], None] | None = None,
     retry: RetryPolicy | None = None,
 ) -> None:
     """Downloads ``url`` to ``target``; bytes that an earlier, interrupted call left in ``target.partial`` are kept.
@@ -49,23 +51,32 @@ def fetch(
 
     Args:
         sha256: hexadecimal hash that the file must have; a file with another one is removed.
+        num_bytes: the size that the file must have; what is larger is not read to its end.
         auth: credentials for this server.
         progress: whether to show a bar on stderr.
+        told: called with the number of bytes that are there, as they arrive.
 
     Raises:
-        CheckpointError: the server refuses, the connection keeps breaking, the disk is full or the hash is wrong.
+        CheckpointError: the server refuses, the connection keeps breaking, the disk is full, or the hash or the size is
+            wrong.
     """
     retry = retry or RetryPolicy()
     partial = target.with_name(target.name + ".partial")
     validator = target.with_name(partial.name + ".validator")  # the server's ETag or date of the file
     with bar(progress) as shown:
         task = shown.add_task(target.name, total=None)
+
+        def tell(completed: int, total: int | None) -> None:
+            shown.update(task, completed=completed, total=total)
+            if told is not None:
+                told(completed)
+
         failures = 0
         while True:
             before = _size(partial)
             have = before if sha256 is not None or validator.exists() else 0
             try:
-                _transfer(client, url, partial, validator, have=have, auth=auth, shown=shown, task=task)
+                _transfer(client, url, partial, validator, have=have, num_bytes=num_bytes, auth=auth, tell=tell)
                 break
             except (httpx.TransportError, httpx.HTTPStatusError) as error:
                 if isinstance(error, httpx.HTTPStatusError) and not _passing(error.response.status_code):
@@ -124,9 +135,9 @@ def _transfer(
     validator: Path,
     *,
     have: int,
+    num_bytes: int | None,
     auth: httpx.BasicAuth | None,
-    shown: Progress,
-    task: TaskID,
+    tell: Callable[[int, int | None], None],
 ) -> None:
     """Requests the bytes after the first ``have``, which ``partial`` holds; all bytes that arrive are kept."""
     # Compressed transfer would make byte offsets meaningless.
@@ -148,17 +159,27 @@ def _transfer(
             raise CheckpointError(f"{redacted(url)}: the server answers a range that was not asked for")
         length = response.headers.get("Content-Length", "")
         missing = int(length) if length.isdigit() else 0
+        if num_bytes is not None and have + missing > num_bytes:
+            raise _too_large(url, num_bytes)
         require_space(partial.parent, missing)
-        shown.update(task, completed=have, total=have + missing or None)
+        tell(have, have + missing or None)
         try:
             with partial.open("ab" if have else "wb") as file:
                 if not have:
                     _keep_validator(response, validator)
+                completed = have
                 for chunk in response.iter_raw():
+                    completed += len(chunk)
+                    if num_bytes is not None and completed > num_bytes:
+                        raise _too_large(url, num_bytes)
                     file.write(chunk)
-                    shown.advance(task, len(chunk))
+                    tell(completed, have + missing or None)
         except OSError as error:
             raise write_error(error, partial.parent, have + missing) from None
+
+
+def _too_large(url: str, num_bytes: int) -> CheckpointError:
+    return CheckpointError(f"{redacted(url)}: the server sends more than the {num_bytes:,} bytes that it has named")
 
 
 def _keep_validator(response: httpx.Response, path: Path) -> None:

@@ -55,6 +55,31 @@ class HubOptions:
     endpoint: str | None = None
 
 
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a repository on Hugging Face; ``sha256`` is known of large ones."""
+
+    name: str
+    num_bytes: int
+    sha256: str | None
+
+
+def remote_files(repo: str, options: HubOptions) -> list[RemoteFile]:
+    """The files of a repository; raises CheckpointError if they cannot be listed."""
+    api = huggingface_hub.HfApi(endpoint=options.endpoint, token=options.token)
+    try:
+        found = list(api.list_repo_tree(repo, revision=options.revision, recursive=True))
+    except _HF_ERRORS as error:
+        raise _hf_error(error, repo, options) from None
+    files = [each for each in found if isinstance(each, huggingface_hub.RepoFile)]
+    return [RemoteFile(each.path, each.size, None if each.lfs is None else each.lfs.sha256) for each in files]
+
+
+def wanted_files(gguf_file: str | None) -> tuple[list[str], list[str]]:
+    """Globs of what is fetched of a repository, and of what is left out of that."""
+    return (LAYOUT, COPIES) if gguf_file is None else _with_projector(gguf_file)
+
+
 def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> Path:
     """The snapshot folder of ``repo``, or its GGUF file if that is named or the only content.
 
@@ -126,7 +151,7 @@ def from_modelscope(repo: str, gguf_file: str | None, options: HubOptions) -> Pa
         raise CheckpointError(
             f"modelscope://{repo} needs the modelscope package", hint="pip install 'llmjax[modelscope]'"
         ) from None
-    allowed, ignored = (LAYOUT, COPIES) if gguf_file is None else _with_projector(gguf_file)
+    allowed, ignored = wanted_files(gguf_file)
     # Versions before the common base class end most failures in NotExistError or in one of requests' (an OSError).
     hub_error = getattr(modelscope_errors, "HubError", modelscope_errors.NotExistError)
     try:

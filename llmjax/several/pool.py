@@ -96,6 +96,7 @@ class PooledModel:
         expires: when it will be unloaded, on that clock; None: not by itself.
         failure: why it could not be loaded, or has died, as clients are told.
         retry_at: when it may be tried again, on that clock.
+        removed: whether it is about to be forgotten, and takes no new requests.
         loads, unloads, failures: counts since the start.
     """
 
@@ -112,6 +113,7 @@ class PooledModel:
     used: float = -math.inf
     failure: str = ""
     retry_at: float = -math.inf
+    removed: bool = False
     loads: int = 0
     unloads: int = 0
     failures: int = 0
@@ -208,7 +210,8 @@ class ModelPool:
         Raises:
             ModelUnavailable: it cannot be loaded, or there is no room for it in time.
         """
-        model = self.models[name]
+        if (model := self.models.get(name)) is None:
+            raise _deleted(name)
         await self._until_there(model)
         engine = model.engine
         assert engine is not None
@@ -238,6 +241,26 @@ class ModelPool:
                 self._leave(model, self._unloaded(model), after={})
             await self._changed.wait()
 
+    def add(self, name: str, manners: Manners) -> None:
+        """Has one more model, which is loaded when it is asked for; ``begin`` knows it."""
+        assert name not in self.models
+        self.models[name] = PooledModel(name, manners)
+
+    async def remove(self, name: str) -> None:
+        """Forgets a model once its requests have ended, pinned or not; those that wait for it fail."""
+        model = self.models[name]
+        model.removed = True
+        self._pulse()
+        if model.loading is not None:
+            model.loading.stop()
+        while model.engine is not None or model.bringing is not None or model.waiting:
+            if self._closed:
+                return  # whoever closes it ends the model
+            if model.engine is not None and not model.busy and model.bringing is None:
+                self._leave(model, self._unloaded(model), after={})
+            await self._changed.wait()
+        del self.models[name]
+
     async def shutdown(self) -> None:
         """Ends all engines, and what is being loaded; a second call goes on where a first one was canceled."""
         self._closed = True
@@ -260,7 +283,8 @@ class ModelPool:
 
     def is_there(self, name: str) -> bool:
         """Whether a model can be used without waiting."""
-        return self.models[name].phase == "loaded" and name not in self._crowded and not self._closed
+        model = self.models[name]
+        return model.phase == "loaded" and name not in self._crowded and not self._refuses(model)
 
     async def _until_there(self, model: PooledModel) -> None:
         """Returns when the model can be used, as it can be until something else is awaited."""
@@ -271,7 +295,7 @@ class ModelPool:
         model.due += not crowded
         try:
             async with asyncio.timeout(self.patience):
-                while model.phase != "loaded" or (crowded and model.name in self._crowded) or self._closed:
+                while model.phase != "loaded" or (crowded and model.name in self._crowded) or self._refuses(model):
                     if crowded and model.phase != "loaded":  # it has left: others may not push in front any more
                         crowded = False
                         model.due += 1
@@ -291,10 +315,15 @@ class ModelPool:
             model.due -= not crowded
             self._pulse()
 
+    def _refuses(self, model: PooledModel) -> bool:
+        return self._closed or model.removed
+
     def _check(self, model: PooledModel) -> None:
         """Raises ModelUnavailable where the model is not brought now."""
         if self._closed:
             raise ModelUnavailable("the server is shutting down", retry_after=BUSY_SECONDS)
+        if model.removed:
+            raise _deleted(model.name)
         left = model.retry_at - self._now
         if model.phase == "failed" and left > 0:
             raise ModelUnavailable(f"the model {model.name} is not there: {model.failure}", retry_after=left)
@@ -442,6 +471,10 @@ class ModelPool:
         model.timer = None
         if model.phase in ("loaded", "sleeping") and not model.busy and not model.waiting and model.bringing is None:
             self._leave(model, self._unloaded(model), after={})
+
+
+def _deleted(name: str) -> ModelUnavailable:
+    return ModelUnavailable(f"the model {name} has been deleted")
 
 
 def _no_room(error: NoRoom, budget: Mapping[str, int], need: Mapping[str, int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from llmjax.config import ModelSettings
 from llmjax.config_file import ServedModel
@@ -14,20 +14,20 @@ from llmjax.several.processes import ProcessLoading
 ON_DEMAND = 300.0  # seconds that a model stays which nobody has wanted from the start, as with Ollama
 
 
-def pool_of(models: Sequence[ServedModel], *, memory: int | None, patience: float) -> ModelPool:
+def pool_of(models: Mapping[str, ServedModel], *, memory: int | None, patience: float) -> ModelPool:
     """A pool that loads the models as processes.
 
     Args:
+        models: by name; those that join the pool later are looked for here, too.
         memory: bytes of the machine's memory for all of them; None: what is free now.
         patience: seconds that a request waits for a model.
     """
-    known = {model.name: model for model in models}
     budget = free_memory() if memory is None else memory
 
     def begin(name: str) -> ProcessLoading:
-        return ProcessLoading(known[name].engine, name=name, memory=budget)
+        return ProcessLoading(models[name].engine, name=name, memory=budget)
 
-    manners = {model.name: manners_of(model.settings) for model in models}
+    manners = {model.name: manners_of(model.settings) for model in models.values()}
     return ModelPool(manners, begin, memory=budget, patience=patience)
 
 

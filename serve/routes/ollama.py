@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,6 +19,8 @@ from llmjax.errors import InvalidRequest
 from llmjax.outputs import CompletionOutput
 from llmjax.parsing.choice import switches_of_thinking, tools_variable
 from llmjax.parsing.events import Content
+from llmjax.pulled.progress import Step
+from llmjax.serve.access import check_operator
 from llmjax.serve.body import parse, read_json
 from llmjax.serve.context import (
     RequestRecord,
@@ -30,6 +32,7 @@ from llmjax.serve.context import (
     model_root,
     record_of,
     server_of,
+    shared_of,
 )
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import Job, Tally, guarded, run_job
@@ -48,6 +51,7 @@ from llmjax.serve.protocol.ollama import (
     OllamaNameRequest,
 )
 from llmjax.serve.protocol.pooling import EmbeddingRequest
+from llmjax.serve.pulls import Pulls
 from llmjax.serve.routes.completions import completion_job, with_room
 from llmjax.serve.routes.pooling import made_vectors
 from llmjax.serve.sse import EventStream
@@ -333,22 +337,61 @@ async def ollama_version(_: Request) -> Response:
 
 
 async def ollama_pull(request: Request) -> Response | ASGIApp:
-    """Say that a model of the server is there; others are not fetched (Ollama)."""
+    """Fetch a model, which joins those of the server; of one that its settings name, say that it is there (Ollama)."""
     body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
-    models_of(request).find(bare(body.wanted))
+    name, pulls = bare(body.wanted) or "", _pulls_of(request)
+    there = any(name in entry.names for entry in models_of(request).entries)
+    if there and (pulls is None or not pulls.has(name)):
+        steps = _told(Step("pulling manifest"), Step("success"))
+    else:
+        steps = _pullers(request).follow(name)
     if body.stream is False:
-        return _json({"status": "success"})
-    lines = b"".join(line({"status": status}) for status in ("pulling manifest", "success"))
-    return Response(lines, media_type=MEDIA_TYPE)
+        return _json({"status": (await guarded(request.receive, _last(steps), timeout=None)).status})
+    return EventStream(
+        steps, keep_alive=0, timeout=None, end=b"", failed=error_line, encode=_progress_line, media_type=MEDIA_TYPE
+    )
 
 
 async def ollama_delete(request: Request) -> Response:
-    """Refused: the server keeps the models that it serves (Ollama)."""
+    """Unload a model that was pulled, and remove it and its files; one that the settings name stays (Ollama)."""
     body = parse(await read_json(request, any_type=True), OllamaNameRequest, ignored=ignored_fields(request))
-    models_of(request).find(bare(body.wanted))
-    raise ApiError(
-        "the server's models are those that its settings name: none is deleted", status=501, code="not_implemented"
-    )
+    await _pullers(request).delete(bare(body.wanted) or "")
+    return Response()
+
+
+def _pulls_of(request: Request) -> Pulls | None:
+    pulls: Pulls | None = request.app.state.pulls
+    return pulls
+
+
+def _pullers(request: Request) -> Pulls:
+    """What fetches and removes models; raises ApiError for whoever may not, and where there is only one model."""
+    check_operator(request, shared_of(request).config)
+    if (pulls := _pulls_of(request)) is None:
+        raise ApiError(
+            "this server has one model for as long as it runs: models are pulled and deleted where they come and go, "
+            "on a server that was started with several (--model more than once, or models: in its file) or with --load "
+            "demand",
+            status=501,
+            param="model",
+            code="not_implemented",
+        )
+    return pulls
+
+
+async def _told(*steps: Step) -> AsyncGenerator[Step, None]:
+    for step in steps:
+        yield step
+
+
+async def _last(steps: AsyncGenerator[Step, None]) -> Step:
+    async with aclosing(steps):
+        *_, last = [step async for step in steps]
+    return last
+
+
+def _progress_line(step: Step) -> bytes:
+    return line({name: value for name, value in asdict(step).items() if value is not None})
 
 
 def _json(answer: dict[str, Any]) -> Response:
