@@ -81,6 +81,11 @@ class Pulls:
         self._running: dict[str, _Pull] = {}
         self._deleting: set[str] = set()
 
+    @property
+    def running(self) -> Sequence[_Pull]:
+        """The pulls that go on."""
+        return list(self._running.values())
+
     async def follow(self, name: str) -> AsyncGenerator[Step, None]:
         """What happens while a model is fetched; requests for the same one share a pull, which ends when all have gone.
 

@@ -15,7 +15,6 @@ from filelock import FileLock
 from llmjax.checkpoint.download import write_error
 from llmjax.errors import LLMJaxError
 from llmjax.pulled.check import NotServed
-from llmjax.pulled.hub import pull_from_hub
 from llmjax.pulled.order import Fetched, Order
 from llmjax.pulled.progress import Step
 from llmjax.pulled.registry import pull_from_registry
@@ -50,6 +49,8 @@ def fetched(order: Order) -> Fetched:
         lock.parent.mkdir(exist_ok=True)
         with FileLock(lock):  # another server may fetch it at the same time
             if order.name.of_hub:
+                from llmjax.pulled.hub import pull_from_hub  # with the hub's library
+
                 found = pull_from_hub(order.name, folder, token=order.token, tell=tell)
                 return Fetched(model=str(found))
             got = pull_from_registry(order.name, folder, base_url=order.registry, tell=tell)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmjax.checkpoint.checkpoint import open_checkpoint
 from llmjax.errors import CheckpointError
 
 
@@ -19,6 +18,8 @@ def check_served(model: Path, *, what: str) -> None:
         model: the folder of its files, or a .gguf file.
         what: the model, for messages.
     """
+    from llmjax.checkpoint.checkpoint import open_checkpoint  # which imports JAX, and most that fails fails before
+
     try:
         open_checkpoint(model).declared_config()
     except CheckpointError as error:

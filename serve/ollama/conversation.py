@@ -12,6 +12,7 @@ from llmjax.serve.prompts import template_source
 from llmjax.serve.protocol.chat import ChatMessage, ChatRequest
 from llmjax.serve.protocol.common import GenerationRequest
 from llmjax.serve.protocol.completions import CompletionRequest
+from llmjax.serve.protocol.llama_cpp import LlamaCppSampling
 from llmjax.serve.protocol.ollama import (
     OllamaChatRequest,
     OllamaGenerateRequest,
@@ -29,13 +30,7 @@ NAMES = {
     r"max_tokens": "options.num_predict",
     r"repetition_penalty": "options.repeat_penalty",
     r"response_format": "format",
-    **{
-        name: f"options.{name}"
-        for name in (
-            *("temperature", "top_p", "top_k", "min_p", "seed", "stop"),
-            *("repeat_last_n", "presence_penalty", "frequency_penalty"),
-        )
-    },
+    **{name: f"options.{name}" for name in LlamaCppSampling.model_fields},
 }
 NAMES_OF_PROMPT = {r"messages\.\d+\.content\.(\d+)(\.source|\.type)?": r"images.\1", r"messages": "prompt", **NAMES}
 

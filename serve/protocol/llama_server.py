@@ -10,6 +10,7 @@ from pydantic import Field
 
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.common import AdapterScales, ApiModel, Strings, at_most
+from llmjax.serve.protocol.llama_cpp import LlamaCppSampling
 from llmjax.serve.protocol.pooling import Inputs
 
 MAX_BIASES = 2**14  # entries of a request's `logit_bias`
@@ -37,23 +38,13 @@ class Prompt:
     parts: Sequence[Part]
 
 
-class LlamaSampling(ApiModel):
+class LlamaSampling(LlamaCppSampling):
     """How an answer is made; None: as the model's makers recommend, and not as llama-server does."""
 
     model: str | None = None
     stream: bool | None = None
     n_predict: Annotated[int, Field(ge=-2)] | None = None
     max_tokens: Annotated[int, Field(ge=-2)] | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | Strings | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
     ignore_eos: bool | None = None
     samplers: Strings | None = None
     logit_bias: Annotated[list[Any], at_most(MAX_BIASES)] | dict[str, Any] | None = None

@@ -11,6 +11,7 @@ from llmjax.durations import parse_duration
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import MAX_MESSAGES
 from llmjax.serve.protocol.common import ApiModel, Ints, Strings, at_most
+from llmjax.serve.protocol.llama_cpp import LlamaCppSampling
 from llmjax.serve.protocol.tools import MAX_TOOLS
 
 MAX_IMAGES = 256  # of a message
@@ -21,20 +22,10 @@ Think = bool | Literal["low", "medium", "high"]
 Format = Literal["", "json"] | dict[str, Any]
 
 
-class OllamaOptions(ApiModel):
-    """How tokens are sampled; None: as the model's makers recommend, and not as Ollama does."""
+class OllamaOptions(LlamaCppSampling):
+    """How tokens are sampled, and how many; None: as the model's makers recommend, and not as Ollama does."""
 
     num_predict: Annotated[int, Field(ge=-2)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    stop: str | Strings | None = None
-    repeat_penalty: float | None = None
-    repeat_last_n: Annotated[int, Field(ge=-1)] | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
 
     # How Ollama loads and runs a model.
     num_ctx: Any = None

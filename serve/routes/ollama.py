@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -71,9 +71,8 @@ async def ollama_chat(request: Request) -> Response | ASGIApp:
     server, record = server_of(request), record_of(request)
     with other_names(NAMES):
         turn = await _turn(request, server, chat_of(server, body, record.ignored))
-    return await _answered(
-        request, body, _Answer(turn=turn, writer=_writer(server, body.model, chat=True), record=record)
-    )
+    answer = _Answer(turn=turn, writer=_writer(server, body.model, chat=True), record=record)
+    return await _answered(request, body, answer, names=NAMES)
 
 
 async def ollama_generate(request: Request) -> Response | ASGIApp:
@@ -88,11 +87,12 @@ async def ollama_generate(request: Request) -> Response | ASGIApp:
             completion = completion_of(server, body, record.ignored)
             most, completion.max_tokens = completion.max_tokens, None
             job = with_room(server, await completion_job(server, completion, request), most=most)
-            return await _answered(request, body, _Plain(server, job, Tally(job, record), writer, record))
+            plain = _Plain(server, job, Tally(job, record), writer, record)
+            return await _answered(request, body, plain, names=NAMES_OF_PROMPT)
         turn = await _turn(request, server, chat_of(server, body, record.ignored))
         if body.context:
             turn = _after(server, turn, body, record)
-    return await _answered(request, body, _Answer(turn=turn, writer=writer, record=record))
+    return await _answered(request, body, _Answer(turn=turn, writer=writer, record=record), names=NAMES_OF_PROMPT)
 
 
 async def _turn(request: Request, server: Server, chat: ChatRequest) -> Turn:
@@ -181,11 +181,21 @@ class _Plain:
         return found
 
 
-async def _answered(request: Request, body: OllamaGenerating, answer: _Answer | _Plain) -> Response | ASGIApp:
+async def _answered(
+    request: Request, body: OllamaGenerating, answer: _Answer | _Plain, *, names: Mapping[str, str]
+) -> Response | ASGIApp:
+    """An answer, in which errors have Ollama's ``names`` for fields: the engine finds some only when it begins."""
     config = server_of(request).config
+
+    async def objects() -> AsyncGenerator[dict[str, Any], None]:
+        with other_names(names):
+            async with aclosing(answer.objects()) as parts:
+                async for part in parts:
+                    yield part
+
     if body.streams:
         return EventStream(
-            answer.objects(),
+            objects(),
             keep_alive=0,  # there are no comments between lines
             timeout=config.request_timeout,
             end=b"",
@@ -195,7 +205,7 @@ async def _answered(request: Request, body: OllamaGenerating, answer: _Answer | 
         )
 
     async def whole() -> dict[str, Any]:
-        return answer.writer.whole([each async for each in answer.objects()])
+        return answer.writer.whole([each async for each in objects()])
 
     return _json(await guarded(request.receive, whole(), timeout=config.request_timeout))
 

@@ -27,16 +27,16 @@ def sha256(data: bytes) -> str:
 
 
 def tiny_gguf(path: Path, *, scale: float = 1.0) -> bytes:
-    """A model of one layer, whose vocabulary is w0, w1 …"""
+    """A model of one layer, and of a vocabulary of which little is used."""
     writer = gguf.GGUFWriter(path, "llama")
     for name, value in KEYS.items():
         add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
         add(f"llama.{name}", value)  # type: ignore[arg-type]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([f"w{i}" for i in range(VOCAB)])
+    writer.add_token_list(["<end>", "w", "0", "w0", *(f"x{i}" for i in range(4, VOCAB))])
     writer.add_token_types([1] * VOCAB)
-    writer.add_token_merges([])
+    writer.add_token_merges(["w 0"])
     writer.add_eos_token_id(0)
     writer.add_chat_template("{% for m in messages %}{{ m.content }}{% endfor %}")
     for name, tensor in original_weights().items():

@@ -15,6 +15,7 @@ from llmjax.config_file import ServedModel
 from llmjax.engine.need import Need
 from llmjax.serve.app import create_app_of_several
 from llmjax.serve.listen import bind
+from llmjax.serve.pulls import Pulls, pulled_before
 from llmjax.serve.server import DrainingServer
 from llmjax.serve.several import state_of
 from llmjax.several.pool import ModelPool
@@ -67,6 +68,7 @@ class Several:
 
     url: str
     pool: ModelPool
+    pulls: Pulls
     gates: dict[str, threading.Event]
     loop: asyncio.AbstractEventLoop
 
@@ -84,30 +86,37 @@ def served(name: str, config: EngineConfig, server: ServerConfig, **settings: ob
 
 
 def start_several(
-    models: Sequence[ServedModel], config: ServerConfig, *, memory: int = BOTH
+    models: Sequence[ServedModel], config: ServerConfig, *, memory: int = BOTH, common: EngineConfig | None = None
 ) -> tuple[Several, Callable[[], None]]:
-    """A running server, and the function that stops it."""
+    """A running server, and the function that stops it.
+
+    Args:
+        common: settings of the engines of models that are pulled; None: those of the first model.
+    """
     found: list[Several] = []
     up = threading.Event()
     servers: list[DrainingServer] = []
     gates = {model.name: threading.Event() for model in models}
-    for gate in gates.values():
+    opened = threading.Event()
+    for gate in (opened, *gates.values()):
         gate.set()
 
     async def main() -> None:
-        configs = {model.name: model.engine for model in models}
-        pool = ModelPool(
-            {model.name: manners_of(model.settings) for model in models},
-            lambda name: ThreadLoading(configs[name], gates[name]),
-            memory=memory,
-            patience=config.model_timeout,
-        )
+        shared = common or models[0].engine
+        known = {model.name: model for model in [*models, *pulled_before(models, shared, config)]}
+
+        def begin(name: str) -> ThreadLoading:
+            return ThreadLoading(known[name].engine.replace(engine_process="thread"), gates.get(name, opened))
+
+        manners = {model.name: manners_of(model.settings) for model in known.values()}
+        pool = ModelPool(manners, begin, memory=memory, patience=config.model_timeout)
         sock = bind(config)
-        server = DrainingServer(create_app_of_several(models, pool, config), config, sock=sock)
+        app = create_app_of_several(known, pool, config, common=shared)
+        server = DrainingServer(app, config, sock=sock)
         await pool.start()
         servers.append(server)
         url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-        found.append(Several(url, pool, gates, asyncio.get_running_loop()))
+        found.append(Several(url, pool, app.state.pulls, gates, asyncio.get_running_loop()))
         serving = asyncio.create_task(server.serve(sockets=[sock]))
         while not server.started:
             await asyncio.sleep(0.01)
