@@ -25,6 +25,7 @@ Phase = Literal["unloaded", "loading", "loaded", "leaving", "sleeping", "failed"
 
 CARD_SHARE = int(0.95 * CARD)  # of a card's memory; the rest is for what each process takes beside its pool
 BUSY_SECONDS = 5.0  # after which asking again for a model without room makes sense
+LOOK_SECONDS = 10.0  # between questions to an engine whether it still answers
 POLICY = RestartPolicy()
 
 
@@ -43,6 +44,8 @@ class Engine(Protocol):
 
     async def wait_died(self) -> int: ...
 
+    def check_health(self) -> None: ...
+
     async def shutdown(self) -> None: ...
 
 
@@ -59,7 +62,7 @@ class Loading(Protocol):
         """The engine; raises LLMJaxError if it cannot be loaded."""
 
     def stop(self) -> None:
-        """Ends it: whatever is awaited of it fails soon."""
+        """Ends it, whatever it does, and the engine that it has become: what is awaited of it fails soon."""
 
     async def ended(self) -> None:
         """Returns when it has given everything back, after ``stop``."""
@@ -348,7 +351,7 @@ class ModelPool:
             if model.loading is not None:
                 model.loading.proceed()
                 model.engine = await model.loading.loaded()
-                model.watch = asyncio.create_task(self._watched(model, model.engine))
+                model.watch = asyncio.create_task(self._watched(model, model.engine, model.loading))
                 model.loads += 1
                 logger.info("%s is loaded", model.name)
             elif model.engine is not None:
@@ -441,13 +444,27 @@ class ModelPool:
             await model.engine.shutdown()
         model.engine, model.held, model.phase = None, {}, "unloaded"
 
-    async def _watched(self, model: PooledModel, engine: Engine) -> None:
-        """Notices when an engine dies; the next request starts another."""
-        status = await engine.wait_died()
+    async def _watched(self, model: PooledModel, engine: Engine, loading: Loading) -> None:
+        """Notices when an engine dies, and ends one that hangs; the next request starts another.
+
+        Args:
+            loading: what has loaded it, and can end it.
+        """
+        died, hung = asyncio.ensure_future(engine.wait_died()), ""
+        try:
+            while not (await asyncio.wait({died}, timeout=LOOK_SECONDS))[0]:
+                try:
+                    engine.check_health()
+                except EngineDead as error:
+                    hung = hung or str(error)
+                    loading.stop()
+            status = died.result()
+        finally:
+            died.cancel()
         if model.engine is not engine or model.phase not in ("loaded", "sleeping"):
             return  # whoever changes the model notices by himself
         model.watch = None
-        failure = EngineDead(f"its engine has died, with status {status}")
+        failure = EngineDead(f"{hung}, and was ended" if hung else f"its engine has died, with status {status}")
         self._leave(model, self._unloaded(model, failure=failure), after={})
 
     def _fail(self, model: PooledModel, error: Exception) -> None:

@@ -73,7 +73,7 @@ class Several:
     loop: asyncio.AbstractEventLoop
 
     def http(self, **options: object) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60, **options)  # type: ignore[arg-type]
+        return httpx.Client(base_url=self.url, timeout=None, **options)  # type: ignore[arg-type]
 
     def states(self) -> dict[str, str]:
         return {name: state_of(model) for name, model in self.pool.models.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
@@ -22,10 +23,13 @@ import pytest
 import yaml
 
 from llmjax.config import EngineConfig
+from llmjax.engine.clients import client
 from llmjax.engine.loading.need import PROCESS_BYTES
+from llmjax.several import pool
+from llmjax.several.processes import ProcessLoading
 from tests.engine.clients.test_process import alive
 from tests.serve.conftest import children
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 NAMES = ("one", "two", "three")
 REFUSED = {"model_unavailable", "engine_dead"}  # of a request that meets a death, or a pause after one
@@ -108,8 +112,8 @@ def run(pid: int, url: str, *, requests: int, kills: int, seed: int) -> Counter[
             assert end in {"length", *REFUSED}
 
     plans = [(draw.choice(NAMES), draw.random() < 0.5, draw.choice([1, 4, 60])) for _ in range(requests)]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(answered, plans))
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(answered, plans))
     return ends
 
 
@@ -157,3 +161,33 @@ def test_a_model_whose_files_are_missing_leaves_the_others(engine_config: Engine
         until(lambda: ask(url, "two", stream=True, tokens=1) == "length")
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
+
+
+@pytest.mark.slow
+async def test_a_process_that_hangs_is_ended_and_the_others_go_on(
+    engine_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is stopped is alive and answers nothing, as one whose step never ends."""
+    monkeypatch.setattr(client, "STUCK_AFTER", 2.0)
+    monkeypatch.setattr(pool, "LOOK_SECONDS", 0.2)
+    memory = 8 * (PROCESS_BYTES + 2**30)
+    begun: dict[str, list[ProcessLoading]] = {"one": [], "two": []}
+
+    def begin(name: str) -> ProcessLoading:
+        loading = ProcessLoading(engine_config.replace(engine_process="process"), name=name, memory=memory)
+        begun[name].append(loading)
+        return loading
+
+    models = pool.ModelPool(dict.fromkeys(begun, pool.Manners()), begin, memory=memory, patience=600.0)
+    await models.start()
+    (hung,) = [pid for pid in children(os.getpid()) if pid == begun["one"][0]._process.pid]
+    os.kill(hung, signal.SIGSTOP)
+    await until_async(lambda: models.models["one"].phase == "failed")
+    assert "in one step for more than 2 s, and was ended" in models.models["one"].failure
+    assert not alive(hung) and models.models["two"].phase == "loaded"
+    await until_async(lambda: models.models["one"].retry_at <= asyncio.get_running_loop().time())
+    for name in ("one", "two"):
+        async with models.using(name) as engine:
+            assert not engine.is_sleeping
+    assert [len(loadings) for loadings in begun.values()] == [2, 1]
+    await models.shutdown()

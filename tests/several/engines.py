@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from llmjax.engine.need import MEMORY, Need
-from llmjax.errors import CheckpointError
+from llmjax.errors import CheckpointError, EngineDead
 
 BEGIN, READ, SLEEP, WAKE, END = 0.5, 3.0, 0.25, 0.5, 1.0  # seconds
 
@@ -38,6 +38,7 @@ class StandInLoading:
         self._machine = machine
         self._name = name
         self._stopped = asyncio.Event()
+        self._engine: StandInEngine | None = None
 
     async def measured(self) -> Need:
         await self._pass(BEGIN)
@@ -51,12 +52,14 @@ class StandInLoading:
         if self._name in self._machine.broken:
             raise CheckpointError(f"{self._name} has no weights")
         assert self._name not in self._machine.engines
-        engine = self._machine.engines[self._name] = StandInEngine(self._machine, self._name)
+        engine = self._engine = self._machine.engines[self._name] = StandInEngine(self._machine, self._name)
         self._machine.events.append(f"load {self._name}")
         return engine
 
     def stop(self) -> None:
         self._stopped.set()
+        if self._engine is not None:
+            self._engine.die()
 
     async def ended(self) -> None:
         assert self._stopped.is_set()
@@ -78,8 +81,13 @@ class StandInEngine:
         self.name = name
         self.num_requests = 0
         self.is_sleeping = False
+        self.hangs = False
         self._dead = asyncio.Event()
         self.ended = False
+
+    def check_health(self) -> None:
+        if self.hangs:
+            raise EngineDead("the engine hangs")
 
     def die(self) -> None:
         self._machine.events.append(f"death of {self.name}")

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from llmjax.engine.need import Need
 from llmjax.errors import ModelUnavailable
-from llmjax.several.pool import Manners, ModelPool
+from llmjax.several.pool import LOOK_SECONDS, Manners, ModelPool
 from tests.several.engines import END, Machine
 from tests.virtual_time import VirtualLoop, run
 
@@ -199,6 +199,63 @@ def test_an_engine_that_dies_is_replaced_by_the_next_request() -> None:
         pool.models["a"].retry_at = 0
         await use(pool, "a")
         assert phases(pool)["a"] == "loaded"
+        await pool.shutdown()
+
+    run(main())
+
+
+def test_an_engine_that_hangs_is_ended_and_the_others_go_on() -> None:
+    async def main() -> None:
+        machine = Machine({"a": need(10), "b": need(10)})
+        pool = pool_of(machine, a=Manners(), b=Manners())
+        await pool.start()
+        running = asyncio.create_task(use(pool, "b", 3 * LOOK_SECONDS))
+        machine.engines["a"].hangs = True
+        await asyncio.sleep(LOOK_SECONDS + END + 0.1)
+        assert phases(pool) == {"a": "failed", "b": "loaded"} and machine.held["a"] == 0
+        assert pool.models["a"].failure == "the engine hangs, and was ended"
+        await asyncio.sleep(pool.models["a"].retry_at - asyncio.get_running_loop().time())
+        await use(pool, "a")
+        await running
+        assert machine.events.count("begin b") == 1
+        await pool.shutdown()
+
+    run(main())
+
+
+def test_a_model_joins_and_leaves_when_its_requests_have_ended() -> None:
+    async def main() -> None:
+        machine = Machine({"a": need(10), "b": need(10)})
+        pool = pool_of(machine, a=Manners())
+        await pool.start()
+        pool.add("c", Manners(load_at_start=False))
+        machine.needs["c"], machine.held["c"] = need(30), 0
+        running = asyncio.create_task(use(pool, "c", 20.0))
+        await asyncio.sleep(10.0)
+        leaving = asyncio.create_task(pool.remove("c"))
+        await asyncio.sleep(0)
+        with pytest.raises(ModelUnavailable, match="c has been deleted"):
+            await use(pool, "c")
+        assert not leaving.done() and not running.done()
+        await asyncio.gather(leaving, running)
+        assert set(pool.models) == {"a", "b"} and machine.held["c"] == 0 and "c" not in machine.engines
+        with pytest.raises(ModelUnavailable, match="c has been deleted"):
+            await use(pool, "c")
+        await pool.shutdown()
+
+    run(main())
+
+
+def test_a_model_that_leaves_while_it_is_loaded_ends_at_once() -> None:
+    async def main() -> None:
+        machine = Machine({"a": need(10), "b": need(10)})
+        pool = pool_of(machine)
+        waiting = asyncio.create_task(use(pool, "a"))
+        await asyncio.sleep(1.0)
+        await pool.remove("a")
+        with pytest.raises(ModelUnavailable, match="a has been deleted"):
+            await waiting
+        assert set(pool.models) == {"b"} and machine.held["a"] == 0 and not machine.engines
         await pool.shutdown()
 
     run(main())
