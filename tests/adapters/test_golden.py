@@ -57,6 +57,7 @@ class Model:
         self.stacks = AdapterStacks.of(
             graph, shapes, places=PLACES, rank=RANK, division=Division(self.config, 1), platform=platform
         )
+        self.stacks.make()
         self.params: Mapping[str, Any] = self.read(self.checkpoint)
         self.reader = AdapterReader(self.checkpoint, self.config, self.stacks.whole_shapes, RANK)
         self._put = jax.jit(put_adapter, static_argnames="layout", compiler_options=SOON)

@@ -184,6 +184,19 @@ def test_what_cannot_be_is_named_by_ollamas_names(client: ollama.Client) -> None
         assert error.value.status_code == 400
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_the_engine_refuses_is_named_by_ollamas_names(client: ollama.Client, stream: bool) -> None:
+    """A schema is compiled when its request begins."""
+    form: Any = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}
+    for answer in (
+        lambda: client.chat(**ask("plain"), format=form, stream=stream),
+        lambda: client.generate("scripted", "plain", format=form, stream=stream),
+    ):
+        with pytest.raises(ollama.ResponseError) as error:
+            list(answer())
+        assert "format" in str(error.value) and "response_format" not in str(error.value)
+
+
 def test_a_key_is_needed(running: Any) -> None:
     with ollama.Client(host=running.url) as client, pytest.raises(ollama.ResponseError, match="key") as error:
         client.chat(**ask("plain"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import jax
@@ -146,7 +147,7 @@ class AdaptedShape:
 
 
 class AdapterStacks:
-    """The devices' places for adapters, all empty at first.
+    """The devices' places for adapters, all empty when they have been made.
 
     Args:
         shapes: the parameters that adapters may change.
@@ -155,7 +156,7 @@ class AdapterStacks:
 
     Attributes:
         layout: the layout of the arrays.
-        arrays: on the devices; replaced by `put`. There are none between `free` and `make`.
+        arrays: on the devices; replaced by `put`. There are none before `make`, and none after `free`.
     """
 
     def __init__(
@@ -168,7 +169,6 @@ class AdapterStacks:
         arrays = [special, *(array for one in shapes for array in one.arrays(self.layout, dtype))]
         self._placed = tuple(array.placed(platform) for array in arrays)
         self.arrays: tuple[jax.Array, ...] = ()
-        self.make()
 
     @classmethod
     def of(
@@ -217,6 +217,16 @@ class AdapterStacks:
     def num_bytes(self) -> int:
         """Bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes that the arrays of all devices take together once they have been made."""
+        sizes = [
+            prod(one.shape if one.sharding is None else one.sharding.shard_shape(one.shape)) for one in self._placed
+        ]
+        return len(self._platform.devices) * sum(
+            size * one.dtype.itemsize for size, one in zip(sizes, self._placed, strict=True)
+        )
 
     @property
     def specs(self) -> tuple[jax.ShapeDtypeStruct, ...]:

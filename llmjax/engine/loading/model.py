@@ -214,9 +214,21 @@ def load_model(
         total = sum(kept_bytes(source, shape.shape, shape.dtype, tile=tile) for source, shape in sizes)
         return total // len(platform.devices)
 
+    adapters = None
+    if config.enable_lora:
+        _check_adapters(config)
+        adapters = AdapterStacks.of(
+            whole,
+            shapes,
+            places=config.max_loras,
+            rank=config.max_lora_rank,
+            division=division,
+            platform=platform,
+        )
     if reading is not None:
         encoder_bytes = weight_bytes(checkpoint.vision_tensors, platform)
-        whole_bytes = num_bytes(plan) * len(platform.devices) + encoder_bytes
+        places_bytes = 0 if adapters is None else adapters.needed_bytes
+        whole_bytes = num_bytes(plan) * len(platform.devices) + encoder_bytes + places_bytes
         reading(Unread(model=graph.config, weight_bytes=whole_bytes, calibrated=calibration is not None))
     if platform.is_cpu:  # before anything is read: what does not fit would be swapped, or end the process
         needed = num_bytes(plan)
@@ -251,17 +263,8 @@ def load_model(
         params[name] = placer.place(name, tensor, one, shape, cut=division.cut(name, axes, shape.shape))
     if config.dequantized_copies:
         params = with_copies(params, without=frozenset(graph.without_layers.names))
-    adapters = None
-    if config.enable_lora:
-        _check_adapters(config)
-        adapters = AdapterStacks.of(
-            whole,
-            shapes,
-            places=config.max_loras,
-            rank=config.max_lora_rank,
-            division=division,
-            platform=platform,
-        )
+    if adapters is not None:
+        adapters.make()
     encoder = None if checkpoint.vision is None else _load_encoder(checkpoint, platform, programs, placer)
     if encoder is not None and adapters is not None:
         of_encoder = EncoderAdapters.of(

@@ -26,7 +26,7 @@ class Unread:
 
     Args:
         model: the part of it that is in this process.
-        weight_bytes: bytes of its weights, as they will be kept, on all devices.
+        weight_bytes: bytes of its weights, as they will be kept, and of its places for adapters, on all devices.
         calibrated: whether its KV scales are calibrated.
     """
 

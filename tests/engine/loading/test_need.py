@@ -62,6 +62,23 @@ def test_an_engine_takes_what_it_has_asked_for(name: str, compile_cache_dir: str
     assert need.asleep == {MEMORY: need.weight_bytes + need.other_bytes}
 
 
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_places_for_adapters_count(name: str, compile_cache_dir: str) -> None:
+    """As many as there may be, of the largest rank, whether or not adapters are in them."""
+    plain = config_of(name, compile_cache_dir)
+    adapted = plain.replace(enable_lora=True, max_loras=3, max_lora_rank=16)
+    needs: list[Need] = []
+    engine = build_engine(adapted, MachineShare(host_memory=4096 * MIB), admit=needs.append)
+    try:
+        taken = info_of(engine).weight_bytes
+    finally:
+        engine.close()
+    without, twice = (asked(one, memory=4096 * MIB) for one in (plain, adapted.replace(max_loras=6)))
+    assert needs[0].weight_bytes == taken > without.weight_bytes
+    places = taken - without.weight_bytes
+    assert twice.weight_bytes - without.weight_bytes == pytest.approx(2 * places, rel=0.01)
+
+
 def test_pages_get_a_share_of_what_there_is_for_all(compile_cache_dir: str) -> None:
     config = config_of("llama", compile_cache_dir).replace(
         hf_overrides={"max_position_embeddings": 2**20}, max_num_seqs=4
