@@ -93,7 +93,7 @@ class Pulls:
             name: without the tag that says nothing.
 
         Raises:
-            InvalidRequest: it is no name of a model to pull.
+            InvalidRequest: it is not a name of a model to pull.
             ApiError: as many pulls go on as may, the model is being deleted, or the server is offline.
             CheckpointError: the model cannot be fetched.
             ModelUnavailable: the server shuts down.

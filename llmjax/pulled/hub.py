@@ -18,7 +18,7 @@ from llmjax.pulled.check import check_served
 from llmjax.pulled.names import PullName
 from llmjax.pulled.progress import Step, Tell
 
-USUAL = "Q4_K_M"  # of several .gguf files the one that is meant where no tag says which, as for Ollama
+USUAL = "q4_k_m"  # of several .gguf files the one that is meant where no tag says which, as for Ollama
 LOOK_SECONDS = 0.2  # between looks at how much has come
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -59,7 +59,7 @@ def parse_name(text: str, *, registry: str) -> PullName:
         registry: base URL of the registry.
 
     Raises:
-        InvalidRequest: it is no such name, or names another host.
+        InvalidRequest: it is not such a name, or names another host.
     """
     path, slash, last = _SCHEME.sub("", text, count=1).rpartition("/")
     model, colon, tag = last.partition(":")

@@ -292,7 +292,7 @@ def test_no_record_removes_what_is_not_below_the_folder(tmp_path: Path) -> None:
         assert outside.exists() and records.root.exists()
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 5}', '{"a": {"colour": 1}}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 5}', '{"a": {"color": 1}}'])
 def test_a_list_that_cannot_be_read_names_its_file(tmp_path: Path, text: str) -> None:
     (tmp_path / "pulled.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"pulled\.json"):
