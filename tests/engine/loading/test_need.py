@@ -64,7 +64,7 @@ def test_an_engine_takes_what_it_has_asked_for(name: str, compile_cache_dir: str
 
 @pytest.mark.parametrize("name", ["llama", "mixtral"])
 def test_places_for_adapters_count(name: str, compile_cache_dir: str) -> None:
-    """As many count as there may be, each with the largest rank, whether or not adapters are in them."""
+    """All places count, whether or not adapters are in them."""
     plain = config_of(name, compile_cache_dir)
     adapted = plain.replace(enable_lora=True, max_loras=3, max_lora_rank=16)
     needs: list[Need] = []
