@@ -38,6 +38,8 @@ from llmjax.config import setting
 from llmjax.errors import ConfigError, LLMJaxError
 from llmjax.settings import settings_of
 
+WIDTH = 140  # characters of the table
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentsOptions:
@@ -202,7 +204,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--agents: {min(unknown)!r} is none of {', '.join(DIALECTS)}")
     servers = servers_of(values.servers)
     check_writable(options.output_json)
-    record = asyncio.run(run(servers, options, Console()))
+    record = asyncio.run(run(servers, options, Console(width=WIDTH)))
     if options.output_json is not None:
         write_json(Path(options.output_json), record)
     return int(any(one["errors"] for found in record.values() for one in found.values()))

@@ -9,6 +9,7 @@ import anthropic.types
 import openai.types.chat
 import openai.types.responses
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 EVENTS: dict[str, TypeAdapter[Any]] = {
     "/v1/chat/completions": TypeAdapter(openai.types.chat.ChatCompletionChunk),
@@ -27,6 +28,12 @@ def first_error(path: str, events: Iterable[dict[str, Any]]) -> str | None:
         try:
             EVENTS[path].validate_python(event)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
+            first = _plainest(error.errors(include_url=False, include_input=False))
             return f"{path}: {event.get('type', 'an event')}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
     return None
+
+
+def _plainest(errors: list[ErrorDetails]) -> ErrorDetails:
+    """Of an event that may be of many types, an error about the type that it says it is of."""
+    others = {error["loc"][0] for error in errors if error["type"] == "literal_error" and error["loc"][1:] == ("type",)}
+    return next((error for error in errors if error["loc"][0] not in others), errors[0])

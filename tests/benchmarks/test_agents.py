@@ -167,6 +167,8 @@ def test_an_event_of_another_type_is_an_error() -> None:
     assert first_error("/v1/chat/completions", [chunk]) is None
     wrong = first_error("/v1/chat/completions", [chunk, {**chunk, "choices": [{"index": "first", "delta": {}}]}])
     assert wrong is not None and "index" in wrong
+    wrong = first_error("/v1/responses", [{"type": "response.completed", "sequence_number": "last"}])
+    assert wrong is not None and "ResponseCompletedEvent" in wrong
 
 
 def test_servers_are_named_by_their_addresses_or_otherwise() -> None:
