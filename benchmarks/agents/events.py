@@ -34,6 +34,6 @@ def first_error(path: str, events: Iterable[dict[str, Any]]) -> str | None:
 
 
 def _plainest(errors: list[ErrorDetails]) -> ErrorDetails:
-    """Of an event that may be of many types, an error about the type that it says it is of."""
+    """An error about the type that the event says it is of, where it may be of many."""
     others = {error["loc"][0] for error in errors if error["type"] == "literal_error" and error["loc"][1:] == ("type",)}
     return next((error for error in errors if error["loc"][0] not in others), errors[0])
