@@ -17,6 +17,7 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from llmjax.serve.protocol.pooling import EmbeddingRequest
+from tests.checkpoints import ADAPTERS
 from tests.pooled_models import RERANKER, golden, pair, split_prompt, words, write_with_tokenizer
 from tests.serve.conftest import Running
 from tests.serve.test_bench import bench
@@ -90,6 +91,30 @@ def test_openai_s_client_gets_embeddings(embedder: Running) -> None:
     assert answer.usage.prompt_tokens == answer.usage.total_tokens == 40 + 17 + 1
     for case, entry in zip(("long", "short", "one"), answer.data, strict=True):
         assert np.dot(entry.embedding, found[f"{case}/vector"]) >= 0.99999
+
+
+def test_vectors_with_an_adapter_and_without(
+    tmp_path: Path, compile_cache_dir: str, start_server: Callable[..., Any]
+) -> None:
+    """The adapter is asked for by its name, as a model, and its vector is PEFT's."""
+    adapter = ADAPTERS / "embedder"
+    settings = config("qwen3-embedding", tmp_path, compile_cache_dir, ends=False, lora_modules=[f"own={adapter}"])
+    server, stop = start_server(settings, ServerConfig(port=0))
+    with np.load(adapter / "golden.npz") as arrays:
+        tokens, expected = arrays["tokens"].tolist(), arrays["logits"]
+    try:
+        vectors = {}
+        for path, model in (("/v1/embeddings", "own"), ("/v1/embeddings", "tiny"), ("/pooling", "own")):
+            answer = post(server, path, model=model, input=tokens)
+            assert answer.status_code == 200 and answer.json()["model"] == model, answer.text
+            (entry,) = answer.json()["data"]
+            vectors[path, model] = np.array(entry.get("embedding", entry.get("data")))
+        np.testing.assert_allclose(vectors["/v1/embeddings", "own"], expected, atol=2e-4)
+        np.testing.assert_allclose(vectors["/pooling", "own"], expected, atol=2e-4)
+        assert np.abs(vectors["/v1/embeddings", "tiny"] - expected).max() > 0.1
+        assert post(server, "/v1/embeddings", model="nobody", input=tokens).status_code == 404
+    finally:
+        stop()
 
 
 @pytest.mark.parametrize("form", ["float", "base64"])

@@ -5,7 +5,8 @@ Needs ``torch`` (CPU), ``transformers`` and ``peft``, none of which the tests ne
     python -m tests.adapters.golden.make_golden [name ...]
 
 An archive an adapter, ``<name>.zip``, of a PEFT folder (``adapter_config.json``, ``adapter_model.safetensors``) and
-``golden.npz``: ``tokens`` i64 [n], ``logits`` f32 [n, V] with the adapter as it is (of a classifier: [labels]), and
+``golden.npz``: ``tokens`` i64 [n], ``logits`` f32 [n, V] with the adapter as it is (of a classifier: [labels], of an
+embedder the vector of the text), and
 ``merged``, with its matrices merged into the weights, where PEFT can do that. ``base.txt`` names the golden checkpoint
 that it is for. Those of models that see are in ``seeing/``; their prompt is the case ``one`` of the checkpoint's own
 golden file, with its picture.
@@ -34,6 +35,22 @@ TOKENS = 21
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
+def logits_of(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    return model(**inputs).logits[0]
+
+
+def last_vector(model: torch.nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The vector of a text: its last hidden state, of length one."""
+    hidden = model(**inputs, output_hidden_states=True).hidden_states[-1][0, -1]
+    return hidden / hidden.norm()
+
+
+def of_headless(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Tensors as PEFT saves them of the model without its head, which embedders are trained as."""
+    before = "base_model.model.model."
+    return {name.replace(before, "base_model.model."): tensor for name, tensor in tensors.items()}
+
+
 @dataclass(frozen=True)
 class Case:
     """An adapter.
@@ -44,6 +61,7 @@ class Case:
         rewrite: changes the saved tensors and the configuration, into what other programs save.
         merges: whether PEFT merges the adapter into what it changes, and into nothing else, such as a tied head.
         sees: whether the base is one of the models that see.
+        read: what the model makes of inputs.
     """
 
     base: str
@@ -51,6 +69,7 @@ class Case:
     rewrite: Callable[[dict[str, torch.Tensor], dict[str, Any]], dict[str, torch.Tensor]] | None = None
     merges: bool = True
     sees: bool = False
+    read: Callable[[torch.nn.Module, dict[str, torch.Tensor]], torch.Tensor] = logits_of
 
 
 def one_by_one(tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -140,6 +159,9 @@ CASES = {
         "gpt-oss", {"target_modules": ["q_proj"], "target_parameters": EXPERTS}, rewrite=one_by_one_in_turn
     ),
     "gemma": Case("gemma", {"target_modules": "all-linear"}),
+    "embedder": Case(
+        "qwen3-embedding", {"target_modules": "all-linear"}, rewrite=of_headless, read=last_vector, merges=False
+    ),
     "qwen2_5-vl": Case("qwen2_5-vl", {"target_modules": "all-linear"}, sees=True),
     "qwen2_5-vl-patches": Case(
         "qwen2_5-vl", {"target_modules": ["proj", "qkv", "q_proj"], "use_rslora": True}, sees=True
@@ -162,15 +184,15 @@ def main() -> None:
         with TemporaryDirectory() as temporary, torch.no_grad():
             folder = Path(temporary)
             save(model, case, folder)
-            arrays = {"tokens": inputs["input_ids"][0].numpy(), "logits": model(**inputs).logits[0].numpy()}
+            arrays = {"tokens": inputs["input_ids"][0].numpy(), "logits": case.read(model, inputs).numpy()}
             try:
                 if not case.merges:
                     raise NotImplementedError("it would be merged into a tied head")
                 merged = model.merge_and_unload()
-                arrays["merged"] = merged(**inputs).logits[0].numpy()
+                arrays["merged"] = case.read(merged, inputs).numpy()
             except (NotImplementedError, RuntimeError, ValueError) as error:
                 print(name, "is not merged:", error)
-            plain = model_of(case)(**inputs).logits[0].numpy()
+            plain = case.read(model_of(case), inputs).numpy()
             print(name, "changes logits by up to", np.abs(plain - arrays["logits"]).max())
             np.savez(folder / "golden.npz", **arrays)
             (folder / "base.txt").write_text(case.base)

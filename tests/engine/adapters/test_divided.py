@@ -16,6 +16,8 @@ CASES: dict[str, dict[str, Any]] = {
     "three devices and biases": {"names": ["biases"], "devices": 3},
     "parts of experts": {"names": ["qwen3-moe"], "devices": 2},
     "whole experts": {"names": ["qwen3-moe"], "devices": 2, "settings": {"enable_expert_parallel": True}},
+    "latent attention": {"names": ["deepseek-latent"], "devices": 2},
+    "experts whose gates and ups take turns": {"names": ["gpt-oss"], "devices": 2},
     "recurrent layers": {"names": ["qwen3-next"], "devices": 2},
 }
 
