@@ -71,10 +71,24 @@ OF_AXES = {
     "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
 # Models whose files have the text model's keys at the top level, with those of other parts beside them.
-BESIDE = {"Phi3VForCausalLM": "Phi3ForCausalLM"}
+BESIDE = {
+    "Phi3VForCausalLM": "Phi3ForCausalLM",
+    "Phi4MMForCausalLM": "Phi3ForCausalLM",
+    "Phi4MultimodalForCausalLM": "Phi3ForCausalLM",
+}
 # The same where files have the text model's keys, under its own names, in an object of their own.
 WITHIN = {"HfMoondream": "MoondreamForCausalLM"}
-OF_OTHERS = ("vision_config", "img_processor", "embd_layer", "model_type", "version")
+OF_OTHERS = (
+    "vision_config",
+    "img_processor",
+    "embd_layer",
+    "audio_config",
+    "audio_processor",
+    "vision_lora",
+    "speech_lora",
+    "model_type",
+    "version",
+)
 # The same where files say by ``version`` which text model it is.
 OF_VERSIONS = {"MiniCPMV": {2.6: "Qwen2ForCausalLM", 4.0: "LlamaForCausalLM", 4.5: "Qwen3ForCausalLM"}}
 # Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
@@ -87,6 +101,13 @@ NEEDED = {
 }
 # What missing keys mean to these, where it is not what they mean to the plain text models.
 _MISSING: Mapping[str, Mapping[str, Any]] = {
+    "phi4_multimodal": {
+        "vocab_size": 200064,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 131072,
+        "bos_token_id": 199999,
+        "eos_token_id": [199999, 200020],
+    },
     "glm4v_text": {"rms_norm_eps": 1e-5, "head_dim": None, "max_position_embeddings": 32768},
     "glm_ocr_text": {
         "vocab_size": 59392,
@@ -168,7 +189,9 @@ def _of_version(config: Mapping[str, Any], architectures: Mapping[float, str]) -
 
 def _without_others(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     text = {key: value for key, value in config.items() if key not in OF_OTHERS}
-    return {**text, "architectures": [architecture]}
+    model_type = config.get("model_type")
+    missing = _MISSING.get(model_type, {}) if isinstance(model_type, str) else {}
+    return {**missing, **text, "architectures": [architecture]}
 
 
 def _within(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:

@@ -33,15 +33,12 @@ _ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)$")
 
 Conversion = Literal["embed", "classify"]
 _CROSS = "its text layers attend to rows of a picture by cross-attention, which no layer here has"
-_ADAPTED = "its text layers have an adapter that is used in prompts with pictures alone"
 # Models that see and whose other names are none of those here, with what they lack.
 LACKING: Mapping[str, str] = {
     "MllamaForConditionalGeneration": _CROSS,
     "DeepseekVLHybridForConditionalGeneration": "a second encoder, of SAM, sees its pictures too",
     "Moondream": "its files are of an older form; those of an HfMoondream are read",
     "MolmoForCausalLM": "its files are of an older form; those of a Molmo2ForConditionalGeneration are read",
-    "Phi4MMForCausalLM": _ADAPTED,
-    "Phi4MultimodalForCausalLM": _ADAPTED,
 }
 
 

@@ -14,6 +14,8 @@ from llmjax.kernels.registry import Implementation, Operation
 
 BLOCK = 512
 """Queries whose scores are in memory at once."""
+UNSEEN = -2
+"""``UNSEEN - s`` is the segment of a token that sees the tokens of ``s``, and that none sees."""
 
 
 def attend_segments(
@@ -31,14 +33,14 @@ def attend_segments(
 
     Args:
         q, k, v: [T, heads, head_dim].
-        segments: i32 [T]; the tokens of a segment stand one after another, but for some of no segment (negative) that
-            may stand among them.
+        segments: i32 [T]; the tokens of a segment stand one after another, but for some of no segment (-1) that may
+            stand among them. So may tokens that see those of a segment and that none sees, see `UNSEEN`.
         dtype: what queries, keys and values are rounded to, as hardware multiplies it; None: q's.
         tile: tokens of a segment, where all have as many; None: they differ.
         reach: no token sees one that is this many places away; None: it may see any.
 
     Returns:
-        [T, heads, head_dim] in q's dtype; that of tokens of no segment is anything finite.
+        [T, heads, head_dim] in q's dtype; that of tokens of no segment, or which see none, is anything finite.
     """
     dtype = jnp.dtype(q.dtype if dtype is None else dtype)
     attended: jax.Array = SEGMENTS(q, k, v, segments, scale=scale, dtype=dtype, tile=tile, reach=reach)
@@ -75,7 +77,9 @@ def _by_blocks(
         start = jnp.clip(first - (reach or 0), 0, count - near)
         keys, values, known = (jax.lax.dynamic_slice_in_dim(each, start, near) for each in (k, v, segments))
         scores = jnp.einsum("qhd,khd->hqk", q, keys, preferred_element_type=jnp.float32) * scale
-        scores = jnp.where(seen[:, None] == known, scores, -jnp.inf)
+        sees = jnp.where(seen <= UNSEEN, UNSEEN - seen, seen)
+        # Finite, so that what sees nothing is finite too.
+        scores = jnp.where(sees[:, None] == known, scores, jnp.finfo(jnp.float32).min)
         shares = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
         return jnp.einsum("hqk,khd->qhd", shares, values, preferred_element_type=jnp.float32).astype(q.dtype)
 

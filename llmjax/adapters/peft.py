@@ -45,8 +45,23 @@ def read_peft(folder: Path, experts: ExpertSizes | None) -> StoredParts:
     Raises:
         CheckpointError: a file is missing, malformed, or holds what is not understood or supported.
     """
-    config = PeftConfig.read(folder)
-    return _Reader(config, open_safetensors(folder / WEIGHTS), folder / WEIGHTS, experts).parts()
+    path = folder / WEIGHTS
+    return parts_of(PeftConfig.read(folder), open_safetensors(path), path, experts)
+
+
+def parts_of(
+    config: PeftConfig, tensors: Mapping[str, SafetensorsTensor], path: Path, experts: ExpertSizes | None
+) -> StoredParts:
+    """What the tensors of an adapter are, by its configuration.
+
+    Args:
+        path: where they are, for messages.
+        experts: see `read_peft`.
+
+    Raises:
+        CheckpointError: a tensor is not understood or supported.
+    """
+    return _Reader(config, tensors, path, experts).parts()
 
 
 class _Reader:

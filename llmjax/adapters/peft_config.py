@@ -129,6 +129,31 @@ class PeftConfig:
         keys.refuse_unread()
         return config
 
+    @classmethod
+    def of(cls, content: Any, path: Path, *, key: str) -> PeftConfig:
+        """The configuration of an adapter among a model's tensors, in the model's own (Phi-4-multimodal).
+
+        Args:
+            content: the value of a key of config.json.
+            path: the path of config.json, for messages.
+            key: the key.
+
+        Raises:
+            CheckpointError: it is malformed, or has a key that is not understood.
+        """
+        if not isinstance(content, Mapping):
+            raise CheckpointError(f"{path}: {key} must be an object, by which an adapter among the tensors is read")
+        # Of training: dropout, and a pattern of names, which the tensors have.
+        keys = _Keys({name: value for name, value in content.items() if name not in ("dp", "layer")}, path)
+        config = cls(path=path, rank=keys.whole("r"), alpha=keys.number("lora_alpha"))
+        keys.refuse_unread()
+        return config
+
+    @property
+    def most_rank(self) -> int:
+        """The largest rank."""
+        return max(self.rank, *self.ranks.values(), 0)
+
     def rank_of(self, module: str) -> int:
         """The rank of a module's adapter."""
         return _first(self.ranks, module, self.rank)

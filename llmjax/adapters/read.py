@@ -12,8 +12,9 @@ import numpy as np
 from llmjax import models
 from llmjax.adapters.adapter import Adapter, Floats, LowRank, summed
 from llmjax.adapters.gguf import read_gguf
+from llmjax.adapters.own import own_config
 from llmjax.adapters.parts import StoredParts
-from llmjax.adapters.peft import ExpertSizes, read_peft
+from llmjax.adapters.peft import ExpertSizes, parts_of, read_peft
 from llmjax.adapters.product import Factors, factors_of
 from llmjax.adapters.reference import MOST_BYTES, files_of
 from llmjax.checkpoint import Checkpoint
@@ -43,7 +44,7 @@ class AdapterReader:
     of_encoder: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def read(self, path: Path, digest: str) -> Adapter:
-        """Reads the adapter in a PEFT folder or a GGUF file.
+        """Reads the adapter in a PEFT folder or a GGUF file; at the model's own path, that among its tensors.
 
         Args:
             digest: identifies its content.
@@ -52,13 +53,18 @@ class AdapterReader:
             CheckpointError: it is missing, malformed, too large, for another model, or has a part that is not
                 supported.
         """
-        if (size := sum(file.stat().st_size for file in files_of(path))) > MOST_BYTES:
+        among = bool(self.base.adapter_tensors) and path == self.base.path
+        if not among and (size := sum(file.stat().st_size for file in files_of(path))) > MOST_BYTES:
             raise CheckpointError(f"{path}: an adapter of {size} bytes, where {MOST_BYTES} are the most")
         if path.is_file():
             return Adapter(
                 digest=digest, parts=self._whole([self._text.products(read_gguf(path, self.base), path)], path)
             )
-        stored = read_peft(path, self._experts)
+        stored = (
+            parts_of(own_config(self.base), self.base.adapter_tensors, path, self._experts)
+            if among
+            else read_peft(path, self._experts)
+        )
         seeing, products = self.base.of_encoder(stored.products)
         seeing_replaced, replaced = self.base.of_encoder(stored.replaced)
         found = [

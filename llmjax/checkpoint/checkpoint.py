@@ -28,12 +28,14 @@ from llmjax.checkpoint.gguf.model import (
     hf_tensors,
 )
 from llmjax.checkpoint.label_rows import LABELS, LabelRows
+from llmjax.checkpoint.mistral_layout import WEIGHTS as CONSOLIDATED
+from llmjax.checkpoint.mistral_layout import config_in, halved, is_native, processor_in, renamed
 from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_pooler_names
 from llmjax.checkpoint.overrides import check_reached, overridden
-from llmjax.checkpoint.safetensors import stored_tensors
+from llmjax.checkpoint.safetensors import WEIGHTS, SafetensorsTensor, stored_tensors
 from llmjax.checkpoint.sentence_transformers import LogitScore, SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredStack, StoredTensor
-from llmjax.checkpoint.vision import vision_tensors, with_tokens_apart
+from llmjax.checkpoint.vision import vision_tensors, with_tokens_apart, without_adapters
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
 from llmjax.models.errors import UnsupportedModel
@@ -73,10 +75,12 @@ class Checkpoint:
         logit_score: the same for a generating model that scores pairs of texts by tokens.
         quantization: ``gguf``, or the ``quant_method`` of a quantized folder; else empty.
         whole_config: content of config.json as it is in the file, of which ``config`` may be the text model's part.
-        processor_config: content of preprocessor_config.json where an encoder's GGUF file says it, else empty.
+        processor_config: content of preprocessor_config.json where an encoder's GGUF file says it, or Mistral's
+            params.json, else empty.
         vision: the encoder of pictures; None: the model does not see.
         vision_tensors: tensors of the encoder by its own names, see ``models/vision/functional.py``.
         vision_files: the same as a folder has them, by their names there; empty for GGUF files.
+        adapter_tensors: tensors among the model's that are those of its own adapter, see ``VisionFamily.adapter``.
     """
 
     path: Path
@@ -93,6 +97,13 @@ class Checkpoint:
     vision: VisionSpec | None = None
     vision_tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     vision_files: Mapping[str, StoredTensor] = field(default_factory=dict)
+    adapter_tensors: Mapping[str, SafetensorsTensor] = field(default_factory=dict)
+
+    @property
+    def adapter(self) -> str:
+        """The name of the model's own adapter; empty: it has none, or does not see."""
+        family = None if self.vision is None else vision_family(self.whole_config)
+        return "" if family is None else family.adapter
 
     def model_config(self, *, max_model_len: int | None = None) -> ModelConfig:
         """The model that the config and the tensors describe.
@@ -199,8 +210,8 @@ def open_checkpoint(
     """Opens a model without reading its weights.
 
     Args:
-        path: folder in Hugging Face's layout (config.json and model.safetensors or its index), or a .gguf file
-            (any part of a split one).
+        path: folder in Hugging Face's layout (config.json and model.safetensors or its index) or Mistral's (params.json
+            and consolidated.safetensors), or a .gguf file (any part of a split one).
         overrides: keys of config.json to replace or add, with their values.
         runner: "pooling": texts become vectors, whatever the model was made for; "generate": the model generates, even
             if it was published for embeddings; "auto": the files decide.
@@ -275,13 +286,21 @@ def _open_folder(
 ) -> Checkpoint:
     from llmjax.checkpoint.formats.registry import plain_tensors, stored_method  # GGUF files need none of them
 
-    written = read_object(path / CONFIG)
+    written, native = config_in(path), is_native(path)
     text = models.text_config(written)
     vision = None if text is None else _vision(written, path)
     config = overridden(written if text is None else text, overrides)
     generation = path / GENERATION_CONFIG
     generation_config = read_object(generation) if generation.exists() else {}
-    plain = plain_tensors(stored_tensors(path), config, path) if weights else {}
+    stored: Mapping[str, SafetensorsTensor] = {}
+    if weights:
+        stored = stored_tensors(path, weights=CONSOLIDATED if native else WEIGHTS)
+        stored = renamed(stored, nested=text is not None, path=path) if native else stored
+    family = None if text is None else vision_family(written)
+    of_adapter: dict[str, SafetensorsTensor] = {}
+    if family is not None and family.adapter:
+        stored, of_adapter = without_adapters(stored, family.adapter)
+    plain = plain_tensors(stored, config, path) if weights else {}
     seen: dict[str, StoredTensor] = {}
     of_encoder: dict[str, StoredTensor] = {}
     if vision is not None:
@@ -301,6 +320,9 @@ def _open_folder(
     if pools and runner == "generate":
         raise CheckpointError(f"{path}: {_named(config)} does not generate text; leave runner and task at auto")
     tensors = _by_model_names(plain, config, path, convert=convert, nested=text is not None)
+    if native:
+        tensors = halved(tensors, config, path)
+        seen, of_encoder = (halved(each, written.get("vision_config", config), path) for each in (seen, of_encoder))
     if pools and modules is not None:
         tensors = {**{name: tensor for name, tensor in tensors.items() if name != HEAD}, **modules.tensors}
     tensors, quantization = _with_unit_head(tensors, config), stored_method(config, path)
@@ -314,9 +336,11 @@ def _open_folder(
         modules=modules if pools else None,
         logit_score=logit_score,
         whole_config=written,
+        processor_config=processor_in(path) if native else {},
         vision=None if vision is None else vision[0],
         vision_tensors=MappingProxyType(seen),
         vision_files=MappingProxyType(of_encoder),
+        adapter_tensors=MappingProxyType(of_adapter),
     )
 
 

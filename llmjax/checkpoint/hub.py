@@ -21,8 +21,9 @@ from llmjax.errors import CheckpointError
 WEIGHTS = "*.safetensors"
 LAYOUT = ["*.json", WEIGHTS, "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "merges.txt"]
 # Copies of the weights in other layouts, which would double the download. Folders of sentence-transformers' modules
-# begin with a number.
-COPIES = ["[!0-9]*/*", "consolidated*"]
+# begin with a number, and that of Phi-4-multimodal's adapter with "vision-".
+CONSOLIDATED = "consolidated*"
+COPIES = ["[!0-9v]*/*", "v[!i]*/*", "vi[!s]*/*", "vision[!-]*/*", CONSOLIDATED]
 # An encoder of pictures is fetched in one type, which nearly all repositories that have encoders have.
 PROJECTOR = ["mmproj*[fF]16.gguf", "*/mmproj*[fF]16.gguf"]
 PROJECTORS = [
@@ -126,6 +127,8 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
                 if options.offline or not options.weights or any(folder.glob("*.safetensors")):
                     return folder
                 names = listing()
+                if "params.json" in names and "config.json" not in names:  # Mistral's own layout
+                    return snapshot(LAYOUT, [name for name in COPIES if name != CONSOLIDATED])
                 if not any(name.lower().endswith(".gguf") for name in names):
                     return folder
                 gguf_file = choose_gguf(names, None, where=repo)

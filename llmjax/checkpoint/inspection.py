@@ -11,11 +11,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llmjax.checkpoint.checkpoint import CONFIG, Checkpoint, open_checkpoint
-from llmjax.checkpoint.files import read_object
+from llmjax.checkpoint import mistral_layout
+from llmjax.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.formats.registry import quantization_settings
 from llmjax.checkpoint.gguf.file import SPLIT_NAME, GGUFFile
 from llmjax.checkpoint.gguf.names import FILE_TYPES, KEYS
+from llmjax.checkpoint.mistral_layout import config_in, is_native
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
@@ -156,12 +157,16 @@ def inspect_model(
     )
 
 
+def _tensors_in(folder: Path) -> Mapping[str, AnyTensor]:
+    return stored_tensors(folder, weights=mistral_layout.WEIGHTS) if is_native(folder) else stored_tensors(folder)
+
+
 def _unopened(path: Path, overrides: Mapping[str, Any], problem: str) -> Inspection:
     """Describes a container with content that is not understood; raises if it cannot be read either."""
     gguf = None if path.is_dir() else GGUFFile.open(path)
-    config = _gguf_config(gguf) if gguf is not None else read_object(path / CONFIG)
+    config = _gguf_config(gguf) if gguf is not None else config_in(path)
     config = {**config, **overrides}
-    tensors: Mapping[str, AnyTensor] = gguf.tensors if gguf is not None else stored_tensors(path)
+    tensors: Mapping[str, AnyTensor] = gguf.tensors if gguf is not None else _tensors_in(path)
     return Inspection(
         path=path,
         container=_container(path, gguf),

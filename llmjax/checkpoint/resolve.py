@@ -104,7 +104,7 @@ def _local(path: Path, gguf_file: str | None = None) -> Path:
     # Repositories of GGUF files often carry the original's config.json, so only real weights decide.
     if gguf_file is not None or (ggufs and not any(path.glob("*.safetensors"))):
         return path / choose_gguf(ggufs, gguf_file, where=str(path))
-    if not (path / "config.json").is_file():
+    if not (path / "config.json").is_file() and not (path / "params.json").is_file():
         names = sorted(each.name for each in path.iterdir())
         raise CheckpointError(f"{path} holds neither a config.json nor a .gguf file{instead_of_weights(names)}")
     return path

@@ -156,43 +156,47 @@ def _checked_dtype(path: Path, name: str, type_name: str, shape: tuple[int, ...]
     return dtype
 
 
-def stored_tensors(path: Path) -> dict[str, SafetensorsTensor]:
+def stored_tensors(path: Path, *, weights: str = WEIGHTS) -> dict[str, SafetensorsTensor]:
     """The stored tensors of a folder's safetensors files.
+
+    Args:
+        weights: the name of the file; an index of several has it too, with another ending.
 
     Raises:
         CheckpointError: there is no such file, or one is missing or malformed.
     """
-    if (path / WEIGHTS).exists():
-        return open_safetensors(path / WEIGHTS)
-    if (path / INDEX).exists():
-        return _open_shards(path)
+    index = f"{weights}.index.json"
+    if (path / weights).exists():
+        return open_safetensors(path / weights)
+    if (path / index).exists():
+        return _open_shards(path, index)
     names = sorted(each.name for each in path.iterdir())
     others = instead_of_weights(names)
     if not others:
         named = next((name for name in names if name.endswith(".safetensors")), None)
         others = f", but {named}, which must have one of these names" if named else "; other weight files are not read"
-    raise CheckpointError(f"{path}: has neither {WEIGHTS} nor {INDEX}{others}")
+    raise CheckpointError(f"{path}: has neither {weights} nor {index}{others}")
 
 
-def _open_shards(path: Path) -> dict[str, SafetensorsTensor]:
+def _open_shards(path: Path, named: str) -> dict[str, SafetensorsTensor]:
     """Every tensor of every file that the index names; where two files have it, the one that the index says."""
-    index = read_object(path / INDEX)
+    index = read_object(path / named)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CheckpointError(f"{path / INDEX}: weight_map is missing or empty")
+        raise CheckpointError(f"{path / named}: weight_map is missing or empty")
     shards: dict[str, dict[str, SafetensorsTensor]] = {}
     tensors: dict[str, SafetensorsTensor] = {}
     for name, file in weight_map.items():
         if not isinstance(file, str) or file in ("", "..") or Path(file).name != file:
             raise CheckpointError(
-                f"{path / INDEX}: tensor {name!r} is said to be in {file!r}, which is not a file name"
+                f"{path / named}: tensor {name!r} is said to be in {file!r}, which is not a file name"
             )
         if file not in shards:
             if not (path / file).exists():
-                raise CheckpointError(f"{path / file}: is missing, but {INDEX} names it")
+                raise CheckpointError(f"{path / file}: is missing, but {named} names it")
             shards[file] = open_safetensors(path / file)
         if name not in shards[file]:
-            raise CheckpointError(f"{path / file}: has no tensor {name!r}, but {INDEX} says so")
+            raise CheckpointError(f"{path / file}: has no tensor {name!r}, but {named} says so")
         tensors[name] = shards[file][name]
     for shard in shards.values():
         for name, tensor in shard.items():

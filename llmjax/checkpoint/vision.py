@@ -27,6 +27,10 @@ TRANSPOSED = ".T"
 """The ending of names in a family's table whose matrices are [in, out] in files."""
 
 
+ADAPTED = re.compile(r"\.lora_[AB]\.(?P<name>\w+)\.weight$")
+"""The ending of names of an adapter's tensors where PEFT has it in its model."""
+BASE = ".base_layer."
+"""What PEFT puts into the names of a model's own tensors then."""
 TABLE = re.compile(r"\.TABLE(\d+)$")
 """The ending of names of matrices whose columns are rows of a table in files, but for as many of its last rows, each of
 which is a learned one of the encoder's."""
@@ -129,6 +133,25 @@ def vision_tensors(
                 raise CheckpointError(f"{path}: tensor {name!r} is there twice, once as {stored!r}")
             found[name] = part
     return found, others
+
+
+def without_adapters(tensors: Mapping[str, T], name: str) -> tuple[dict[str, T], dict[str, T]]:
+    """Divides the tensors of a model in which PEFT has adapters.
+
+    Args:
+        name: the name of the adapter that is read; others are left out.
+
+    Returns:
+        The model's own tensors, and the adapter's, by the names that they have in files of their own.
+    """
+    own: dict[str, T] = {}
+    adapter: dict[str, T] = {}
+    for stored, tensor in tensors.items():
+        if (found := ADAPTED.search(stored)) is None:
+            own[stored.replace(BASE, ".")] = tensor
+        elif found["name"] == name:
+            adapter[f"{stored[: found.start('name') - 1]}.weight"] = tensor
+    return own, adapter
 
 
 def _unused(name: str, spec: VisionSpec) -> bool:

@@ -74,6 +74,7 @@ def _vision(engine: LoadedEngine) -> VisionInfo | None:
         side=encoder.graph.spec.side,
         axes=media.axes,
         whole=_whole(encoder.graph.spec),
+        adapter=engine.model.own_adapter,
     )
 
 

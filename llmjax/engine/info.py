@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from llmjax.adapters.reference import AdapterReference
 from llmjax.models.layers.pooling import LabelActivation, PoolingKind, Task
 
 SleepState = Literal["awake", "weights_offloaded", "discard_all"]  # vLLM's names of how deeply an engine sleeps
@@ -56,6 +57,7 @@ class VisionInfo:
         whole: what has tokens that see one another, so that it has to be in one step: each image, each image with the
             text around it, all images with the text around each, or a prompt with images; None: each token sees those
             before it.
+        adapter: the model's own, with which it reads prompts with images that name none; None: it has none.
     """
 
     max_rows: int
@@ -63,6 +65,7 @@ class VisionInfo:
     side: int
     axes: bool
     whole: Literal["image", "text", "images", "prompt"] | None
+    adapter: AdapterReference | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

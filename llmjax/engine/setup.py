@@ -71,12 +71,14 @@ class LoadedLLM:
         )
 
     def _load_adapters(self) -> None:
-        """Reads the adapters that the settings name.
+        """Reads the model's own adapter, and those that the settings name.
 
         Raises:
             ConfigError: a name cannot be an adapter's.
             LLMJaxError: one cannot be read, or does not fit the model or the settings.
         """
+        if self.info.vision is not None and (own := self.info.vision.adapter) is not None:
+            self.client.control(Control.LOAD_ADAPTER, own).result()
         for module in self.config.adapter_modules:
             try:
                 self.adapters.check_new(module.name, replace=False)

@@ -24,6 +24,8 @@ class PreparedImage:
         sources: i32 [num_rows, J], rows of the encoder of which each feature row is a weighted sum, counted from the
             picture's first; -1 is the first learned row, -2 the second. None: the encoder's rows as they are.
         shares: f32 [num_rows, J], the weights of ``sources``.
+        unseen: i32 [U], numbers of the patches that no other sees, though they see the others of their tile: its last
+            rows and columns. None: there are none.
         row_token: the token at which its feature rows stand, if that is not the family's for pictures.
         moment: the position of a video's frames on the axis of time, counted from its first ones, where all of them
             share rows and columns (Qwen2-VL); None: text goes on after each picture.
@@ -39,6 +41,7 @@ class PreparedImage:
     row_token: int | None = None
     moment: int | None = None
     further: tuple[tuple[int, int, int], ...] = ()
+    unseen: NDArray[np.int32] | None = None
 
     @property
     def nbytes(self) -> int:

@@ -31,6 +31,7 @@ from llmjax.models.vision.preparation import (
     Preparation,
     Quartered,
     RoundedUp,
+    ShownTiles,
     Slices,
     SmartResize,
     Split,
@@ -46,6 +47,7 @@ MAX_ASPECT = 200
 MOST_PIXELS = 4096  # along the longer side of what is split
 SHRUNK_FROM = 1.1  # times the side that rows may have
 CORNERS = 4
+LEAST_SHOWN = 10  # pixels along a side of a picture on white
 COVERED = 0.9  # of a picture's area is shown by a grid of tiles that is large enough
 PAIR = 2  # frames of a patch, to a multiple of which a video's are rounded where their pixels are counted
 
@@ -69,13 +71,14 @@ class LaidOut:
     Attributes:
         tiles: in RGB; those of one size stand one after another.
         arrangement: what the picture's text depends on.
-        sources, shares: see ``PreparedImage``.
+        sources, shares, unseen: see ``PreparedImage``.
     """
 
     tiles: Sequence[Image.Image | Interpolated]
     arrangement: Arrangement
     sources: NDArray[np.int32] | None = None
     shares: NDArray[np.float32] | None = None
+    unseen: NDArray[np.int32] | None = None
 
 
 def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = False) -> LaidOut:
@@ -123,6 +126,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _on_canvas(image, layout, preparation)
         case FilledGrid():
             return _filled(image, layout, preparation)
+        case ShownTiles():
+            return _shown(image, layout, preparation)
         case Slices():
             return _sliced(image, layout, preparation)
         case Pinpoints():
@@ -349,6 +354,46 @@ def _filled(image: Image.Image, layout: FilledGrid, preparation: Preparation) ->
     lines = [np.pad(part, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for part in (grid, whole)]
     tiles: list[Image.Image | Interpolated] = [Interpolated(canvas, (tile, tile)), *cut(canvas, tile)]
     return _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
+
+
+def shown_size(height: int, width: int, layout: ShownTiles) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Rows and columns of tiles, and height and width of the picture on them; formula: transformers'
+    ``dynamic_preprocess`` of Phi-4-multimodal.
+
+    Raises:
+        InvalidRequest: a side of it has less than ten pixels.
+    """
+    tile = layout.tile
+    rows, columns = math.ceil(height / tile), math.ceil(width / tile)
+    if rows * columns > layout.most:
+        rows, columns = nearest_grid(height, width, NearestGrid(tile=tile, least=1, most=layout.most))
+    down, across = rows * tile / height, columns * tile / width
+    high, wide = (int(height * across), columns * tile) if across < down else (rows * tile, int(width * down))
+    if min(high, wide) < LEAST_SHOWN:
+        raise InvalidRequest(f"the image is {width} x {height} pixels; its sides differ too much")
+    return (rows, columns), (high, wide)
+
+
+def _shown(image: Image.Image, layout: ShownTiles, preparation: Preparation) -> LaidOut:
+    tile, patch, side = layout.tile, preparation.patch, preparation.side
+    (rows, columns), size = shown_size(image.height, image.width, layout)
+    canvas = Image.new("RGB", (columns * tile, rows * tile), (255, 255, 255))
+    canvas.paste(resized(image, size, preparation), (0, 0))
+    # Patches along each axis that are not white alone.
+    shown = [
+        (whole - (whole - own) // patch * patch) // patch for whole, own in zip(canvas.size[::-1], size, strict=True)
+    ]
+    along = tile // patch
+    white = (np.arange(rows * along)[:, None] >= shown[0]) | (np.arange(columns * along) >= shown[1])
+    white = white.reshape(rows, along // side, side, columns, along // side, side).transpose(0, 3, 1, 4, 2, 5)
+    unseen = np.concatenate([np.zeros((1, along**2), bool), white.reshape(rows * columns, along**2)])
+    unseen &= ~unseen.all(axis=1, keepdims=True)  # nothing of such a tile is used
+    grid = tiled_grid(rows, columns, along // side)[: -(-shown[0] // side), : -(-shown[1] // side)]
+    whole = np.arange((along // side) ** 2).reshape(along // side, along // side)
+    lines = [np.pad(part, ((0, 0), (0, 1)), constant_values=-1).reshape(-1, 1) for part in (grid, whole)]
+    tiles: list[Image.Image | Interpolated] = [Interpolated(canvas, (tile, tile)), *cut(canvas, tile)]
+    laid = _summed(tiles, np.concatenate([lines[0], [[-2]], lines[1]]), None)
+    return replace(laid, unseen=np.flatnonzero(unseen).astype(np.int32))
 
 
 def scanned_grid(height: int, width: int, layout: PanAndScan) -> tuple[int, int]:

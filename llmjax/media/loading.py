@@ -11,6 +11,7 @@ from typing import Any
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.gguf.mmproj import encoder_of
 from llmjax.checkpoint.gguf.model import hf_config
+from llmjax.checkpoint.mistral_layout import PROCESSOR, is_native, processor_in
 from llmjax.errors import CheckpointError, InvalidRequest
 from llmjax.media.decoding import ImageLimits
 from llmjax.media.processor import PillowProcessor
@@ -22,7 +23,7 @@ from llmjax.models.vision.registry import preparation_of, vision_family
 
 Tokenize = Callable[[str], list[int]]
 """Text to ids, with special tokens recognized and none added."""
-FILES = ("processor_config.json", "preprocessor_config.json")
+FILES = ("processor_config.json", PROCESSOR)
 VIDEO_FILE = "video_preprocessor_config.json"
 MOST_COUNTED = 256  # pictures of a prompt where each has its number before it
 MOST_LINE_BREAKS = 31  # that a vocabulary has as one token
@@ -167,7 +168,7 @@ def source_in(
     Raises:
         CheckpointError: a file is none of JSON.
     """
-    files: dict[str, Any] = {}
+    files = processor_in(folder) if is_native(folder) else {}
     for name in FILES:
         found = _read(folder / name)
         # Transformers 5 keeps the processors of pictures and videos inside the one of texts and both.

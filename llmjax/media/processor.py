@@ -184,6 +184,7 @@ class PillowProcessor:
             digest=hashlib.sha256(repr(settings).encode() + b"\0" + picture.image.tobytes()).digest(),
             sources=laid.sources,
             shares=laid.shares,
+            unseen=laid.unseen,
         )
 
     def frame_texts(self, times: Sequence[float]) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from llmjax.checkpoint.checkpoint import CONFIG, GENERATION_CONFIG
 from llmjax.checkpoint.formats.registry import CONFIG_KEYS
+from llmjax.checkpoint.mistral_layout import PROCESSOR
 from llmjax.checkpoint.safetensors import INDEX, SafetensorsWriter, open_safetensors_writer
 from llmjax.errors import CheckpointError, ConfigError
 from llmjax.quantization.plan import SavePlan, model_dtype
@@ -71,6 +72,8 @@ def export_folder(
         _write_json(target / CONFIG, _config(plan))
         if plan.checkpoint.generation_config:
             _write_json(target / GENERATION_CONFIG, plan.checkpoint.generation_config)
+        if plan.checkpoint.vision_files and plan.checkpoint.processor_config:
+            _write_json(target / PROCESSOR, dict(plan.checkpoint.processor_config))
         with open_safetensors_writer(target, plan.specs(), shard_bytes=shard_bytes) as writer:
             _write_tensors(plan, results, writer)
 

@@ -81,6 +81,25 @@ BUILTIN_TEMPLATES |= {
     "clip": "{% for m in messages %}{{ (bos_token or '') + m.content + (eos_token or '') }}{% endfor %}",
     "siglip": "{% for m in messages %}{{ m.content + (eos_token or '') }}{% endfor %}",
 }
+# What a message of Mistral's is: texts and pictures in their order.
+_TEKKEN = (
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}[IMG]{% elif part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
+)
+BUILTIN_TEMPLATES |= {
+    # The text of the system is in front of the last user's (mistralai/mistral-common, version 3).
+    "mistral-v3-tekken": (
+        _SYSTEM_FIRST + "{{ bos_token or '' }}{% for m in turns %}{% if m.role == 'user' %}[INST]"
+        "{% if loop.last and system %}{{ system + '\n\n' }}{% endif %}" + _TEKKEN + "[/INST]"
+        "{% else %}" + _TEKKEN + "{{ eos_token or '' }}{% endif %}{% endfor %}"
+    ),
+    "mistral-v7-tekken": (
+        "{{ bos_token or '' }}{% for m in messages %}"
+        "{% if m.role == 'system' %}[SYSTEM_PROMPT]" + _TEKKEN + "[/SYSTEM_PROMPT]"
+        "{% elif m.role == 'user' %}[INST]" + _TEKKEN + "[/INST]"
+        "{% else %}" + _TEKKEN + "{{ eos_token or '' }}{% endif %}{% endfor %}"
+    ),
+}
 OF_ARCHITECTURES = {
     "BlipForConditionalGeneration": "blip",
     "CLIPModel": "clip",

@@ -14,7 +14,8 @@ class PatchBatch:
 
     Attributes:
         patches: f32 [P, V].
-        segments: i32 [P], the frame or tile of each patch, which is what it sees; -1: padding.
+        segments: i32 [P], the frame or tile of each patch, which is what it sees; -1: padding; below that: those of
+            patches that none sees, see ``UNSEEN`` in ``packing``.
         positions: i32 [P, 2], row and column.
         windows: i32 [P], the window of each patch in layers that look at windows, whose patches stand one after
             another; None: there are none.

@@ -52,6 +52,8 @@ class VisionFamily:
         shown_by: the key of config.json that a model which sees has; empty: each sees.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
         keywords: keys of config.json that say how pictures are prepared, so that a request may have its own.
+        adapter: the name of the checkpoint's own adapter, with which the text model reads prompts with pictures
+            (Phi-4-multimodal); empty: there is none.
     """
 
     architectures: tuple[str, ...]
@@ -66,6 +68,7 @@ class VisionFamily:
     shown_by: str = "vision_config"
     vision_types: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
+    adapter: str = ""
 
     def sight(self, config: Mapping[str, Any], processor: Mapping[str, Any] | None = None) -> Sight:
         """The parts of a config.json, with what missing keys mean."""

@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 
 from llmjax.models.vision.spec import TablePositions, VisionSpec
 
+UNSEEN = -2
+"""``UNSEEN - s`` is the segment of a patch that sees those of ``s`` and that none sees, as `attend_segments` has it."""
+
 
 class Picture(Protocol):
     """What packing needs of a picture; ``llmjax.media.image.PreparedImage`` is one."""
@@ -32,6 +35,9 @@ class Picture(Protocol):
 
     @property
     def shares(self) -> NDArray[np.float32] | None: ...
+
+    @property
+    def unseen(self) -> NDArray[np.int32] | None: ...
 
 
 def bucket(spec: VisionSpec, patches: int) -> int:
@@ -81,7 +87,7 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     places = np.zeros((patches, mixed), np.int32)
     place_shares = np.zeros((patches, mixed), np.float32)
     start = segment = window = 0
-    for given, (frames, rows, columns) in (run for picture in pictures for run in _runs(picture)):
+    for given, (frames, rows, columns), unseen in (run for picture in pictures for run in _runs(picture)):
         part = slice(start, start + len(given))
         at = positions_of(rows, columns, spec.side)
         moved: NDArray[Any] | slice = slice(None)
@@ -107,6 +113,10 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
             cells, shares = cells_of(at, rows, columns, spec.table)
             places[part] = np.tile(cells, (frames, 1)) + spec.class_token
             place_shares[part] = np.tile(shares, (frames, 1))
+        if unseen.any():
+            assert spec.table is not None and spec.table.between == "buckets" and spec.window is None
+            segments[part] = np.where(unseen, UNSEEN - segments[part], segments[part])
+            places[part] = np.concatenate([_places_shown(at, own, spec.table) for own in unseen.reshape(frames, -1)])
         start, segment = part.stop, segment + frames
     found: dict[str, NDArray[Any]] = {"patches": values, "segments": segments, "positions": positions}
     if spec.window is not None:
@@ -118,13 +128,24 @@ def pack(spec: VisionSpec, pictures: Sequence[Picture], *, patches: int) -> dict
     return found
 
 
-def _runs(picture: Picture) -> Iterator[tuple[NDArray[np.float32], tuple[int, int, int]]]:
-    """The patches of each group of tiles of one size, and how many there are."""
+def _runs(picture: Picture) -> Iterator[tuple[NDArray[np.float32], tuple[int, int, int], NDArray[np.bool_]]]:
+    """The patches of each group of tiles of one size, how many there are, and which of them no other sees."""
+    unseen = np.zeros(len(picture.patches), bool)
+    if picture.unseen is not None:
+        unseen[picture.unseen] = True
     start = 0
     for grid in (picture.grid, *picture.further):
         end = start + math.prod(grid)
-        yield picture.patches[start:end], grid
+        yield picture.patches[start:end], grid, unseen[start:end]
         start = end
+
+
+def _places_shown(at: NDArray[np.int32], unseen: NDArray[np.bool_], table: TablePositions) -> NDArray[np.int32]:
+    """The cells of a tile's patches, i32 [P, 1]: the table is stretched over those that are seen, and others have the
+    first cell."""
+    rows, columns = at[~unseen].max(axis=0) + 1
+    cells, _ = cells_of(at, int(rows), int(columns), table)
+    return np.where(unseen[:, None], 0, cells)
 
 
 def positions_of(rows: int, columns: int, side: int) -> NDArray[np.int32]:

@@ -280,6 +280,20 @@ class FilledGrid:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShownTiles:
+    """The picture is enlarged to the tiles that it needs, or has those of the nearest aspect if they are too many; the
+    rest is white, and no patch sees what is white alone; the whole is first (Phi-4-multimodal).
+
+    Attributes:
+        tile: pixels along each side of a tile.
+        most: how many tiles a grid may have.
+    """
+
+    tile: int
+    most: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Canvas:
     """The picture is put on the grid of tiles that scales it least, black below and beside it, and the whole one is a
     last tile if it is cut (Llama 4).
@@ -294,6 +308,7 @@ class Canvas:
 
 Layout = (
     FilledGrid
+    | ShownTiles
     | Slices
     | SmartResize
     | Budgeted

@@ -36,6 +36,7 @@ _DECLARED = {
     "ovis2": "Ovis2ForConditionalGeneration",
     "paligemma": "PaliGemmaForConditionalGeneration",
     "phi3_v": "Phi3VForCausalLM",
+    "phi4_multimodal": "Phi4MultimodalForCausalLM Phi4MMForCausalLM",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
     "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
     "siglip": "SiglipModel",

@@ -305,6 +305,26 @@ def test_a_repository_is_fetched_without_copies_of_its_weights(hub: FakeHub, opt
     assert len(hub.sent) == len(wanted)
 
 
+def test_an_adapter_for_pictures_is_fetched_with_its_model(hub: FakeHub, options: HubOptions) -> None:
+    wanted = [
+        "config.json",
+        "model.safetensors",
+        "vision-lora/adapter_config.json",
+        "vision-lora/adapter_model.safetensors",
+    ]
+    others = ["speech-lora/adapter_model.safetensors", "vision_model/model.safetensors", "vae/model.safetensors"]
+    hub.repositories["org/name"] = repository(*wanted, *others)
+    from_hugging_face("org/name", None, options)
+    assert sorted(hub.sent) == wanted
+
+
+def test_of_mistrals_own_layout_there_is_no_other(hub: FakeHub, options: HubOptions) -> None:
+    wanted = ["consolidated.safetensors", "params.json", "tekken.json"]
+    hub.repositories["org/name"] = repository(*wanted, "README.md", "vae/model.safetensors")
+    folder = from_hugging_face("org/name", None, options)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(set(hub.sent)) == wanted
+
+
 @pytest.mark.parametrize("wanted", ["q4_k_m", "m-Q4_K_M.gguf", "M-q4_K_m.gguf"])
 def test_one_gguf_file_is_fetched_alone(hub: FakeHub, options: HubOptions, wanted: str) -> None:
     hub.repositories["org/name"] = repository("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-Q4_K_M.gguf", "config.json")

@@ -72,6 +72,7 @@ NAMES = [
     "granite-vision",
     "vipllava",
     "lighton-ocr",
+    "phi4_multimodal",
 ]
 CASES = ["none", "one", "two", "first"]
 # An image, or a prompt with images, has to be in one step.

@@ -22,11 +22,16 @@ MIXED = np.repeat(np.array([0, 1, 5, 2, -1], np.int32), [4, 61, 300, 1, 7])  # i
 FILLED = np.tile(np.where(np.arange(24) % 6 < 5, 0, -1), 3).astype(np.int32) + 9 * (np.arange(72) % 24 % 6 < 5) * (
     np.arange(72, dtype=np.int32) // 24
 )  # the last column of each tile is of no picture
+# Rows and columns at the ends of tiles see the others and are not seen; a tile has none that is seen.
+UNSEEN = np.where(np.arange(24) % 6 < 5, 1, 0) * np.where(np.arange(24) < 18, 1, 0)
+UNSEEN = np.concatenate([np.where(UNSEEN, tile, -2 - tile) for tile in range(2)] + [np.full(24, -4)]).astype(np.int32)
 CASES: dict[str, tuple[NDArray[np.int32], int, int, dict[str, int]]] = {  # segments, heads, head size, options
     "tiles": (TILES, 3, 16, {"tile": 24, "reach": 23}),
     "one": (np.zeros(13, np.int32), 7, 20, {}),
     "mixed": (MIXED, 2, 72, {"reach": 299}),
     "filled": (FILLED.astype(np.int32), 2, 40, {"tile": 24}),
+    "unseen": (UNSEEN, 3, 24, {"tile": 24}),
+    "unseen in a row": (UNSEEN, 3, 24, {"reach": 23}),
     "padding": (np.full(5, -1, np.int32), 2, 8, {}),
 }
 needs_library = pytest.mark.skipif(library() is None, reason="the C++ library is not built")
@@ -38,10 +43,17 @@ def inputs(name: str) -> tuple[NDArray[Any], ...]:
     return tuple(rng.standard_normal((3, len(segments), heads, size)).astype(np.float32))
 
 
+def known(name: str) -> NDArray[np.bool_]:
+    """Which tokens see any."""
+    segments = CASES[name][0]
+    return np.isin(np.where(segments < -1, -2 - segments, segments), segments[segments >= 0])
+
+
 def expected(name: str, scale: float) -> NDArray[np.float64]:
     segments = CASES[name][0]
     q, k, v = (each.astype(np.float64) for each in inputs(name))
-    scores = np.where(segments[:, None] == segments, np.einsum("qhd,khd->hqk", q, k) * scale, -np.inf)
+    sees = np.where(segments < -1, -2 - segments, segments)
+    scores = np.where(sees[:, None] == segments, np.einsum("qhd,khd->hqk", q, k) * scale, -1e300)
     shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
     out: NDArray[np.float64] = np.einsum("hqk,khd->qhd", shares / shares.sum(axis=-1, keepdims=True), v)
     return out
@@ -54,8 +66,8 @@ def test_by_xla(name: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     segments, _, _, options = CASES[name]
     run = jax.jit(partial(attend_by_xla, scale=0.3, dtype=jnp.dtype(jnp.float32), **options))
     out = run(*map(jnp.asarray, inputs(name)), jnp.asarray(segments))
-    known = segments >= 0
-    np.testing.assert_allclose(np.asarray(out)[known], expected(name, 0.3)[known], atol=5e-6)
+    np.testing.assert_allclose(np.asarray(out)[known(name)], expected(name, 0.3)[known(name)], atol=5e-6)
+    assert np.isfinite(np.asarray(out)).all()
 
 
 @needs_library
@@ -68,9 +80,9 @@ def test_by_the_library(name: str, dtype: str, activations: str, isa: str) -> No
     given = [jnp.asarray(each, activations) for each in inputs(name)]
     out = cpu.attend(*given, jnp.asarray(segments), scale=0.3, dtype=jnp.dtype(dtype))
     assert out.dtype == activations and out.shape == given[0].shape
-    values, known = np.asarray(out, np.float32), segments >= 0
+    values = np.asarray(out, np.float32)
     exact = dtype == activations == "float32"
-    np.testing.assert_allclose(values[known], expected(name, 0.3)[known], atol=5e-6 if exact else 4e-2)
+    np.testing.assert_allclose(values[known(name)], expected(name, 0.3)[known(name)], atol=5e-6 if exact else 4e-2)
     assert np.isfinite(values).all()
 
 

@@ -172,6 +172,8 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "Ovis2ForConditionalGeneration": "thisisiron/Ovis2-2B-hf",
     "PaliGemmaForConditionalGeneration": "google/paligemma2-3b-mix-448",
     "Phi3VForCausalLM": "microsoft/Phi-3.5-vision-instruct",
+    "Phi4MMForCausalLM": "microsoft/Phi-4-multimodal-instruct",
+    "Phi4MultimodalForCausalLM": "microsoft/Phi-4-multimodal-instruct",
     "Qwen2VLForConditionalGeneration": "Qwen/Qwen2-VL-7B-Instruct",
     "Qwen2_5_VLForConditionalGeneration": "Qwen/Qwen2.5-VL-7B-Instruct",
     "Qwen3VLForConditionalGeneration": "Qwen/Qwen3-VL-8B-Instruct",

@@ -35,6 +35,8 @@ def render(source: str, messages: Any = USER, **variables: Any) -> str:
         ),
         ("llama2", "<s>[INST] <<SYS>>\nS\n<</SYS>>\n\nHi [/INST] A </s><s>[INST] B [/INST]"),
         ("mistral", "<s>[INST] S\n\nHi [/INST] A</s>[INST] B [/INST]"),
+        ("mistral-v3-tekken", "<s>[INST]Hi[/INST]A</s>[INST]S\n\nB[/INST]"),
+        ("mistral-v7-tekken", "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]Hi[/INST]A</s>[INST]B[/INST]"),
         (
             "gemma",
             "<s><start_of_turn>user\nS\n\nHi<end_of_turn>\n<start_of_turn>model\nA<end_of_turn>\n"
@@ -45,6 +47,12 @@ def render(source: str, messages: Any = USER, **variables: Any) -> str:
 )
 def test_builtin_forms(name: str, text: str) -> None:
     assert render(name, CHAT, bos_token="<s>", eos_token="</s>", add_generation_prompt=True) == text
+
+
+def test_mistrals_pictures_stand_where_they_are_said() -> None:
+    seen = [{"type": "text", "text": "Is "}, {"type": "image", "text": "[IMG]"}, {"type": "text", "text": " it?"}]
+    for name in ("mistral-v3-tekken", "mistral-v7-tekken"):
+        assert render(name, [{"role": "user", "content": seen}], bos_token="<s>") == "<s>[INST]Is [IMG] it?[/INST]"
 
 
 def test_models_without_a_chat_have_their_prompts_made(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ constexpr int kQueriesOfTask = 256;  // at most; a multiple of 16. Each task bri
 constexpr int kTokensOfTask = 64;    // to store
 constexpr int kWidest = 32;          // to a multiple of which heads are filled up at most
 
+constexpr int kUnseen = -2;          // `kUnseen - s`: a token that sees the segment s, and is seen by none
+
 // What a segment's tokens share. Among its queries may be tokens of no segment, which are computed and mean nothing.
 struct Segment {
   int first_query, end_of_queries;
@@ -89,12 +91,18 @@ class SegmentAttention {
     slots_.assign(static_cast<size_t>(tokens_), -1);
     int stored = 0;
     for (int t = 0, id = -1; t < tokens_; ++t) {
-      if (ids[t] < 0) continue;
-      if (ids[t] != id) segments_.push_back({t, t, stored, stored});
-      id = ids[t];
-      slots_[static_cast<size_t>(t)] = stored++;
+      if (ids[t] == -1) continue;
+      const bool seen = ids[t] >= 0;
+      const int own = seen ? ids[t] : kUnseen - ids[t];
+      if (own != id) segments_.push_back({t, t, stored, stored});
+      id = own;
+      if (seen) slots_[static_cast<size_t>(t)] = stored++;
       segments_.back().end_of_queries = t + 1, segments_.back().end_of_keys = stored;
     }
+    // What sees nothing is zero.
+    segments_.erase(std::remove_if(segments_.begin(), segments_.end(),
+                                   [](const Segment& one) { return one.first_key == one.end_of_keys; }),
+                    segments_.end());
   }
 
   // Keys and values of tokens from `begin` on, filled up with zeros; and zeros for what no segment's queries come to.

@@ -39,6 +39,19 @@ def halves_apart(rows: int, heads: int) -> np.ndarray:
     return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(rows)
 
 
+def axes_in_turn(rows: int, heads: int) -> np.ndarray:
+    """The stored rows of heads with pairs of one axis before those of the other, which turn by turn were.
+
+    Row (head, i, axis, of pair) is stored row (head, axis, i, of pair).
+
+    Raises:
+        ValueError: heads of ``rows`` cannot have as many pairs of both.
+    """
+    if rows % (4 * heads):
+        raise ValueError(f"has {rows} rows, not {heads} heads of pairs of two axes")
+    return np.arange(rows).reshape(heads, 2, -1, 2).swapaxes(1, 2).reshape(rows)
+
+
 def minus(offset: float) -> Callable[[np.ndarray], np.ndarray]:
     """Subtracts the number that the converter added."""
     return lambda values: values - np.float32(offset)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from llmjax.checkpoint.gguf.changes import halves_apart
+from llmjax.checkpoint.gguf.changes import axes_in_turn, halves_apart
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 from llmjax.errors import CheckpointError
@@ -61,6 +61,7 @@ class Projector:
         names: names of tensors that are not as in most files.
         vision: keys of ``vision_config`` that differ from what the files say under the usual names.
         halves: queries and keys are stored with a head's halves interleaved.
+        axes: the same with the pairs that turn by the column before those that turn by the row.
         unused: tensors that are made anew.
         plus_one: endings of the names of norms that are stored with one added.
         text: keys of the text model's config.json that its own file does not have.
@@ -73,6 +74,7 @@ class Projector:
     whole: Callable[[_Keys], dict[str, Any]] = lambda keys: {}
     processor: Callable[[_Keys], dict[str, Any]] = lambda keys: {}
     halves: bool = False
+    axes: bool = False
     plus_one: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     text: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda text: {}
@@ -319,6 +321,17 @@ def _kimi_vl_pixels(keys: _Keys) -> dict[str, Any]:
     return {"pad_input": True, **limit}
 
 
+def _kimi_k25(keys: _Keys) -> dict[str, Any]:
+    height, width, _ = (1, *keys.shape("v.position_embd.weight"))[-3:]
+    side = keys.integer("projector.scale_factor", 2)
+    return {"pos_emb_height": height, "pos_emb_width": width, "merge_kernel_size": [side, side]}
+
+
+def _kimi_k25_pixels(keys: _Keys) -> dict[str, Any]:
+    pixels = keys.get("image_max_pixels")
+    return {} if pixels is None else {"in_patch_limit": pixels // keys.integer("patch_size") ** 2}
+
+
 def _janus(keys: _Keys) -> dict[str, Any]:
     # Half a value more, so that no rounding makes it one less.
     ratio = (keys.integer("feed_forward_length") + 0.5) / keys.integer("embedding_length")
@@ -479,6 +492,14 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
             {"mm.input_norm": "projector.step0", "mm.1": "projector.step2", "mm.2": "projector.step3"},
             _kimi_vl,
             processor=_kimi_vl_pixels,
+        ),
+        "kimik25": Projector(
+            "KimiK25ForConditionalGeneration",
+            ("<|media_pad|>", "media_placeholder_token_id"),
+            {"mm.input_norm": "projector.step0", "mm.1": "projector.step2", "mm.2": "projector.step3"},
+            _kimi_k25,
+            processor=_kimi_k25_pixels,
+            axes=True,
         ),
         "janus_pro": Projector(
             "JanusForConditionalGeneration",
@@ -654,8 +675,7 @@ def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTenso
         own = names.get(NUMBER.sub("*", name)) or names.get(NUMBER.sub("*", name.rpartition(".")[0]), "")
         if f"{own}.{name.rpartition('.')[2]}" in projector.plus_one:
             made = Made(name, (tensor,), tensor.shape, lambda values: values - np.float32(1))
-        if projector.halves and re.search(r"\.attn_[qk]\.weight$", name):
-            rows = halves_apart(tensor.shape[0], heads)
+        if (rows := _rows(name, tensor, projector, heads, file)) is not None:
             made = Made(name, (tensor,), tensor.shape, lambda values, rows=rows: values[rows])
         if exchanged and (fed := FED.match(name)) is not None:
             other = {"up": "down", "down": "up"}[fed[2]]
@@ -668,6 +688,22 @@ def tensors(file: GGUFFile, projector: Projector) -> tuple[dict[str, StoredTenso
     return found, names
 
 
+def _rows(name: str, tensor: StoredTensor, projector: Projector, heads: int, file: GGUFFile) -> np.ndarray | None:
+    """The stored rows of a matrix or bias of queries and keys, maybe with values after them; None: all in order."""
+    try:
+        if projector.halves and QUERIES.search(name) and name.endswith(".weight"):
+            return halves_apart(tensor.shape[0], heads)
+        if projector.axes and QUERIES.search(name):
+            return axes_in_turn(tensor.shape[0], heads)
+        if projector.axes and ".attn_qkv." in name:
+            size = tensor.shape[0] // 3
+            own = axes_in_turn(size, heads)
+            return np.concatenate([own, size + own, np.arange(2 * size, tensor.shape[0])])
+    except ValueError as error:
+        raise CheckpointError(f"{file.path}: tensor {name!r} {error}") from None
+    return None
+
+
 def _exchanged(file: GGUFFile) -> bool:
     """Whether the matrices of a feed-forward part have each other's names, as older converters wrote them."""
     size, inner = (_Keys(file, 1).integer(key) for key in ("embedding_length", "feed_forward_length"))
@@ -675,6 +711,7 @@ def _exchanged(file: GGUFFile) -> bool:
     return size != inner and down is not None and down.shape == (inner, size)
 
 
+QUERIES = re.compile(r"\.attn_[qk]\.\w+$")
 FED = re.compile(r"v\.blk\.(\d+)\.ffn_(up|down)\.(\w+)$")
 FIRST_FRAME, SECOND_FRAME = "v.patch_embd.weight", "v.patch_embd.weight.1"
 TAP = re.compile(r"v\.deepstack\.(\d+)\.(\w+)\.(\w+)$")

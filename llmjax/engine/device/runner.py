@@ -98,14 +98,15 @@ class Runner:
         encoder, self.adapters = self.model.encoder, None
         of_encoder = None if encoder is None else encoder.adapters
         if self.model.adapters is not None:
+            stacks = self.model.adapters
             reader = AdapterReader(
                 self.model.checkpoint,
                 self.model.config,
-                self.model.adapters.whole_shapes,
-                config.max_lora_rank,
+                stacks.whole_shapes,
+                stacks.layout.rank,
                 {} if of_encoder is None else of_encoder.whole_shapes,
             )
-            self.adapters = AdapterStore(reader, self.model.adapters, most=config.most_cpu_loras, of_encoder=of_encoder)
+            self.adapters = AdapterStore(reader, stacks, most=config.most_cpu_loras, of_encoder=of_encoder)
         self.media = compiler.media
         self._encoders: EncoderPrograms | None = None
         self._encoder_parts = compiler.encoder_parts

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -74,9 +73,8 @@ class Sleeper:
         weights, started = self._weights, time.monotonic()
         if self._discarded:
             cache = use_compilation_cache(self._config.compilation_cache_dir)
-            none: tuple[str, ...] = ()  # places for adapters are made elsewhere
-            config = replace(self._config, enable_lora=False, lora_modules=none, lora=none, lora_scaled=none)
-            loaded = load_model(config, self._platform, cache_dir=cache, progress=False)
+            # Places for adapters are made elsewhere.
+            loaded = load_model(self._config, self._platform, cache_dir=cache, progress=False, places=False)
             if loaded.digest != self._model.digest:
                 raise CheckpointError(f"{self._model.path} holds another model than before: start the program again")
             self._model.params.update(loaded.params)

@@ -156,7 +156,7 @@ class Frontend:
             stop_token_ids=frozenset(),
             pooling=pooled_request(tokens, self.pooling.pooler),
             media=tokens.media,
-            adaptation=adaptation,
+            adaptation=self.requests.adapted(tokens.media, adaptation),
             priority=priority,
             cache_salt=cache_salt if tokens.cache_salt is None else salt_of(tokens.cache_salt, cache_salt),
             arrival_time=arrival,

@@ -93,11 +93,11 @@ class Images:
         Raises:
             InvalidRequest: a keyword is unknown or wrong.
         """
-        from llmjax.media.loading import source_beside, source_in  # which reads checkpoints, with JAX
+        from llmjax.checkpoint.mistral_layout import config_in  # which reads checkpoints, with JAX
+        from llmjax.media.loading import source_beside, source_in
 
         if path.is_dir():
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            source = source_in(path, config, tokenize)
+            source = source_in(path, config_in(path), tokenize)
         else:
             beside = source_beside(path, tokenize, mmproj=None if mmproj is None else Path(mmproj))
             if beside is None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Union
 
-from llmjax.adapters.reference import Adaptation
+from llmjax.adapters.reference import Adaptation, ScaledAdapter
 from llmjax.config import EngineConfig
 from llmjax.constraints.thinking import ThinkingBudget
 from llmjax.engine.core.media import PromptMedia
@@ -92,6 +92,8 @@ class Requests:
         self._new_id = new_id
         self._compiles = compiles
         self._pooler = info.pooler
+        own = None if info.vision is None else info.vision.adapter
+        self._own = None if own is None else Adaptation.of([ScaledAdapter(reference=own)])
         self._eos = info.eos_token_ids | (tokenizer.eos_token_ids if tokenizer is not None else frozenset())
 
     def request(
@@ -129,11 +131,15 @@ class Requests:
             matcher=None if form is None else form.matcher,
             thinking=thinking,
             media=prompt.media,
-            adaptation=adaptation,
+            adaptation=self.adapted(prompt.media, adaptation),
             priority=priority,
             cache_salt=prompt.cache_salt,
             arrival_time=arrival,
         )
+
+    def adapted(self, media: PromptMedia | None, adaptation: Adaptation | None) -> Adaptation | None:
+        """What a prompt is computed with: where it has pictures and names no adapter, the model's own one."""
+        return self._own if adaptation is None and media is not None else adaptation
 
     def beam_search(
         self,

@@ -17,7 +17,9 @@ import numpy.typing as npt
 
 from llmjax import models
 from llmjax.adapters.merge import merged
+from llmjax.adapters.own import own_adapter, own_config
 from llmjax.adapters.read import AdapterReader
+from llmjax.adapters.reference import AdapterReference
 from llmjax.checkpoint import Checkpoint, open_checkpoint
 from llmjax.checkpoint.identity import identity
 from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
@@ -96,6 +98,7 @@ class LoadedModel:
     kv_calibration: npt.NDArray[np.float32] | None = None  # see `quantization.kv_scales.kv_calibration`
     encoder: LoadedEncoder | None = None  # of images; None: the model sees none
     adapters: AdapterStacks | None = None  # places for adapters; None: it has none
+    own_adapter: AdapterReference | None = None  # the model's, for prompts with pictures; None: it has none
     fused: Path | None = None  # the adapter that is merged into the weights
     dequantized_from: str = ""  # how the checkpoint stores what the device has no kernels for
 
@@ -157,6 +160,7 @@ def load_model(
     programs: ProgramCache | None = None,
     progress: bool = True,
     reading: Callable[[Unread], None] | None = None,
+    places: bool = True,
 ) -> LoadedModel:
     """Resolves, opens, checks and loads the model that the configuration names.
 
@@ -166,6 +170,7 @@ def load_model(
         programs: the cache of programs, and of what models declare.
         progress: whether to show a progress bar in a terminal.
         reading: called before weights are read, and before it is checked whether there is room for them.
+        places: whether places for adapters are made.
 
     Raises:
         CheckpointError: a file, key or tensor is missing or wrong; raised before weights are read where possible.
@@ -214,14 +219,17 @@ def load_model(
         total = sum(kept_bytes(source, shape.shape, shape.dtype, tile=tile) for source, shape in sizes)
         return total // len(platform.devices)
 
-    adapters = None
-    if config.enable_lora:
-        _check_adapters(config)
+    adapters, own = None, own_adapter(checkpoint) if places else None
+    if places and (config.enable_lora or own is not None):
+        _check_adapters(config, "enable_lora" if own is None else f"the model's own adapter, {own.name!r}")
+        ranks = [config.max_lora_rank] * config.enable_lora + (
+            [] if own is None else [own_config(checkpoint).most_rank]
+        )
         adapters = AdapterStacks.of(
             whole,
             shapes,
             places=config.max_loras,
-            rank=config.max_lora_rank,
+            rank=max(ranks),
             division=division,
             platform=platform,
         )
@@ -266,10 +274,9 @@ def load_model(
     if adapters is not None:
         adapters.make()
     encoder = None if checkpoint.vision is None else _load_encoder(checkpoint, platform, programs, placer)
-    if encoder is not None and adapters is not None:
-        of_encoder = EncoderAdapters.of(
-            _adaptable_of_encoder(checkpoint, platform, programs), rank=config.max_lora_rank
-        )
+    if encoder is not None and adapters is not None and config.enable_lora:
+        adaptable = _adaptable_of_encoder(checkpoint, platform, programs)
+        of_encoder = EncoderAdapters.of(adaptable, rank=adapters.layout.rank)
         encoder = replace(encoder, adapters=of_encoder)
     jax.block_until_ready((params, None if encoder is None else encoder.params))
     packed.keep() if identity(path) == files else packed.discard()
@@ -300,6 +307,7 @@ def load_model(
         kv_calibration=calibration,
         encoder=encoder,
         adapters=adapters,
+        own_adapter=own,
         fused=None if config.lora_fused is None else Path(config.lora_fused),
     )
 
@@ -323,14 +331,12 @@ def _fused(
     return merged(checkpoint, adapter)
 
 
-def _check_adapters(config: EngineConfig) -> None:
-    """Refuses settings that adapters do not go with."""
+def _check_adapters(config: EngineConfig, what: str) -> None:
+    """Refuses settings that adapters do not go with; ``what`` needs them."""
     if config.is_staged:
-        raise ConfigError(
-            "enable_lora: stages (pipeline_parallel_size) have no adapters so far; use tensor_parallel_size"
-        )
+        raise ConfigError(f"{what}: stages (pipeline_parallel_size) have no adapters so far; use tensor_parallel_size")
     if config.num_experts_offload_per_rank:
-        raise ConfigError("enable_lora: experts in the host's memory (num_experts_offload_per_rank) have no adapters")
+        raise ConfigError(f"{what}: experts in the host's memory (num_experts_offload_per_rank) have no adapters")
 
 
 def _open(config: EngineConfig, path: Path) -> Checkpoint:

@@ -52,6 +52,11 @@ def interleaved(heads: int) -> Callable[[np.ndarray], np.ndarray]:
     return lambda x: x.reshape(heads, 2, -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape)
 
 
+def axes_apart(heads: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Pairs of one axis before those of the other, as Kimi K2.5's converter puts them."""
+    return lambda x: x.reshape(heads, -1, 2, 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
+
+
 USUAL = {
     "patch_embed": "v.patch_embd",
     "positions": "v.position_embd.weight",
@@ -222,6 +227,17 @@ CONVERSIONS = {
         },
         ("<|media_pad|>", 261),
     ),
+    "kimi-k2_5": Conversion(
+        "kimik25",
+        {"projector.step0": "mm.input_norm", "projector.step2": "mm.1", "projector.step3": "mm.2"},
+        {f"{V}projector.scale_factor": 2, "clip.use_gelu": True, f"{V}image_max_pixels": 50 * 6**2},
+        ("<|media_pad|>", 261),
+        {
+            **{f"attn.{part}_proj.{kind}": axes_apart(5) for part in "qk" for kind in ("weight", "bias")},
+            "positions": lambda x: x.reshape(5, -1, x.shape[-1]),
+        },
+        lost={"size": {"max_height": 512, "max_width": 512}},
+    ),
     "janus": Conversion(
         "janus_pro",
         {"projector.step0": "mm.0", "projector.step1": "mm.1"},
@@ -332,6 +348,27 @@ def test_files_are_read_as_the_original(name: str, tmp_path: Path) -> None:
 def _arguments(file: Any, projector: mmproj.Projector, spec: Any, path: Path) -> tuple[Any, ...]:
     tensors, names = mmproj.tensors(file, projector)
     return tensors, spec, names, path
+
+
+def test_queries_keys_and_values_may_be_in_one(tmp_path: Path) -> None:
+    """Kimi K2.5's converter moves rows of queries and keys alone."""
+    projector, whole = mmproj.PROJECTOR_TYPES["kimik25"], np.arange(60, dtype=np.float32)
+    stored = np.concatenate([*(axes_apart(5)(part) for part in np.split(whole, 3)[:2]), whole[40:]])
+    files = []
+    for name, values in (("attn_qkv", stored), ("attn_q", whole[:18])):
+        writer = gguf.GGUFWriter(tmp_path / f"{name}.gguf", "clip")
+        for key in ("embedding_length", "feed_forward_length", "attention.head_count"):
+            writer.add_uint32(f"{V}{key}", 5)
+        writer.add_tensor(f"v.blk.0.{name}.bias", values)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        files.append(GGUFFile.open(tmp_path / f"{name}.gguf"))
+    found, _ = mmproj.tensors(files[0], projector)
+    np.testing.assert_array_equal(found["v.blk.0.attn_qkv.bias"].read(F32), whole)
+    with pytest.raises(CheckpointError, match="has 18 rows, not 5 heads of pairs of two axes"):
+        mmproj.tensors(files[1], projector)
 
 
 def test_the_file_beside_a_model_is_found_if_there_is_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from llmjax.models.vision.preparation import (
     Padded,
     PaddedViews,
     PanAndScan,
+    ShownTiles,
     Slices,
     SmartResize,
     Split,
@@ -139,6 +140,43 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layo
         {"num_crops": 4, "num_img_tokens": 144},
         (23, 1024, 3072, 588),
         FilledGrid(tile=336, most=4),
+    ),
+    "microsoft/Phi-4-multimodal-instruct": (
+        {
+            "architectures": ["Phi4MMForCausalLM"],
+            "model_type": "phi4mm",
+            "hidden_size": 3072,
+            "embd_layer": {
+                "audio_embd_layer": {"embedding_cls": "audio", "projection_cls": "mlp"},
+                "embedding_cls": "image_audio",
+                "image_embd_layer": {
+                    "crop_size": 448,
+                    "embedding_cls": "tune_image",
+                    "enable_gradient_checkpointing": True,
+                    "hd_transform_order": "sub_glb",
+                    "image_token_compression_cls": "avg_pool_2d",
+                    "projection_cls": "mlp",
+                    "use_hd_transform": True,
+                    "with_learnable_separator": True,
+                },
+            },
+            "img_processor": None,
+            "vision_lora": {"dp": 0.0, "lora_alpha": 512, "r": 256},
+        },
+        {"dynamic_hd": 36, "audio_compression_rate": 8, "image_processor_type": "Phi4MMImageProcessor"},
+        (26, 1152, 3072, 588),
+        ShownTiles(tile=448, most=36),
+    ),
+    "microsoft/Phi-4-multimodal-instruct, converted": (
+        {
+            "architectures": ["Phi4MultimodalForCausalLM"],
+            "model_type": "phi4_multimodal",
+            "hidden_size": 3072,
+            "vision_config": {"crop_size": 448, "feature_layer": -2, "image_token_id": 200010},
+        },
+        {"dynamic_hd": 36, "size": {"height": 448, "width": 448}, "patch_size": 14, "resample": 3},
+        (26, 1152, 3072, 588),
+        ShownTiles(tile=448, most=36),
     ),
     "openbmb/MiniCPM-V-2_6": (
         {

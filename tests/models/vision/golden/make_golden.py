@@ -1297,6 +1297,42 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         **{**GLM, "image_processor": "Glm46VImageProcessorPil", "processor": "Glm46VProcessor"},
     ),
 }
+CHECKPOINTS["phi4_multimodal"] = lambda: Checkpoint(
+    "Phi4MultimodalForCausalLM",
+    {
+        **TEXT,
+        "num_hidden_layers": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+        "vision_config": {
+            "hidden_size": 60,
+            "intermediate_size": 44,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 5,
+            "patch_size": 5,
+            "image_size": 30,
+            "crop_size": 30,
+            "image_token_id": 259,
+        },
+        "audio_config": {
+            "hidden_size": 8,
+            "intermediate_size": 8,
+            "num_blocks": 1,
+            "num_attention_heads": 2,
+            "ext_pw_out_channel": 8,
+            "depthwise_separable_out_channel": 8,
+            "nemo_conv_channels": 4,
+            "bias_max_distance": 4,
+            "input_size": 8,
+            "audio_token_id": 260,
+        },
+    },
+    "Phi4MultimodalImageProcessor",
+    {"size": {"height": 30, "width": 30}, "patch_size": 5, "dynamic_hd": 4},
+    tokens=["<|image|>", "<|audio|>", "<|end|>"],
+    picture="<|image|>",
+    processor="Phi4MultimodalProcessor",
+    named={"image_token": "<|image|>", "audio_token": "<|audio|>"},
+)
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
 {%- if part.type == 'image' %}PICTURE{% elif part.type == 'text' %}{{ part.text }}{% endif -%}
@@ -1377,6 +1413,9 @@ def pictures() -> list[np.ndarray]:
 def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     if checkpoint.architecture == "BlipForConditionalGeneration":
         write_captioning(name, checkpoint, folder, seed)
+        return
+    if checkpoint.architecture == "Phi4MultimodalForCausalLM":
+        write_adapted(name, checkpoint, folder, seed)
         return
     if hasattr(published, checkpoint.architecture):
         write_published(name, checkpoint, folder, seed)
@@ -1527,6 +1566,100 @@ def write_captioning(name: str, checkpoint: Checkpoint, folder: Path, seed: int)
     cases["values"] = np.full(len(sizes), pixels.numel(), np.int32)
     np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
     print(name, sum(each.numel() for each in model.parameters()), float(np.abs(cases["one/logits"]).max()))
+
+
+def write_adapted(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
+    """`write` for Phi-4-multimodal, whose text layers have an adapter in prompts with pictures."""
+    import peft  # type: ignore[import-not-found,unused-ignore]
+
+    cls = getattr(transformers, checkpoint.architecture)
+    config = cls.config_class(**json.loads(json.dumps(checkpoint.config)))
+    config._attn_implementation = config.vision_config._attn_implementation = "eager"
+    model = cls(config).eval().float()
+    randomize(model, seed)
+    model.tie_weights()
+    copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    changed = peft.LoraConfig(r=5, lora_alpha=15, target_modules=r".*layers\..*\.(qkv|o|gate_up|down)_proj")
+    adapted = peft.get_peft_model(copy.deepcopy(model), changed, adapter_name="vision").eval()
+    generator = torch.Generator().manual_seed(seed)
+    for part, parameter in adapted.named_parameters():
+        if ".lora_" in part:
+            noise = torch.randn(parameter.shape, generator=generator) * (0.5 / parameter.shape[1] ** 0.5)
+            parameter.data.copy_(noise.to(torch.bfloat16).float())
+    adapted.save_pretrained(folder, selected_adapters=["vision"])
+    (folder / "vision").rename(folder / "vision-lora")
+    (folder / "README.md").unlink(missing_ok=True)
+    (folder / "vision-lora" / "README.md").unlink(missing_ok=True)
+    tokenizer = saved_tokenizer(checkpoint, folder)
+    image_processor = getattr(transformers, checkpoint.image_processor)(**checkpoint.pixels)
+    image_processor.save_pretrained(folder)
+    sys.modules[type(image_processor).__module__].tvF = _Shrinking()  # type: ignore[attr-defined]
+    along = checkpoint.pixels["size"]["height"] // checkpoint.pixels["patch_size"] // 2
+
+    def counted(text: str, images: list[np.ndarray]) -> Any:
+        """What the processor makes; it counts rows of the whole picture as if tiles had 16 along each side."""
+        made = image_processor(images=[Image.fromarray(image) for image in images], return_tensors="pt")
+        for number in made.pop("num_img_tokens").tolist():
+            text = text.replace(checkpoint.picture, "\0" * (number - 256 - 16 + along**2 + along), 1)
+        text = text.replace("\0", checkpoint.picture)
+        return {**made, **tokenizer(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False)}
+
+    images, cases = pictures(), {}
+    embedding = model.model.embed_tokens_extend.image_embed
+    for number, image in enumerate(images):
+        inputs = counted(checkpoint.picture, [image])
+        cases[f"image{number}"], cases[f"image{number}/pixels"] = image, inputs["image_pixel_values"].numpy()
+        ids = inputs["input_ids"]
+        assert (ids == config.vision_config.image_token_id).all()
+        given = {key: inputs[key] for key in ("image_pixel_values", "image_sizes", "image_attention_mask")}
+        cases[f"image{number}/rows"] = embedding(ids, torch.zeros(*ids.shape, config.hidden_size), **given)[0].numpy()
+    for case, (text, numbers) in prompts(checkpoint.picture).items():
+        inputs = (
+            counted(text, [images[number] for number in numbers])
+            if numbers
+            else tokenizer(text, add_special_tokens=False, return_tensors="pt", return_token_type_ids=False)
+        )
+        seeing = adapted.base_model.model if numbers else model
+        cases[f"{case}/prompt"] = np.frombuffer(text.encode(), np.uint8)
+        cases[f"{case}/images"] = np.array(numbers, np.int32)
+        cases[f"{case}/tokens"] = inputs["input_ids"][0].numpy().astype(np.int32)
+        cases[f"{case}/logits"] = seeing(**inputs).logits[0].numpy()
+        ids = inputs["input_ids"]
+        for _ in range(32):
+            longer = {**inputs, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            token = seeing(**longer).logits[0, -1].argmax()
+            ids = torch.cat([ids, token.reshape(1, 1)], 1)
+        cases[f"{case}/continued"] = ids[0, -32:].numpy().astype(np.int32)
+    sizes, counts, values = _sizes(), [], []
+    for height, width in sizes:
+        try:
+            inputs = counted(checkpoint.picture, [np.zeros((height, width, 3), np.uint8)])
+        except (ValueError, RuntimeError) as error:  # what it refuses
+            print(name, "refuses", (height, width), str(error)[:80])
+            counts.append(-1)
+            values.append(0)
+            continue
+        counts.append(inputs["input_ids"].shape[1])
+        values.append(inputs["image_pixel_values"].numel())
+    cases["sizes"], cases["counts"] = np.array(sizes, np.int32), np.array(counts, np.int32)
+    cases["values"] = np.array(values, np.int32)
+    np.savez_compressed(folder / "golden.npz", allow_pickle=False, **cases)
+    print(name, sum(each.numel() for each in model.parameters()), float(np.abs(cases["one/logits"]).max()))
+
+
+class _Shrinking:
+    """torchvision's functions, but bytes are resized by Pillow: the last bit of a byte may differ from torch's."""
+
+    def __getattr__(self, name: str) -> Any:
+        from torchvision.transforms.v2 import functional  # type: ignore[import-not-found,unused-ignore]
+
+        return getattr(functional, name)
+
+    def resize(self, image: torch.Tensor, size: list[int]) -> torch.Tensor:
+        assert image.dtype == torch.uint8
+        picture = Image.fromarray(image.permute(1, 2, 0).numpy()).resize(size[::-1], Image.Resampling.BILINEAR)
+        return torch.tensor(np.array(picture)).permute(2, 0, 1)
 
 
 def save_as_published(model: torch.nn.Module, folder: Path) -> None:
