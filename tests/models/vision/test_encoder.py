@@ -39,6 +39,7 @@ class Picture:
     sources: NDArray[np.int32] | None = None
     shares: NDArray[np.float32] | None = None
     further: tuple[tuple[int, int, int], ...] = ()
+    unseen: NDArray[np.int32] | None = None
 
 
 def picture(spec: VisionSpec, rows: int, columns: int, frames: int = 1) -> Picture:
