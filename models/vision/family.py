@@ -49,6 +49,7 @@ class VisionFamily:
         processor: the same of preprocessor_config.json.
         video: the same of video_preprocessor_config.json.
         aliases: other names of keys of ``vision_config``, see ``Fields``.
+        key: the key of config.json that has what is called ``vision_config`` here.
         shown_by: the key of config.json that a model which sees has; empty: each sees.
         vision_types: values of ``vision_config.model_type`` that are read so; empty: any.
         keywords: keys of config.json that say how pictures are prepared, so that a request may have its own.
@@ -66,6 +67,7 @@ class VisionFamily:
     video: Mapping[str, Any] = field(default_factory=dict)
     aliases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     shown_by: str = "vision_config"
+    key: str = "vision_config"
     vision_types: tuple[str, ...] = ()
     keywords: tuple[str, ...] = ()
     adapter: str = ""
@@ -78,7 +80,7 @@ class VisionFamily:
         return Sight(
             whole,
             Fields(
-                whole.mapping(self.shown_by or "vision_config"),
+                whole.mapping(self.key),
                 self.defaults,
                 name="config.json: vision_config",
                 aliases=self.aliases,

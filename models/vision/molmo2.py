@@ -227,6 +227,7 @@ FAMILIES = tuple(
         PROCESSOR,
         aliases=ALIASES,
         shown_by=key,
+        key=key,
     )
     for key in ("vision_config", "vit_config")
 )
