@@ -1,11 +1,13 @@
-"""How long encoders of pictures take, beside transformers, on this machine.
+"""How long encoders of pictures take, beside transformers and llama.cpp, on this machine.
 
-    python -m benchmarks.vision [--peer PYTHON] [--shapes smolvlm-256m so400m] [--tiles 1 4] [--layers 4] [--rounds 5]
+    python -m benchmarks.vision [--peer PYTHON] [--llama-cpp FOLDER] [--shapes smolvlm-256m so400m] [--tiles 1 4]
+        [--layers 4] [--rounds 5]
 
 Encoders have random weights and the shapes of published ones; `--layers` cuts them short, as layers cost the same.
 PYTHON is the interpreter of an environment with torch and transformers, which get the same shapes, type and number of
-threads. Both take turns, and the fastest round counts. `cpu` is the time of all processors together, which other work
-on the machine disturbs least.
+threads; FOLDER a checkout of llama.cpp that is built in its folder `build`, whose weights are F16 and Q8_0. All take
+turns, and the fastest round counts. `cpu` is the time of all processors together, which other work on the machine
+disturbs least.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from llmjax.models.vision.packing import pack
 from llmjax.models.vision.registry import vision_spec_of
 
 WORKER = Path(__file__).parent / "engines" / "vision.py"
+MTMD = Path(__file__).parent / "engines" / "mtmd.py"
+MTMD_TYPES = ("F16", "Q8_0")
 # The keys of a vision_config, with those of published models.
 SHAPES: Mapping[str, Mapping[str, int]] = {
     "smolvlm-256m": {
@@ -106,12 +110,15 @@ def ours(shape: Mapping[str, int], tiles: int, dtype: str) -> Encode:
 
 
 class Peer:
-    """Transformers' encoder in a process of another environment."""
+    """Another's encoder in a process of its own; arguments after `dtype` are what the worker is told beside."""
 
-    def __init__(self, python: str, shape: Mapping[str, int], tiles: int, dtype: str) -> None:
-        job = json.dumps({"config": dict(shape), "tiles": tiles, "dtype": dtype, "threads": usable_cores()})
+    def __init__(
+        self, python: str, shape: Mapping[str, int], tiles: int, dtype: str, worker: Path = WORKER, **others: str
+    ) -> None:
+        own = {"config": dict(shape), "tiles": tiles, "dtype": dtype, "threads": usable_cores()}
+        self._name = worker.stem
         self._process = subprocess.Popen(
-            [python, str(WORKER), job],
+            [python, str(worker), json.dumps({**own, **others})],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -126,7 +133,7 @@ class Peer:
             self._process.stdin.flush()
             return Taken(**json.loads(self._process.stdout.readline()))
         except (BrokenPipeError, json.JSONDecodeError):
-            raise SystemExit("transformers has ended: does its environment have torch and transformers?") from None
+            raise SystemExit(f"{self._name} has ended: does its environment have what it needs?") from None
 
     def close(self) -> None:
         self._process.kill()
@@ -160,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", metavar="PYTHON", help="an environment with torch and transformers")
+    parser.add_argument("--llama-cpp", metavar="FOLDER", help="a checkout of llama.cpp, built in its folder build")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--tiles", type=int, nargs="+", default=[1, 4], help="tiles at once")
     parser.add_argument("--layers", type=int, help="layers of each encoder; default: all")
@@ -173,15 +181,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.shapes:
         shape = {**SHAPES[name], **({"num_hidden_layers": options.layers} if options.layers else {})}
         for tiles in options.tiles:
-            peer = Peer(options.peer, shape, tiles, options.dtype) if options.peer else None
+            peers = {"transformers": Peer(options.peer, shape, tiles, options.dtype)} if options.peer else {}
+            for kind in MTMD_TYPES if options.llama_cpp else ():
+                told = {"llama_cpp": options.llama_cpp}
+                peers[f"llama.cpp {kind}"] = Peer(sys.executable, shape, tiles, kind, MTMD, **told)
             try:
-                encoders: dict[str, Encode] = {"llmjax": ours(shape, tiles, options.dtype)}
-                if peer is not None:
-                    encoders["transformers"] = peer
+                encoders: dict[str, Encode] = {"llmjax": ours(shape, tiles, options.dtype), **peers}
                 label = f"{name}, {shape['num_hidden_layers']} layers, {tiles} tiles"
                 print("\n".join(rows(label, measure(encoders, options.rounds))), flush=True)
             finally:
-                if peer is not None:
+                for peer in peers.values():
                     peer.close()
 
 

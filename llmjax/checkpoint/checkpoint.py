@@ -19,7 +19,7 @@ from llmjax.checkpoint.experts import with_stacked_experts
 from llmjax.checkpoint.files import read_object
 from llmjax.checkpoint.gguf.encoders import sentence_modules
 from llmjax.checkpoint.gguf.file import GGUFFile
-from llmjax.checkpoint.gguf.mmproj import encoder_of
+from llmjax.checkpoint.gguf.mmproj import SOUND, encoder_of
 from llmjax.checkpoint.gguf.model import (
     hf_config,
     hf_generation_config,
@@ -253,7 +253,9 @@ def _open_gguf(
     seen: dict[str, StoredTensor] = {}
     if encoder is not None and (read := _vision(encoder.whole, path)) is not None:
         vision = read[0]
-        seen, _ = vision_tensors(encoder.tensors, vision, encoder.names, path)
+        seen, others = vision_tensors(encoder.tensors, vision, encoder.names, path)
+        if unknown := next((name for name in others if not name.startswith(SOUND)), None):
+            raise CheckpointError(f"{path}: the encoder's file has a tensor that is not known, {unknown!r}")
     made = hf_joined_tensors(gguf, config) | hf_key_numbers(gguf, config)
     tensors = _with_unit_head(stacked | made, config)
     config = overridden(config, overrides)

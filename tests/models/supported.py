@@ -261,7 +261,8 @@ OF_PICTURES = """
 The text halves are those above. **compared** names the tiny random checkpoints whose pictures, prompts, feature rows
 and logits are compared with those of Hugging Face's processor and model (`pytest tests/models/vision/test_golden.py`,
 `pytest tests/engine/test_images.py`); **mmproj** gives llama.cpp's names of the projectors that are read from a file
-beside the GGUF (`pytest tests/checkpoint/gguf/test_mmproj.py`).
+beside the GGUF, with features compared with llama.cpp's (`pytest tests/checkpoint/gguf/test_mmproj.py`,
+`pytest tests/checkpoint/gguf/test_mtmd.py`).
 
 | architecture | for example | compared | mmproj |
 |---|---|---|---|"""

@@ -32,6 +32,8 @@ TokenId = Callable[[str], int | None]
 """The id of a token of the text model's vocabulary; None: it has none of this name."""
 
 BLOCK = "v.blk.*."
+SOUND = ("a.", "mm.a.")
+"""Beginnings of names of tensors of an encoder of sound, which a file may have beside that of pictures."""
 _NAMES = {
     "v.patch_embd.weight": "patch_embed.weight",
     "v.patch_embd.bias": "patch_embed.bias",
@@ -125,12 +127,14 @@ class _Keys:
 
 
 def _qwen2_vl(keys: _Keys) -> dict[str, Any]:
-    size, inner = keys.integer("embedding_length"), keys.integer("feed_forward_length")
+    size = keys.integer("embedding_length")
+    # The key feed_forward_length has the size of the text model's vectors in these files.
+    values = math.prod(keys.shape("v.blk.0.ffn_up.weight"))
     return {
         "depth": keys.integer("block_count"),
         "embed_dim": size,
         "hidden_size": keys.hidden_size,
-        "mlp_ratio": inner // size,
+        "mlp_ratio": values // size**2,
         "num_heads": keys.integer("attention.head_count"),
         "hidden_act": keys.activation,
     }
@@ -164,9 +168,15 @@ def _qwen3_vl(keys: _Keys) -> dict[str, Any]:
     }
 
 
-def _pixels(keys: _Keys) -> dict[str, Any]:
-    sizes = {"min_pixels": keys.get("image_min_pixels"), "max_pixels": keys.get("image_max_pixels")}
-    return {key: value for key, value in sizes.items() if value is not None}
+def _pixels(keys: _Keys, frames: int = 1) -> dict[str, Any]:
+    """Limits of a picture's pixels, which are llama.cpp's where the file has none.
+
+    Args:
+        frames: how often the model's processor counts a pixel.
+    """
+    row = (keys.integer("patch_size") * _merge(keys, 2)) ** 2
+    least, most = keys.integer("image_min_pixels", LEAST_ROWS * row), keys.integer("image_max_pixels", MOST_ROWS * row)
+    return {"min_pixels": frames * least, "max_pixels": frames * most}
 
 
 def _merge(keys: _Keys, default: int) -> int:
@@ -218,6 +228,18 @@ def _llava(keys: _Keys) -> dict[str, Any]:
     return {"model_type": "clip_vision_model", "hidden_act": keys.activation}
 
 
+def _llava_layer(keys: _Keys) -> dict[str, Any]:
+    """The layer whose output is projected: the last one that is in the file, unless it says another."""
+    depth = keys.integer("block_count")
+    layers = keys.get("feature_layer", [depth])
+    if not isinstance(layers, list) or len(layers) != 1 or layers[0] not in range(1, depth + 1):
+        raise CheckpointError(
+            f"{keys.file.path}: clip.vision.feature_layer = {str(layers)[:40]} is not supported; supported is one "
+            f"layer from 1 to {depth}"
+        )
+    return {"vision_feature_layer": layers[0] - depth - 1}
+
+
 def _llava_crop(keys: _Keys) -> dict[str, Any]:
     along = keys.integer("image_size")
     return {"size": {"shortest_edge": along}, "crop_size": {"height": along, "width": along}}
@@ -226,7 +248,7 @@ def _llava_crop(keys: _Keys) -> dict[str, Any]:
 def _llava_sizes(keys: _Keys) -> dict[str, Any]:
     sizes = keys.get(PINPOINTS)
     pairs = [list(pair) for pair in zip(sizes[::2], sizes[1::2], strict=True)] if len(sizes) % 2 == 0 else sizes
-    return {**_LAST_LAYER, "image_grid_pinpoints": pairs}
+    return {**_llava_layer(keys), "image_grid_pinpoints": pairs}
 
 
 def _minicpmv(keys: _Keys) -> dict[str, Any]:
@@ -307,12 +329,8 @@ def _llama4_tiles(keys: _Keys) -> dict[str, Any]:
 
 
 def _kimi_vl(keys: _Keys) -> dict[str, Any]:
-    height, side = keys.integer("image_size") // keys.integer("patch_size"), keys.integer("projector.scale_factor", 2)
-    return {
-        "init_pos_emb_height": height,
-        "init_pos_emb_width": keys.rows("v.position_embd.weight") // height,
-        "merge_kernel_size": [side, side],
-    }
+    along, side = math.isqrt(keys.rows("v.position_embd.weight")), keys.integer("projector.scale_factor", 2)
+    return {"init_pos_emb_height": along, "init_pos_emb_width": along, "merge_kernel_size": [side, side]}
 
 
 def _kimi_vl_pixels(keys: _Keys) -> dict[str, Any]:
@@ -338,11 +356,11 @@ def _janus(keys: _Keys) -> dict[str, Any]:
     return {"hidden_act": "gelu", "mlp_ratio": ratio, "projection_dim": keys.hidden_size}
 
 
+LEAST_ROWS, MOST_ROWS = 8, 4096  # of a picture in llama.cpp where sizes vary
 GEMMA4_SIDE = 3  # patches along each side of a square that becomes one row
 PINPOINTS = "image_grid_pinpoints"
 LLAVA_NEXT = "mlp with image_grid_pinpoints"
 """What files call mlp too."""
-_LAST_LAYER = {"vision_feature_layer": -1}  # files end with the layer whose output is projected
 _LLAVA_NAMES = {"mm.0": "projector.step0", "mm.2": "projector.step1", "image_newline": "learned.0"}
 MINICPMV_VERSION, MINICPMV_VERSIONS = "clip.minicpmv_version", (3, 5, 6)  # MiniCPM-V 2.6, 4 and 4.5
 MERGED_PIXTRAL = "pixtral with patch_merger"
@@ -384,6 +402,7 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
             lambda keys: {"multimodal_projector_bias": "mm.1.bias" in keys.file.tensors},
             _rounded,
             halves=True,
+            unused=("v.token_embd.img_break",),
         ),
         MERGED_PIXTRAL: Projector(
             "Mistral3ForConditionalGeneration",
@@ -401,6 +420,7 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
             },
             _rounded,
             halves=True,
+            unused=("v.token_embd.img_break",),
         ),
         "internvl": Projector(
             "InternVLForConditionalGeneration",
@@ -419,7 +439,7 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
             ("<image>", "image_token_index"),
             _LLAVA_NAMES,
             _llava,
-            lambda keys: _LAST_LAYER,
+            _llava_layer,
             _llava_crop,
         ),
         LLAVA_NEXT: Projector(
@@ -457,7 +477,7 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
                 **{f"mm.{part}": f"projector.step4.{part}_proj" for part in ("gate", "up", "down")},
             },
             _glm4v,
-            processor=_pixels,
+            processor=lambda keys: _pixels(keys, frames=2),
         ),
         "gemma4v": Projector(
             "Gemma4ForConditionalGeneration",
@@ -706,9 +726,8 @@ def _rows(name: str, tensor: StoredTensor, projector: Projector, heads: int, fil
 
 def _exchanged(file: GGUFFile) -> bool:
     """Whether the matrices of a feed-forward part have each other's names, as older converters wrote them."""
-    size, inner = (_Keys(file, 1).integer(key) for key in ("embedding_length", "feed_forward_length"))
-    down = file.tensors.get("v.blk.0.ffn_down.weight")
-    return size != inner and down is not None and down.shape == (inner, size)
+    size, down = _Keys(file, 1).integer("embedding_length"), file.tensors.get("v.blk.0.ffn_down.weight")
+    return down is not None and down.shape[0] != size == down.shape[-1]
 
 
 QUERIES = re.compile(r"\.attn_[qk]\.\w+$")
