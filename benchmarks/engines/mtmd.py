@@ -1,9 +1,9 @@
 """llama.cpp's encoder of Idefics3 with random weights: ``python mtmd.py JOB``.
 
 JOB is a JSON object: ``config`` (keys of a vision_config), ``tiles``, ``dtype`` (F16, F32 or Q8_0), ``threads``, and
-``llama_cpp``, a checkout of llama.cpp that is built in its folder ``build``. Writes the files of encoder and text model,
-compiles `mtmd_encoder.cc`, and becomes that program: each line of stdin is one run, and the answer is a line with
-seconds (``wall``) and seconds of all processors (``cpu``).
+``llama_cpp``, a checkout of llama.cpp that is built in its folder ``build``. Writes files of an encoder and a text
+model, compiles `mtmd_encoder.cc`, and becomes that program: each line of stdin is one run, and the answer is a line
+with seconds (``wall``) and seconds of all processors (``cpu``).
 """
 
 from __future__ import annotations
