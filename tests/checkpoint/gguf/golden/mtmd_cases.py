@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).parent
-STEP = 7  # one of so many numbers of all rows is kept
+STEP = 7  # every seventh number is kept
 
 
 @dataclass(frozen=True)
