@@ -14,7 +14,7 @@ from huggingface_hub import errors as hf_errors
 from huggingface_hub import utils as hf_utils
 
 from llmjax.checkpoint.download import write_error
-from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns, relative_ggufs
+from llmjax.checkpoint.gguf.choice import choose_gguf, gguf_patterns, names_projector, relative_ggufs
 from llmjax.checkpoint.hub_cache import cached_commit
 from llmjax.errors import CheckpointError
 
@@ -25,12 +25,8 @@ LAYOUT = ["*.json", WEIGHTS, "*.jinja", "*.model", "*.tiktoken", "vocab.txt", "m
 CONSOLIDATED = "consolidated*"
 COPIES = ["[!0-9v]*/*", "v[!i]*/*", "vi[!s]*/*", "vision[!-]*/*", CONSOLIDATED]
 # An encoder of pictures is fetched in one type, which nearly all repositories that have encoders have.
-PROJECTOR = ["mmproj*[fF]16.gguf", "*/mmproj*[fF]16.gguf"]
-PROJECTORS = [
-    folder + kind
-    for folder in ("", "*/")
-    for kind in ("mmproj*[bB][fF]16.gguf", "mmproj*[fF]32.gguf", "mmproj*[qQ][1-8]_*.gguf")
-]
+PROJECTOR = ["*mmproj*[fF]16.gguf"]
+PROJECTORS = ["*mmproj*[bB][fF]16.gguf", "*mmproj*[fF]32.gguf", "*mmproj*[qQ][1-8]_*.gguf"]
 
 # The hub's HTTP library has changed over its versions; its errors' base class is always a base of this one.
 _HTTP_ERRORS = cast(tuple[type[Exception], ...], hf_errors.HfHubHTTPError.__bases__)
@@ -133,8 +129,8 @@ def from_hugging_face(repo: str, gguf_file: str | None, options: HubOptions) -> 
                     return folder
                 gguf_file = choose_gguf(names, None, where=repo)
             folder = snapshot(*_with_projector(gguf_file))
-            models = [name for name in relative_ggufs(folder) if not _names_projector(name)]
-            if not options.offline and not models and not _names_projector(gguf_file):
+            models = [name for name in relative_ggufs(folder) if not names_projector(name)]
+            if not options.offline and not models and not names_projector(gguf_file):
                 choose_gguf(listing(), gguf_file, where=repo)  # says what there is instead
             return folder / choose_gguf(relative_ggufs(folder), gguf_file, where=repo)
     except _HF_ERRORS as error:
@@ -226,11 +222,7 @@ def _first_line(error: Exception) -> str:
 def _with_projector(gguf_file: str) -> tuple[list[str], list[str]]:
     """The globs of a file and of the encoder that may be beside it, and those of encoders in other types."""
     patterns = gguf_patterns(gguf_file)
-    return (patterns, []) if _names_projector(gguf_file) else ([*patterns, *PROJECTOR], PROJECTORS)
-
-
-def _names_projector(gguf_file: str) -> bool:
-    return gguf_file.rpartition("/")[2].lower().startswith("mmproj")
+    return (patterns, []) if names_projector(gguf_file) else ([*patterns, *PROJECTOR], PROJECTORS)
 
 
 @contextlib.contextmanager

@@ -52,7 +52,7 @@ def test_a_gguf_file_is_itself(tmp_path: Path) -> None:
     assert resolve(tmp_path / "a.gguf") == tmp_path / "a.gguf"
 
 
-@pytest.mark.parametrize("others", [(), ("config.json", "README.md"), ("mmproj-F16.gguf",)])
+@pytest.mark.parametrize("others", [(), ("config.json", "README.md"), ("mmproj-F16.gguf",), ("m-mmproj-f16.gguf",)])
 def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path, others: tuple[str, ...]) -> None:
     make(tmp_path, "a.gguf", *others)
     assert resolve(tmp_path) == tmp_path / "a.gguf"
@@ -335,7 +335,7 @@ def test_one_gguf_file_is_fetched_alone(hub: FakeHub, options: HubOptions, wante
 
 
 def test_the_encoder_beside_a_gguf_file_is_fetched_in_one_type(hub: FakeHub, options: HubOptions) -> None:
-    others = [f"mmproj-{kind}.gguf" for kind in ("BF16", "F32", "Q8_0")]
+    others = ["m-mmproj-BF16.gguf", *(f"mmproj-{kind}.gguf" for kind in ("BF16", "F32", "Q8_0"))]
     hub.repositories["org/name"] = repository("m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-f16.gguf", *others)
     path = from_hugging_face("org/name", "Q4_K_M", options)
     assert sorted(hub.sent) == ["m-Q4_K_M.gguf", "mmproj-m-f16.gguf"]

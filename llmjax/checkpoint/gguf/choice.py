@@ -25,6 +25,11 @@ def model_ggufs(names: Iterable[str]) -> list[str]:
     return [file.shards[0] for file in _files(names) if not file.is_projector]
 
 
+def names_projector(name: str) -> bool:
+    """Whether a file is an encoder of pictures, which stands beside the language model, as llama-server tells it."""
+    return "mmproj" in PurePosixPath(name).name.lower()
+
+
 def choose_gguf(names: Iterable[str], wanted: str | None, *, where: str) -> str:
     """Picks one of ``names``; of a split file the first part, when all of them are there.
 
@@ -79,8 +84,7 @@ class _File:
 
     @property
     def is_projector(self) -> bool:
-        """Vision towers travel beside the language model as mmproj files."""
-        return PurePosixPath(self.name).name.lower().startswith("mmproj")
+        return names_projector(self.name)
 
     def require_all_shards(self, where: str) -> None:
         if SPLIT_NAME.fullmatch(self.shards[0]) is None:
