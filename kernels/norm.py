@@ -19,11 +19,15 @@ class Norm:
         eps: added to the mean square.
         plus_one: the weight is stored less one and the product is taken in f32 (Gemma); otherwise ``x / rms(x)`` is
             rounded to x's dtype first (Llama and the rest).
+        centered: a layer norm, which only kernels take that say so.
+        bias: f32 [D], of a layer norm; None: none.
     """
 
     weight: jax.Array
     eps: float = field(metadata={"static": True})
     plus_one: bool = field(default=False, metadata={"static": True})
+    centered: bool = field(default=False, metadata={"static": True})
+    bias: jax.Array | None = None
 
 
 def rms_norm(x: jax.Array, norm: Norm, *, mean_square: jax.Array | None = None) -> jax.Array:

@@ -25,6 +25,7 @@ FFI_TARGETS = (
     "llmjax_linears",
     "llmjax_attention_block",
     "llmjax_convolution",
+    "llmjax_encoder_layer",
     "llmjax_experts",
     "llmjax_finite",
     "llmjax_mlp",

@@ -26,9 +26,9 @@ MAX_LEVELS = 16
 MAX_CHOICES = len(ROWS)
 LANES = 8  # what sizes of plain matrices are multiples of
 
-# The table for plain matrices where nothing was measured. Where hardware multiplies bf16, products of more rows with
-# matrices of bf16 are faster by XLA's dot, which rounds x to bf16 (benchmarks/kernels.py prints both).
-MAX_ROWS = MappingProxyType({"amx": 16, "avx512bf16": 128})
+# The table for plain matrices where nothing was measured. Where vectors multiply bf16, products of more rows with matrices
+# of bf16 are faster by XLA's dot, which rounds x to bf16 (benchmarks/kernels.py prints both).
+MAX_ROWS = MappingProxyType({"avx512bf16": 128})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
 

@@ -21,7 +21,12 @@ def attend(
 ) -> jax.Array:
     """``llmjax.kernels.attention.segments.attend_segments`` by the library."""
     tokens, heads, size = q.shape
-    room = jax.ShapeDtypeStruct((heads, 2, tokens, -(-size // FILLED_UP) * FILLED_UP), dtype)
-    call = jax.ffi.ffi_call("llmjax_segments", (jax.ShapeDtypeStruct(q.shape, q.dtype), room))
+    results = (jax.ShapeDtypeStruct(q.shape, q.dtype), room(heads, tokens, size, dtype))
+    call = jax.ffi.ffi_call("llmjax_segments", results)
     out: jax.Array = call(q, k.astype(q.dtype), v.astype(q.dtype), segments, scale=np.float32(scale))[0]
     return out
+
+
+def room(heads: int, tokens: int, size: int, dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
+    """The result of a call in which keys and values are stored."""
+    return jax.ShapeDtypeStruct((heads, 2, tokens, -(-size // FILLED_UP) * FILLED_UP), dtype)

@@ -43,6 +43,13 @@ class LayerNorm(nnx.Module):
         weight = jnp.ones(self.shape, jnp.float32) if self.weight is None else self.weight.get_value()
         return layer_norm(x, 1 + weight if self.spec.plus_one else weight, bias, eps=self.spec.eps)
 
+    @property
+    def norm(self) -> Norm:
+        """The norm in the form that kernels take."""
+        bias = None if self.bias is None else self.bias.get_value()
+        weight = jnp.ones(self.shape, jnp.float32) if self.weight is None else self.weight.get_value()
+        return Norm(weight, self.spec.eps, self.spec.plus_one and self.weight is not None, centered=True, bias=bias)
+
 
 NormModule = RMSNorm | LayerNorm
 

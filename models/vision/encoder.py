@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from llmjax.kernels.activations import ACTIVATIONS
-from llmjax.kernels.attention.segments import attend_segments
-from llmjax.kernels.registry import traced_platform
-from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.modules.linear import Linear
-from llmjax.models.modules.mlp import InnerModule, MLPModule, gated_mlp_module
 from llmjax.models.modules.norm import build_norm
 from llmjax.models.modules.parameter import parameter
 from llmjax.models.modules.residual import normed
 from llmjax.models.vision.batch import PatchBatch
+from llmjax.models.vision.layer import Layer, Seen, fed_module, vision_layer
 from llmjax.models.vision.perceiver import Perceiver
 from llmjax.models.vision.probe import Probe
 from llmjax.models.vision.resampler import Resampler
-from llmjax.models.vision.rotation import turn
 from llmjax.models.vision.spec import (
     Fed,
     Halved,
@@ -37,8 +32,6 @@ from llmjax.models.vision.spec import (
     Shared,
     Standardized,
     Step,
-    VisionAttention,
-    VisionLayer,
     VisionSpec,
 )
 from llmjax.models.vision.windows import WindowPooling
@@ -77,107 +70,6 @@ class Underway:
     beside: tuple[jax.Array, ...] = ()
 
 
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Seen:
-    """What each patch sees: see the arguments of ``attend_segments``."""
-
-    segments: jax.Array
-    tile: int | None = field(default=None, metadata={"static": True})
-    reach: int | None = field(default=None, metadata={"static": True})
-
-
-class ClippedLinear(Linear):
-    """`Linear` whose input and output are kept between bounds."""
-
-    def __init__(self, size_in: int, size_out: int, *, bias: bool, dtype: jnp.dtype) -> None:
-        super().__init__(size_in, size_out, bias=bias, dtype=dtype)
-        for name in ("input_min", "input_max", "output_min", "output_max"):
-            setattr(self, name, parameter((), jnp.float32, axes=()))
-
-    def __call__(self, x: jax.Array, used: jax.Array | None = None) -> jax.Array:
-        """See `Linear`."""
-        out = super().__call__(_between(x, self.input_min, self.input_max), used)
-        return _between(out, self.output_min, self.output_max)
-
-
-def _between(x: jax.Array, least: nnx.Param, most: nnx.Param) -> jax.Array:
-    return jnp.clip(x, least.get_value().astype(x.dtype), most.get_value().astype(x.dtype))
-
-
-class Attention(nnx.Module):
-    """Attention of patches to those of equal segment."""
-
-    def __init__(
-        self, spec: VisionAttention, size: int, rope: Rope2D | None, *, dtype: jnp.dtype, clipped: bool = False
-    ) -> None:
-        self.spec, self.rope = spec, rope
-        self.narrow = jnp.dtype(dtype) == jnp.bfloat16
-        inner, matrix = spec.heads * spec.head_dim, ClippedLinear if clipped else Linear
-        self.q_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
-        self.k_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
-        self.v_proj = matrix(size, inner, bias=spec.bias, dtype=dtype)
-        self.o_proj = matrix(inner, size, bias=spec.out_bias, dtype=dtype)
-        of_qk = (spec.qk_norm, spec.head_dim) if spec.whole_norm is None else (spec.whole_norm, inner)
-        self.q_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
-        self.k_norm = None if of_qk[0] is None else build_norm(of_qk[0], of_qk[1])
-        self.v_norm = None if spec.v_norm is None else build_norm(spec.v_norm, spec.head_dim)
-
-    def __call__(self, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
-        """[P, W] to [P, W]; ``angles`` f32 [P, head_dim / 2]."""
-        spec = self.spec
-        shape = (len(x), spec.heads, spec.head_dim)
-        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x).reshape(shape)
-        if spec.whole_norm is not None:
-            q, k = normed(q, self.q_norm), normed(k, self.k_norm)
-        q, k = q.reshape(shape), k.reshape(shape)
-        if spec.whole_norm is None:
-            q, k = normed(q, self.q_norm), normed(k, self.k_norm)
-        v = normed(v, self.v_norm)
-        if angles is not None:
-            assert self.rope is not None
-            q, k = turn(q, angles, self.rope.pairs), turn(k, angles, self.rope.pairs)
-        scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
-        # The matrices' type: hardware that multiplies it is faster at scores too.
-        dtype = jnp.bfloat16 if self.narrow else None
-        attended = attend_segments(q, k, v, seen.segments, scale=scale, dtype=dtype, tile=seen.tile, reach=seen.reach)
-        return self.o_proj(attended.reshape(len(x), -1))
-
-
-class Layer(nnx.Module):
-    """One layer; see `VisionLayer`."""
-
-    def __init__(self, spec: VisionLayer, size: int, rope: Rope2D | None, *, dtype: jnp.dtype) -> None:
-        self.norm1 = build_norm(spec.norm, size)
-        self.attn = Attention(spec.attention, size, rope, dtype=dtype, clipped=spec.clipped)
-        self.after1 = None if spec.after is None else build_norm(spec.after, size)
-        self.norm2 = build_norm(spec.norm, size)
-        self.mlp = _fed(spec.feed_forward, size, dtype, clipped=spec.clipped)
-        self.after2 = None if spec.after is None else build_norm(spec.after, size)
-        self.scale1 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
-        self.scale2 = parameter((size,), jnp.float32, axes=(None,)) if spec.scaled else None
-
-    def __call__(self, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
-        mixed = normed(self.attn(self.norm1(x), seen, angles), self.after1)
-        x = x + _scaled(mixed, self.scale1)
-        fed = normed(self.mlp(self.norm2(x)), self.after2)
-        return x + _scaled(fed, self.scale2)
-
-
-@jax.jit
-def vision_layer(layer: Layer, x: jax.Array, seen: Seen, angles: jax.Array | None) -> jax.Array:
-    """One layer as a function, so that layers with equal specs are traced and compiled once.
-
-    On a CPU tiles that do not see one another pass it one by one, for what lies between its parts then stays in caches.
-    """
-    if seen.tile is None or len(x) <= seen.tile or traced_platform() != "cpu":
-        return layer(x, seen, angles)
-    tiles = tuple(each.reshape(-1, seen.tile, *each.shape[1:]) for each in (x, seen.segments))
-    turned = None if angles is None else angles.reshape(-1, seen.tile, angles.shape[-1])
-    alone = partial(Seen, tile=seen.tile, reach=seen.reach)
-    return jax.lax.map(lambda each: layer(each[0], alone(each[1]), each[2]), (*tiles, turned)).reshape(x.shape)
-
-
 class Steps(nnx.Module):
     """The steps of a projector, numbered."""
 
@@ -199,7 +91,7 @@ class Steps(nnx.Module):
                 case Halved():
                     size //= 2
                 case Fed(feed_forward, out):
-                    self._set(number, _fed(feed_forward, size, dtype, out=out))
+                    self._set(number, fed_module(feed_forward, size, dtype, out=out))
                     size = size if out is None else out
             self.sizes.append(size)
 
@@ -420,22 +312,6 @@ def angles_of(positions: jax.Array, rope: Rope2D, head_dim: int) -> jax.Array:
     return jnp.concatenate([first * rates[0::2], second * rates[1::2]], axis=-1)
 
 
-def _fed(
-    spec: MLP | GatedMLP, size: int, dtype: jnp.dtype, *, clipped: bool = False, out: int | None = None
-) -> InnerModule:
-    make = gated_mlp_module if isinstance(spec, GatedMLP) else MLPModule
-    made = make(spec, size, dtype=dtype)  # type: ignore[arg-type]
-    if clipped:
-        if made.gate_proj is not None:
-            made.gate_proj = ClippedLinear(size, spec.inner, bias=spec.bias, dtype=dtype)
-        made.up_proj = ClippedLinear(size, spec.inner, bias=spec.bias, dtype=dtype)
-        made.down_proj = ClippedLinear(spec.inner, size, bias=spec.bias, dtype=dtype)
-    if out is not None:
-        bias = spec.down_bias if isinstance(spec, GatedMLP) and spec.down_bias is not None else spec.bias
-        made.down_proj = Linear(spec.inner, out, bias=bias, dtype=dtype)
-    return made
-
-
 def _merged(x: jax.Array, step: Merged) -> jax.Array:
     """[P, W] to [P / side², .]; patches of a square stand one after another."""
     squares = x.reshape(-1, step.side**2, x.shape[-1])
@@ -444,7 +320,3 @@ def _merged(x: jax.Array, step: Merged) -> jax.Array:
     if step.order == "channels":
         squares = squares.swapaxes(1, 2)
     return squares.reshape(len(squares), -1)
-
-
-def _scaled(x: jax.Array, scale: nnx.Param | None) -> jax.Array:
-    return x if scale is None else x * scale.get_value().astype(x.dtype)

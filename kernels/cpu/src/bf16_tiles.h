@@ -47,6 +47,35 @@ class PanelFiller {
   TileAhead<Codes> ahead_;
 };
 
+// In place of codes: the matrix is bf16 as it is.
+struct Bf16Rows {};
+
+// Columns 2i and 2i + 1 are turned as one.
+template <>
+class PanelFiller<Bf16Rows> {
+ public:
+  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales&)
+      : row_(w.tile(tile)), stride_(static_cast<size_t>(w.num_words)), left_(w.num_words), last_(imin(kTile, w.size_out - tile * kTile) - 1) {}
+  void fill(uint32_t* panel) {
+    const __mmask16 there = left_ >= kTile ? 0xffff : (1u << left_) - 1;
+    Vec rows[kTile];
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; ++i) {  // past the end the last one again
+      rows[i] = (Vec)_mm512_maskz_loadu_epi32(there, row_ + imin(i, last_) * stride_);
+    }
+    transpose(rows);
+#pragma GCC unroll 16
+    for (int i = 0; i < kTile; ++i) _mm512_store_si512(panel + i * kTile, (__m512i)rows[i]);
+    row_ += kTile, left_ -= kTile;
+  }
+
+ private:
+  const uint32_t* row_;  // the first one's next columns
+  const size_t stride_;  // in words, of two columns
+  int left_;
+  const int last_;
+};
+
 // Sums of 32 rows of x with both tiles of a panel.
 struct alignas(64) Sums {
   float rows[kPairRows][2 * kTile];
@@ -160,6 +189,12 @@ inline Vec tile_bias(const QuantizedMatrix& w, int tile) {
   return w.bias == nullptr ? Vec{} : load_part(w.bias + tile * kTile, imin(kTile, w.size_out - tile * kTile));
 }
 
+// Columns of a tile that a matrix has; `tile` may be the one after its last.
+inline __mmask16 tile_columns(const QuantizedMatrix& w, int tile) {
+  const int left = w.size_out - tile * kTile;
+  return left >= kTile ? 0xffff : left <= 0 ? 0 : (1u << left) - 1;
+}
+
 // ... or activation(gate) * up, as rows of x for the next product.
 class GatedOutputs {
  public:
@@ -169,7 +204,7 @@ class GatedOutputs {
         activation_(activation),
         to_(to.bf16 + tile / 2 * kChunk * kTile + tile % 2 * kTile),
         of_block_(static_cast<size_t>(to.chunks()) * kChunk * kTile),
-        columns_((1u << imin(kTile, gate.size_out - tile * kTile)) - 1),
+        columns_(tile_columns(gate, tile)),
         fills_up_(tile + 1 == gate.tiles() && gate.tiles() % 2 != 0) {}
   bool in_place() const { return false; }
   SumsAt<float> place(int) const { return {}; }
@@ -189,6 +224,35 @@ class GatedOutputs {
   const size_t of_block_;
   const __mmask16 columns_;  // that exist; others are zeros
   const bool fills_up_;      // the last chunk
+};
+
+// ... or activation(w), the same way, for an even tile and the next one.
+class ActivatedOutputs {
+ public:
+  ActivatedOutputs(const QuantizedMatrix& w, Activation activation, const QuantizedInput& to, int tile)
+      : low_bias_(tile_bias(w, tile)),
+        high_bias_(tile + 1 < w.tiles() ? tile_bias(w, tile + 1) : Vec{}),
+        activation_(activation),
+        to_(to.bf16 + tile / 2 * kChunk * kTile),
+        of_block_(static_cast<size_t>(to.chunks()) * kChunk * kTile),
+        columns_(tile_columns(w, tile) | static_cast<uint32_t>(tile_columns(w, tile + 1)) << kTile) {}
+  bool in_place() const { return false; }
+  SumsAt<float> place(int) const { return {}; }
+  SumsAt<const float> start(int) const { return {}; }
+  SumsAt<const float> start(int, int, Sums&) const { return {}; }
+  void put(int row, const float* sums) const {
+    const Vec low = gated(activation_, load(sums) + low_bias_, splat(1.0f), coarse_sigmoid);
+    const Vec high = gated(activation_, load(sums + kTile) + high_bias_, splat(1.0f), coarse_sigmoid);
+    uint16_t* const to = to_ + row / kTile * of_block_ + row % kTile * kChunk;
+    _mm512_store_si512(to, (__m512i)_mm512_maskz_cvtne2ps_pbh(columns_, (__m512)high, (__m512)low));
+  }
+
+ private:
+  const Vec low_bias_, high_bias_;
+  const Activation activation_;
+  uint16_t* const to_;
+  const size_t of_block_;
+  const __mmask32 columns_;
 };
 
 struct Bf16Workspace {
@@ -276,6 +340,19 @@ inline void gated_bf16_tiles(const QuantizedMatrix& gate, const QuantizedMatrix&
   for (int tile = begin; tile < end; ++tile) {
     multiply_panel(PanelFiller<Codes>(gate, tile, memory.scales[0]), PanelFiller<Codes>(up, tile, memory.scales[1]), in,
                    memory, GatedOutputs(gate, up, activation, out, tile));
+  }
+}
+
+// Two tiles of one matrix.
+template <class Codes>
+inline void activated_bf16_tiles(const QuantizedMatrix& w, Activation activation, const QuantizedInput& in, const QuantizedInput& out,
+                                 int begin, int end, char* workspace) {
+  const Tiles tiles;
+  const Bf16Workspace memory(w, w, in.rows, workspace);
+  for (int tile = begin; tile < end; tile += 2) {
+    const int next = imin(tile + 1, w.tiles() - 1);
+    multiply_panel(PanelFiller<Codes>(w, tile, memory.scales[0]), PanelFiller<Codes>(w, next, memory.scales[1]), in, memory,
+                   ActivatedOutputs(w, activation, out, tile));
   }
 }
 

@@ -3,15 +3,12 @@
 
 #include "adapters.h"
 #include "attention.h"
-#include "products.h"
+#include "sublayers.h"
 
 namespace llmjax {
 namespace {
 
 namespace ffi = xla::ffi;
-using Floats = ffi::Buffer<ffi::F32>;
-
-constexpr int kRowsOfTask = 16;
 
 // Norm i of a call; `settings`: eps and plus_one of each.
 ffi::ErrorOr<Norm> read_norm(const Floats& weight, ffi::Span<const float> settings, size_t i, int64_t size) {
@@ -22,44 +19,11 @@ ffi::ErrorOr<Norm> read_norm(const Floats& weight, ffi::Span<const float> settin
               settings.begin()[2 * i + 1] != 0};
 }
 
-// Hands out columns of a call's scratch [rows, columns], as matrices of their own.
-class Scratch {
- public:
-  Scratch(ffi::Result<Floats>& buffer, int64_t rows) : at_(buffer->typed_data()), left_(buffer->element_count()), rows_(rows) {}
-  float* take(int64_t columns) {
-    float* taken = at_;
-    at_ += rows_ * columns;
-    left_ -= rows_ * columns;
-    return taken;
-  }
-  bool fits() const { return left_ >= 0; }
-
- private:
-  float* at_;
-  int64_t left_, rows_;
-};
-
-Fill fill_normed(const RowKernels& kernels, const Norm& norm, const float* x, int size) {
-  if (norm.weight == nullptr) return nullptr;
-  return [&kernels, norm, x, size](int begin, int end, float* to) {
-    kernels.norm_rows(norm, x + static_cast<size_t>(begin) * size, nullptr, to, size, 0, end - begin);
-  };
-}
-
 // out = x + after(y)
 Phase add_normed(const RowKernels& kernels, const Norm& after, const float* x, const float* y, float* out, int rows, int size) {
   return {static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [&kernels, after, x, y, out, rows, size](size_t i) {
             const int begin = static_cast<int>(i) * kRowsOfTask, end = begin + kRowsOfTask;
             kernels.norm_rows(after, y, x, out, size, begin, end < rows ? end : rows);
-          }, Work::kNorms};
-}
-
-// Calls rows(begin, end) for all rows.
-template <class Rows>
-Phase each_row(int rows, const Rows& body) {
-  return {static_cast<size_t>((rows + kRowsOfTask - 1) / kRowsOfTask), [rows, body](size_t i) {
-            const int begin = static_cast<int>(i) * kRowsOfTask, end = begin + kRowsOfTask;
-            body(begin, end < rows ? end : rows);
           }, Work::kNorms};
 }
 

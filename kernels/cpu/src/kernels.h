@@ -107,11 +107,13 @@ struct AdaptedRows {
   bool special;  // it has a bias or gains
 };
 
-// RMS norm (contract: kernels/norm.py).
+// RMS norm, or layer norm (contract: kernels/norm.py).
 struct Norm {
   const float* weight;  // null: no norm
   float eps;
   bool plus_one;
+  bool centered = false;  // the mean is subtracted first: a layer norm
+  const float* bias = nullptr;
 };
 
 enum class Activation : int { kSilu, kTanhGelu, kQuickGelu, kClampedSwiGLU, kGelu, kNormalCdf, kRelu, kSquaredRelu, kNumber };

@@ -12,6 +12,7 @@ constexpr int64_t kBytesOfTask = 1 << 15;       // of words, at least
 constexpr int64_t kBytesOfPlainTask = 1 << 16;  // of a plain matrix, at least
 constexpr int64_t kBytesOfRows = 1 << 20;       // of x, of a task at most
 constexpr int kRowsOfThread = 192;              // with less, threads rather share rows and divide the matrices
+constexpr int kMaxExactRows = 16;               // of x that are not rounded to bf16 beside matrices of it
 constexpr int kUnit = 32;                       // outputs of plain matrices, rows of tasks: divided no further
 constexpr int kPanelUnit = 64;                  // outputs of plain matrices where rows are many: as the widest panels
 
@@ -136,6 +137,15 @@ int measured_method(const QuantizedMatrix& w, const int32_t* choices, int rows) 
   return method >= 0 && method < kMethods && find_method(w, static_cast<Method>(method)) != nullptr ? method : -1;
 }
 
+// A matrix of bf16 as it is.
+QuantizedMatrix plain_matrix(const void* weight, int size_in, int size_out) {
+  QuantizedMatrix w{};
+  w.size_in = w.group_size = size_in, w.size_out = size_out, w.num_words = size_in / 2;
+  w.bits = 16, w.kind = CodeKind::kBf16;
+  w.words = static_cast<const uint32_t*>(weight);
+  return w;
+}
+
 bool codes_are_alike(const QuantizedMatrix& a, const QuantizedMatrix& b) {
   return a.bits == b.bits && a.kind == b.kind && a.num_levels == b.num_levels && a.group_size == b.group_size &&
          a.size_in == b.size_in && a.size_out == b.size_out;
@@ -198,14 +208,18 @@ ffi::Error Products::add_quantized(const MatrixArguments& matrix, int size_out, 
                               : static_cast<Method>(method);
   product.kernels = find_method(w, product.method);
   if (product.kernels == nullptr) return invalid("products: the method does not take these codes or this instruction set");
-  methods_[static_cast<int>(product.method)] = product.kernels;
-  if (product.kernels->prepare == nullptr) in_.x = x_;
   if (w.group_size % (2 * kChunk) != 0) in_.round_columns = kChunk;
   if (w.group_size % kChunk != 0) in_.halves = true;
+  push(product);
+  return ffi::Error::Success();
+}
+
+void Products::push(const Quantized& product) {
+  methods_[static_cast<int>(product.method)] = product.kernels;
+  if (product.kernels->prepare == nullptr) in_.x = x_;
   const int block = input_block(in_.rows, product.method, product.kernels->lanes);
   in_.block = block > in_.block ? block : in_.block;
   quantized_.push_back(product);
-  return ffi::Error::Success();
 }
 
 ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
@@ -213,6 +227,16 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   if (!type) return invalid("products: unsupported type of a matrix");
   if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
   const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
+  if (*type == Type::kBf16 && program_rows_ > kMaxExactRows && in_.size_in % 2 == 0) {
+    Quantized product{};
+    product.matrix = plain_matrix(matrix.weight.untyped_data(), in_.size_in, size_out);
+    product.matrix.bias = bias, product.matrix.residual = residual, product.matrix.y = y;
+    product.method = Method::kBf16Tiles, product.kernels = find_method(Method::kBf16Tiles);
+    if (product.kernels != nullptr) {
+      push(product);
+      return ffi::Error::Success();
+    }
+  }
   Plain product{{in_.rows, in_.size_in, size_out, program_rows_, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
                 find_linear_kernels(in_.size_in), plain_bytes_, 0, 0};
   if (product.kernels == nullptr) return invalid("products: the input size is odd");
@@ -223,6 +247,11 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
 
 void Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
   next.in_.outlier = kActivatedOutlier;
+  if (quantized_.size() == 1 && plain_.empty() && uses(Method::kBf16Tiles) && next.uses(Method::kBf16Tiles) && next.plain_.empty()) {
+    activation_ = activation;
+    gated_ = &next, next.filled_ = next.prepared_ = true;
+    return;
+  }
   if (quantized_.size() != 2 || !plain_.empty()) return;
   activation_ = activation;
   gates_ = next.filled_ = true;
@@ -248,7 +277,7 @@ size_t Products::bytes(const ffi::ThreadPool& pool) {
     const QuantizedMatrix& w = product.matrix;
     product.tiles_of_task = tiles_of_task(w, product.method);
     if (gates_) product.tiles_of_task += product.tiles_of_task % 2;  // which the other method may need
-    if (gated_ != nullptr) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : 1;
+    if (gated_ != nullptr && gates_) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : 1;
     const size_t needed = product.kernels->workspace(w, rows_of_task_);
     task_workspace_ = needed > task_workspace_ ? needed : task_workspace_;
     if (gates_ && &product != &quantized_.front()) break;  // it comes with the first
@@ -324,7 +353,7 @@ void Products::run_quantized(int64_t task) const {
   const int begin = static_cast<int>(task - product->first_task) * product->tiles_of_task;
   const int end = begin + product->tiles_of_task < w.tiles() ? begin + product->tiles_of_task : w.tiles();
   char* workspace = thread_memory<4>(task_workspace_);
-  if (!gates_ && column_tasks_ == quantized_tasks_) {  // a copy would take some percent of the time
+  if (!gates_ && gated_ == nullptr && column_tasks_ == quantized_tasks_) {  // a copy would take some percent of the time
     return product->kernels->multiply(w, in_, begin, end, workspace);
   }
   const int rows = row + rows_of_task_ < in_.rows ? rows_of_task_ : in_.rows - row;

@@ -89,6 +89,7 @@ class Products {
   bool uses(Method method) const { return methods_[static_cast<int>(method)] != nullptr; }
   xla::ffi::Error add_quantized(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
   xla::ffi::Error add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual);
+  void push(const Quantized& product);
   Phase prepare(Fill fill) const;
   void run(int64_t task, const char* memory) const;
   void run_quantized(int64_t task) const;

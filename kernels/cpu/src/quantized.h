@@ -20,7 +20,7 @@ constexpr int kOutlier = 4;        // numbers above this many times the root mea
 constexpr int kActivatedOutlier = 6;  // of rows that an activation function made, where many are large and few matter
 
 enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
-enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2 };
+enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2, kBf16 };
 
 inline int bits_of(Number number) {
   return number == Number::kF32 ? 32 : number <= Number::kI16 ? 16 : 8;
@@ -32,7 +32,8 @@ struct NumberField {
   int start, count;
 };
 
-// A matrix [size_out, size_in] as kernels/qtensor.py lays it out: weight = scale * (number(code) - zero) - minimum.
+// A matrix [size_out, size_in] as kernels/qtensor.py lays it out: weight = scale * (number(code) - zero) - minimum. Or one of
+// kBf16, whose rows lie one after the other as they are, with a group for each.
 struct QuantizedMatrix {
   int size_in, size_out, num_words;  // of a record
   int bits;
@@ -141,7 +142,7 @@ struct QuantizedMethod {
   // Outputs of tiles begin..end; of kBf16Tiles and kInt8Tiles `begin` is even.
   void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, int begin, int end, char* workspace);
   // activation(gate) * up as rows of x for the same method, for tiles begin..end of both, whose codes are alike; by
-  // kInt8Tiles all of a span's. Null: it does not.
+  // kInt8Tiles all of a span's. Null: it does not. By kBf16Tiles `up` may be `gate`: activation(gate), and `begin` is even.
   void (*multiply_gated)(const QuantizedMatrix& gate, const QuantizedMatrix& up, Activation, const QuantizedInput&,
                          const QuantizedInput& out, int begin, int end, char* workspace);
 };

@@ -21,7 +21,30 @@ inline void each_vector(int size, const Body& body) {
   }
 }
 
+inline void layer_norm_row(const Norm& norm, const float* x, const float* residual, float* out, int size) {
+  const float of_all = 1.0f / static_cast<float>(size);
+  Vec sum{};
+  each_vector(size, [&](int i, auto get, auto) { sum += get(x + i); });
+  const Vec mean = splat(horizontal_sum(sum) * of_all);
+  Vec squares{};
+  int whole = 0;
+  for (; whole + kLanes <= size; whole += kLanes) {
+    const Vec v = load(x + whole) - mean;
+    squares += v * v;
+  }
+  float total = horizontal_sum(squares);
+  for (; whole < size; ++whole) total += (x[whole] - mean[0]) * (x[whole] - mean[0]);
+  const float scale = 1.0f / __builtin_sqrtf(total * of_all + norm.eps);
+  const Vec added = splat(norm.plus_one ? 1.0f : 0.0f);
+  each_vector(size, [&](int i, auto get, auto put) {
+    Vec v = (get(x + i) - mean) * splat(scale) * (get(norm.weight + i) + added);
+    if (norm.bias != nullptr) v += get(norm.bias + i);
+    put(out + i, residual == nullptr ? v : get(residual + i) + v);
+  });
+}
+
 inline void norm_row(const Norm& norm, const float* x, const float* residual, float* out, int size) {
+  if (norm.centered) return layer_norm_row(norm, x, residual, out, size);
   Vec squares{};
   each_vector(size, [&](int i, auto get, auto) {
     const Vec v = get(x + i);

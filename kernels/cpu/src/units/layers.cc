@@ -3,6 +3,7 @@
 #include "adapted.cc"
 #include "attention.cc"
 #include "blocks.cc"
+#include "encoder_layer.cc"
 #include "experts.cc"
 #include "linear.cc"
 #include "products.cc"
