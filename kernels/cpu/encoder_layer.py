@@ -38,7 +38,7 @@ def refuses(x: jax.Array, weights: EncoderLayerWeights, rules: EncoderLayerRules
             return "columns are in an order of their own"
         if isinstance(weight, Adapted):
             return "adapters change it"
-        if reason := matrices.refuses(weight) or matrices.slow(x.shape[0], weight, native):
+        if reason := matrices.refuses(weight, x.shape[0]) or matrices.slow(x.shape[0], weight, native):
             return reason
     return segments.refuses(x, rules.dtype)
 
@@ -64,7 +64,7 @@ def encoder_layer(
     tokens, size = x.shape
     wide, inner = weights.q.weight.shape[0], weights.up.weight.shape[0]
     head_dim, block = wide // rules.heads, min(ROWS_OF_CORE * usable_cores(), tokens)
-    scratch = tokens * (2 * size + 4 * wide) + block * inner * (1 if weights.gate is None else 2)
+    scratch = tokens * (size + 4 * wide) + block * (size + wide + inner * (1 if weights.gate is None else 2))
     norms = (weights.before, weights.second, weights.q_norm, weights.k_norm)
     nothing = jnp.zeros(0, jnp.float32)
     cos, sin = (nothing, nothing) if turns is None else turns

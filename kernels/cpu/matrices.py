@@ -12,7 +12,7 @@ import numpy as np
 
 from llmjax.kernels.adapted import Adapted
 from llmjax.kernels.choices import BY_XLA, NATIVE, ROWS, TABLE, Choice, choice_of
-from llmjax.kernels.cpu.library import Library
+from llmjax.kernels.cpu.library import Library, library
 from llmjax.kernels.qtensor import CPU_TILE, INT8_VECTORS, QTensor
 from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
 
@@ -24,7 +24,8 @@ NUMBERS = tuple(NUMBER_BITS)
 FORMAT_NUMBERS = 21
 MAX_LEVELS = 16
 MAX_CHOICES = len(ROWS)
-LANES = 8  # what sizes of plain matrices are multiples of
+LANES = 8  # what sizes of plain matrices are multiples of, but for tiles
+MAX_EXACT_ROWS = 16  # of x that are not rounded to bf16 beside plain matrices in tiles, as in products.cc
 
 # The table for plain matrices where nothing was measured. Where vectors multiply bf16, products of more rows with matrices
 # of bf16 are faster by XLA's dot, which rounds x to bf16 (benchmarks/kernels.py prints both).
@@ -32,14 +33,21 @@ MAX_ROWS = MappingProxyType({"avx512bf16": 128})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
 
-def refuses(weight: jax.Array | QTensor | Adapted) -> str | None:
-    """Why the library does not take a weight; None: it does. Whether it is the fastest is not asked."""
+def refuses(weight: jax.Array | QTensor | Adapted, rows: int = 1) -> str | None:
+    """Why the library does not take a weight; None: it does. Whether it is the fastest is not asked.
+
+    Args:
+        rows: of x, at least.
+    """
     if isinstance(weight, Adapted):
         return "adapters change it"
     if not isinstance(weight, QTensor):
         if weight.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
             return f"weights are {weight.dtype}"
-        return f"{weight.shape[1]} inputs are not a multiple of {LANES}" if weight.shape[1] % LANES else None
+        native = library()
+        tiles = native is not None and native.best == "amx" and weight.dtype == jnp.bfloat16 and rows > MAX_EXACT_ROWS
+        multiple = 2 if tiles else LANES
+        return f"{weight.shape[1]} inputs are not a multiple of {multiple}" if weight.shape[1] % multiple else None
     if weight.words.ndim != 3:
         return "a stack of matrices"
     if weight.tile != CPU_TILE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -10,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.special import erf
 
 from llmjax.kernels.blocks import Projection
 from llmjax.kernels.cpu import encoder_layer as cpu
@@ -27,7 +27,7 @@ HEADS, HEAD_DIM, SIZE, INNER = 3, 24, 56, 104  # of which no vectors are a whole
 SEGMENTS = np.repeat(np.array([4, 0, -1, 7, -1], np.int32), [30, 17, 2, 1, 6])
 USED = 50  # tokens until the last one of a segment
 ACTIVATED = {
-    "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
+    "gelu": lambda x: x * (1 + np.vectorize(math.erf)(x / np.sqrt(2))) / 2,
     "gelu_pytorch_tanh": lambda x: x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))) / 2,
     "quick_gelu": lambda x: x / (1 + np.exp(-1.702 * x)),
     "silu": lambda x: x / (1 + np.exp(-x)),
@@ -140,7 +140,9 @@ def computed(case: Case, of: Given, dtype: str) -> NDArray[np.float32]:
         if name not in of.matrices:
             return None
         bias = of.vectors.get(f"{name} bias")
-        return Projection(jnp.asarray(of.matrices[name], dtype), None if bias is None else jnp.asarray(bias, jnp.float32))
+        return Projection(
+            jnp.asarray(of.matrices[name], dtype), None if bias is None else jnp.asarray(bias, jnp.float32)
+        )
 
     def norm(name: str, *, centered: bool = False) -> Norm | None:
         if name not in of.vectors:

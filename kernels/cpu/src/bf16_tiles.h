@@ -55,7 +55,11 @@ template <>
 class PanelFiller<Bf16Rows> {
  public:
   PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales&)
-      : row_(w.tile(tile)), stride_(static_cast<size_t>(w.num_words)), left_(w.num_words), last_(imin(kTile, w.size_out - tile * kTile) - 1) {}
+      : row_(w.tile(tile)),
+        stride_(static_cast<size_t>(w.num_words)),
+        left_(w.num_words),
+        last_(imin(kTile, w.size_out - tile * kTile) - 1),
+        ahead_(imin(kTile, w.size_out - (tile + 2) * kTile)) {}
   void fill(uint32_t* panel) {
     const __mmask16 there = left_ >= kTile ? 0xffff : (1u << left_) - 1;
     Vec rows[kTile];
@@ -63,6 +67,8 @@ class PanelFiller<Bf16Rows> {
     for (int i = 0; i < kTile; ++i) {  // past the end the last one again
       rows[i] = (Vec)_mm512_maskz_loadu_epi32(there, row_ + imin(i, last_) * stride_);
     }
+    // The next panel's, which come from afar.
+    for (int i = 0; i < ahead_; ++i) __builtin_prefetch(row_ + (2 * kTile + i) * stride_, 0, 2);
     transpose(rows);
 #pragma GCC unroll 16
     for (int i = 0; i < kTile; ++i) _mm512_store_si512(panel + i * kTile, (__m512i)rows[i]);
@@ -73,7 +79,7 @@ class PanelFiller<Bf16Rows> {
   const uint32_t* row_;  // the first one's next columns
   const size_t stride_;  // in words, of two columns
   int left_;
-  const int last_;
+  const int last_, ahead_;
 };
 
 // Sums of 32 rows of x with both tiles of a panel.
@@ -148,13 +154,21 @@ inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& pane
   finish_stores();
 }
 
+// Columns of a tile that a matrix has; `tile` may be the one after its last.
+inline __mmask16 tile_columns(const QuantizedMatrix& w, int tile) {
+  const int left = w.size_out - tile * kTile;
+  return left >= kTile ? 0xffff : left <= 0 ? 0 : (1u << left) - 1;
+}
+
 // What sums begin with and what becomes of them: outputs of a matrix, of one or two tiles of it ...
 class PlainOutputs {
  public:
   PlainOutputs(const QuantizedMatrix& w, int tile) : w_(w), output_(tile * kTile) {}
   // Whether sums of whole pairs of tiles grow where outputs are. All begin with the same numbers, wherever they grow: a row's result
   // must not depend on how many others there are.
-  bool in_place() const { return output_ + 2 * kTile <= w_.size_out && (w_.bias == nullptr || w_.residual == nullptr); }
+  bool in_place() const {
+    return output_ + 2 * kTile <= w_.size_out && (w_.bias == nullptr || w_.residual == nullptr) && w_.rounded == nullptr;
+  }
   SumsAt<float> place(int row) const { return {w_.y + at(row), w_.size_out}; }
   SumsAt<const float> start(int row) const {
     if (w_.residual != nullptr) return {w_.residual + at(row), w_.size_out};
@@ -175,6 +189,10 @@ class PlainOutputs {
     return {sums.rows[0], 2 * kTile};
   }
   void put(int row, const float* sums) const {
+    if (w_.rounded != nullptr) {
+      const __mmask32 columns = tile_columns(w_, output_ / kTile) | static_cast<uint32_t>(tile_columns(w_, output_ / kTile + 1)) << kTile;
+      return _mm512_mask_storeu_epi16(w_.rounded + at(row), columns, (__m512i)round_pairs(load(sums), load(sums + kTile)));
+    }
     std::memcpy(w_.y + at(row), sums, sizeof(float) * static_cast<size_t>(imin(2 * kTile, w_.size_out - output_)));
   }
 
@@ -187,12 +205,6 @@ class PlainOutputs {
 
 inline Vec tile_bias(const QuantizedMatrix& w, int tile) {
   return w.bias == nullptr ? Vec{} : load_part(w.bias + tile * kTile, imin(kTile, w.size_out - tile * kTile));
-}
-
-// Columns of a tile that a matrix has; `tile` may be the one after its last.
-inline __mmask16 tile_columns(const QuantizedMatrix& w, int tile) {
-  const int left = w.size_out - tile * kTile;
-  return left >= kTile ? 0xffff : left <= 0 ? 0 : (1u << left) - 1;
 }
 
 // ... or activation(gate) * up, as rows of x for the next product.

@@ -37,6 +37,12 @@ struct Turning {
   bool whole;  // the norm is of all heads as one vector
 
   bool any() const { return cos != nullptr || norm.weight != nullptr; }
+  void operator()(const RowKernels& kernels, int row, uint16_t* x) const {
+    float* const wide = reinterpret_cast<float*>(thread_memory<5>(sizeof(float) * heads * head_dim));
+    kernels.widen(x, wide, heads * head_dim);
+    (*this)(kernels, row, wide);
+    kernels.round(wide, x, heads * head_dim);
+  }
   void operator()(const RowKernels& kernels, int row, float* x) const {
     const int size = heads * head_dim, half = cos == nullptr ? 0 : head_dim / 2;
     if (whole) kernels.norm_rows(norm, x, nullptr, x, size, 0, 1);
@@ -75,53 +81,60 @@ ffi::Error encoder_layer_handler(ffi::ThreadPool pool, Floats x, Floats cos, Flo
     if (!norm->has_value()) return norm->error();
   }
   const RowKernels& kernels = find_row_kernels();
-  Scratch memory(scratch, tokens);
-  float *normed = memory.take(size), *y = memory.take(size), *q = memory.take(wide), *k = memory.take(wide), *v = memory.take(wide);
-  float* attended = memory.take(wide);
   const int block = rows_of_block < tokens ? rows_of_block : tokens;
+  Scratch memory(scratch, tokens);
+  float *normed = memory.take(size), *q = memory.take(wide), *k = memory.take(wide), *v = memory.take(wide), *attended = memory.take(wide);
   Scratch rest = memory.with_rows(block);
-  float *gate = rest.take(inner), *up = gated ? rest.take(inner) : nullptr;
+  float *y = rest.take(size), *mixed = rest.take(wide), *gate = rest.take(inner), *up = gated ? rest.take(inner) : nullptr;
   if (!rest.fits()) return invalid("encoder layer: too little scratch");
   prefer_huge_pages(scratch->untyped_data(), scratch->size_bytes());
   prefer_huge_pages(out->untyped_data(), out->size_bytes());
-
-  SegmentAttention attention{};
-  if (ffi::Error error = attention.init({tokens, heads, head_dim, Type::kF32, q, k, v, attended}, segments, *room, scale); error.failure()) return error;
-  const int rows = attention.used();
-  clear_padding(out->typed_data(), Rows(rows), tokens, size);
-  if (rows == 0) return ffi::Error::Success();
 
   ffi::Error error = ffi::Error::Success();
   const auto add = [&](Products& products, size_t i, int size_out, float* to, const float* residual = nullptr) {
     const auto matrix = matrix_arguments(weights, i, matrices, levels);
     if (error.success()) error = matrix.has_value() ? products.add(*matrix, size_out, to, residual) : matrix.error();
   };
+  SegmentAttention attention{};
+  error = attention.init({tokens, heads, head_dim, Type::kF32, q, k, v, attended}, segments, *room, scale);
+  if (error.failure()) return error;
+  const int rows = attention.used();
+  clear_padding(out->typed_data(), Rows(rows), tokens, size);
+  if (rows == 0) return ffi::Error::Success();
+
   std::deque<Products> all;  // stay where they are
-  Products &project = all.emplace_back(Rows(rows, tokens), size, normed), &output = all.emplace_back(Rows(rows, tokens), wide, attended);
-  add(project, 0, wide, q), add(project, 1, wide, k), add(project, 2, wide, v), add(output, 3, size, y, x.typed_data());
+  Products& project = all.emplace_back(Rows(rows, tokens), size, normed);
+  add(project, 0, wide, q), add(project, 1, wide, k), add(project, 2, wide, v);
+  if (error.failure()) return error;
+  // As bf16 they take half the way through caches.
+  const auto narrow = [](float* x) { return reinterpret_cast<uint16_t*>(x); };
+  const bool rounds = attention.narrow() && project.round_into({narrow(q), narrow(k), narrow(v)});
+  if (rounds) attention.take(Type::kBf16);
   struct Block {
     int first;
-    Products *raise, *lower;
-    size_t of_raise;  // bytes
+    Products *output, *raise, *lower;
+    size_t of_output, of_raise;  // bytes
   };
   std::vector<Block> blocks;
   const int parts = (rows + block - 1) / block;
   for (int part = 0; part < parts && error.success(); ++part) {
-    const int begin = static_cast<int>(static_cast<int64_t>(rows) * part / parts), of_block = static_cast<int>(static_cast<int64_t>(rows) * (part + 1) / parts) - begin;
+    const int begin = static_cast<int>(static_cast<int64_t>(rows) * part / parts), end = static_cast<int>(static_cast<int64_t>(rows) * (part + 1) / parts);
     const size_t at = static_cast<size_t>(begin) * size;
-    Products &raise = all.emplace_back(Rows(of_block, tokens), size, normed + at), &lower = all.emplace_back(Rows(of_block, tokens), inner, gate);
+    const Rows of_block(end - begin, tokens);
+    Products& output = all.emplace_back(of_block, wide, rounds ? mixed : attended + static_cast<size_t>(begin) * wide);
+    Products &raise = all.emplace_back(of_block, size, normed), &lower = all.emplace_back(of_block, inner, gate);
+    add(output, 3, size, y, x.typed_data() + at);
     add(raise, 4, inner, gate);
     if (gated) add(raise, 5, inner, up);
-    add(lower, count - 1, size, out->typed_data() + at, y + at);
+    add(lower, count - 1, size, out->typed_data() + at, y);
     if (error.success()) raise.gate_into(lower, static_cast<Activation>(activation), pool);
-    blocks.push_back({begin, &raise, &lower, 0});
+    blocks.push_back({begin, &output, &raise, &lower, 0, 0});
   }
   if (error.failure()) return error;
-  const size_t of_project = project.bytes(pool), of_output = output.bytes(pool);
-  size_t most = of_project > of_output ? of_project : of_output;
+  size_t most = project.bytes(pool);
   for (Block& each : blocks) {
-    each.of_raise = each.raise->bytes(pool);
-    const size_t needed = each.of_raise + each.lower->bytes(pool);
+    each.of_output = each.output->bytes(pool), each.of_raise = each.raise->bytes(pool);
+    const size_t needed = each.of_output + each.of_raise + each.lower->bytes(pool);
     most = needed > most ? needed : most;
   }
   char* const shared = thread_memory<3>(most);
@@ -132,22 +145,33 @@ ffi::Error encoder_layer_handler(ffi::ThreadPool pool, Floats x, Floats cos, Flo
   const Turning turn_q{heads, head_dim, static_cast<Pairs>(pairs), of_cos, of_sin, *of_q, whole};
   const Turning turn_k{heads, head_dim, static_cast<Pairs>(pairs), of_cos, of_sin, *of_k, whole};
   if (turn_q.any() || turn_k.any()) {
-    phases.push_back(each_row(rows, [&kernels, turn_q, turn_k, q, k, wide](int begin, int end) {
+    phases.push_back(each_row(rows, [&kernels, turn_q, turn_k, q, k, wide, rounds, narrow](int begin, int end) {
       for (int row = begin; row < end; ++row) {
-        turn_q(kernels, row, q + static_cast<size_t>(row) * wide), turn_k(kernels, row, k + static_cast<size_t>(row) * wide);
+        const size_t at = static_cast<size_t>(row) * wide;
+        if (rounds) {
+          turn_q(kernels, row, narrow(q) + at), turn_k(kernels, row, narrow(k) + at);
+        } else {
+          turn_q(kernels, row, q + at), turn_k(kernels, row, k + at);
+        }
       }
     }));
   }
   attention.append(phases);
-  output.append(shared, nullptr, phases);
+  const auto fill_gated = [&kernels, gate, up, inner, activation](int begin, int end, float* to) {
+    const size_t at = static_cast<size_t>(begin) * inner;
+    kernels.gate_rows(static_cast<Activation>(activation), gate + at, up == nullptr ? nullptr : up + at, to, inner, 0, end - begin);
+  };
   for (const Block& each : blocks) {
-    const float* of_block = y + static_cast<size_t>(each.first) * size;
-    each.raise->append(shared, fill_normed(kernels, *second, of_block, size), phases);
-    const auto fill = [&kernels, gate, up, inner, activation](int begin, int end, float* to) {
-      const size_t at = static_cast<size_t>(begin) * inner;
-      kernels.gate_rows(static_cast<Activation>(activation), gate + at, up == nullptr ? nullptr : up + at, to, inner, 0, end - begin);
-    };
-    each.lower->append(shared + each.of_raise, fill, phases);
+    Fill widened = nullptr;
+    if (rounds) {
+      const uint16_t* const from = narrow(attended) + static_cast<size_t>(each.first) * wide;
+      widened = [&kernels, from, wide](int begin, int end, float* to) {
+        kernels.widen(from + static_cast<size_t>(begin) * wide, to, (end - begin) * wide);
+      };
+    }
+    each.output->append(shared, std::move(widened), phases);
+    each.raise->append(shared + each.of_output, fill_normed(kernels, *second, y, size), phases);
+    each.lower->append(shared + each.of_output + each.of_raise, fill_gated, phases);
   }
   run_phases(pool, std::move(phases));
   return ffi::Error::Success();

@@ -164,6 +164,8 @@ struct RowKernels {
   // out = activation(gate) * up, `up` null: the activation alone; out may be gate.
   void (*gate_rows)(Activation, const float* gate, const float* up, float* out, int size, int begin, int end);
   void (*rotate)(const Rotation&, float* heads);  // in place
+  void (*widen)(const uint16_t* from, float* to, int size);  // of bf16
+  void (*round)(const float* from, uint16_t* to, int size);
   // The first of the largest entries; 0 where there is a NaN.
   int (*argmax)(const float* x, int size);
   bool (*finite)(const float* x, int size);  // neither NaN nor infinity in the row

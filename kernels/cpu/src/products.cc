@@ -245,6 +245,15 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
   return ffi::Error::Success();
 }
 
+bool Products::round_into(std::initializer_list<uint16_t*> to) {
+  if (!plain_.empty() || quantized_.size() != to.size()) return false;
+  for (const Quantized& product : quantized_) {
+    if (product.method != Method::kBf16Tiles) return false;
+  }
+  for (size_t i = 0; i < to.size(); ++i) quantized_[i].matrix.rounded = to.begin()[i];
+  return true;
+}
+
 void Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
   next.in_.outlier = kActivatedOutlier;
   if (quantized_.size() == 1 && plain_.empty() && uses(Method::kBf16Tiles) && next.uses(Method::kBf16Tiles) && next.plain_.empty()) {

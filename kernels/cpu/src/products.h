@@ -4,6 +4,7 @@
 #define LLMJAX_PRODUCTS_H_
 
 #include <functional>
+#include <initializer_list>
 #include <vector>
 
 #include "buffers.h"
@@ -60,6 +61,10 @@ class Products {
 
   // y = x * weight^T + bias + residual; residual [rows, size_out] or null.
   xla::ffi::Error add(const MatrixArguments& matrix, int size_out, float* y, const float* residual = nullptr);
+
+  // Outputs are rounded to bf16 [rows, size_out] in memory of their own for each product, in place of what `add` was told. False: a
+  // method does not do that, and nothing changes. After the last `add`.
+  bool round_into(std::initializer_list<uint16_t*> to);
 
   // The x of `next` is activation(first) * second of the two products added so far, in the first one's y, or activation(first) of one.
   // Tasks that compute them do that as well where they can; where not, `next` needs a `Fill`. After the last `add` of both.

@@ -48,6 +48,7 @@ struct QuantizedMatrix {
   const float* bias;      // [size_out] or null
   const float* residual;  // [rows, size_out], added to y; or null
   float* y;               // [rows, size_out]
+  uint16_t* rounded;      // the same in bf16, in place of y, by kBf16Tiles alone; or null
 
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
   int groups() const { return (size_in + group_size - 1) / group_size; }
@@ -57,6 +58,7 @@ struct QuantizedMatrix {
   QuantizedMatrix from_row(int row) const {
     QuantizedMatrix part = *this;
     part.y += static_cast<size_t>(row) * size_out;
+    if (rounded != nullptr) part.rounded += static_cast<size_t>(row) * size_out;
     if (residual != nullptr) part.residual += static_cast<size_t>(row) * size_out;
     return part;
   }

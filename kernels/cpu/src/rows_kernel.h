@@ -93,6 +93,18 @@ void rotate(const llmjax::Rotation& by, float* heads) {
   }
 }
 
+void widen(const uint16_t* from, float* to, int size) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(to + i, load(reinterpret_cast<const Bf16*>(from) + i));
+  for (; i < size; ++i) to[i] = bit_cast<float>(static_cast<uint32_t>(from[i]) << 16);
+}
+
+void round(const float* from, uint16_t* to, int size) {
+  int i = 0;
+  for (; i + kLanes <= size; i += kLanes) store(reinterpret_cast<Bf16*>(to) + i, load(from + i));
+  for (; i < size; ++i) to[i] = static_cast<uint16_t>(bf16_bits(splat(from[i]))[0]);
+}
+
 // The first of the largest entries; -1 where there is a NaN. Four runs side by side, since each comparison waits for the
 // one before it in its run.
 inline int first_largest(const float* x, int size) {

@@ -25,6 +25,9 @@ class SegmentAttention {
   xla::ffi::Error init(const SegmentTokens& of, const xla::ffi::Buffer<xla::ffi::DataType::S32>& segments, xla::ffi::AnyBuffer& room, float scale);
   // The tokens after it are of no segment, and what comes out for them is zeros.
   int used() const { return used_; }
+  // Whether keys and values are multiplied as bf16; then queries, keys, values and what they give may be that type, too.
+  bool narrow() const { return call_.cache == Type::kBf16; }
+  void take(Type type) { of_.type = call_.activations = type; }
   void append(std::vector<Phase>& phases);
 
  private:

@@ -8,6 +8,6 @@
 
 namespace llmjax {
 
-LLMJAX_TABLE(RowKernels, rows) = {norm_rows, gate_rows, rotate, argmax, finite, shrink, expand, sample, recur, selective_scan, convolve};
+LLMJAX_TABLE(RowKernels, rows) = {norm_rows, gate_rows, rotate, widen, round, argmax, finite, shrink, expand, sample, recur, selective_scan, convolve};
 
 }  // namespace llmjax
