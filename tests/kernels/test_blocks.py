@@ -128,7 +128,7 @@ def exact(weights: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32) if leaf.dtype == jnp.bfloat16 else leaf, weights)
 
 
-ROUNDED = 2e-2  # where vectors multiply bf16, many rows are rounded to it beside plain matrices
+ROUNDED = 4e-2  # where vectors or tiles multiply bf16, many rows are rounded to it beside plain matrices
 
 
 def close(found: jax.Array, expected: jax.Array, *, atol: float = 2e-3) -> None:
@@ -167,7 +167,8 @@ def test_mlp(
     isa: str, kind: str, rows: int, activation: str, norms: str, plus_one: bool, bias: bool, gated: bool
 ) -> None:
     x, weights, expected = specified_mlp(kind, rows, activation, norms, plus_one, bias, gated)
-    close(jitted_mlp(activation)(x, weights), expected)
+    rounded = kind == "bfloat16" and isa in ("avx512bf16", "amx") and rows > 8
+    close(jitted_mlp(activation)(x, weights), expected, atol=ROUNDED if rounded else 2e-3)
 
 
 @lru_cache(maxsize=1)
@@ -277,7 +278,7 @@ def test_attention_block(
     found, stored = jitted_attention(rules)(*arguments)
     real = real_tokens(batch)
     # One step of int8 apart where the rounding of a key differs in its last bit.
-    rounded = cache == "bfloat16" or (kind == "bfloat16" and isa == "avx512bf16")
+    rounded = cache == "bfloat16" or (kind == "bfloat16" and isa in ("avx512bf16", "amx"))
     atol = 3e-2 if cache == "int8" else ROUNDED if rounded else 2e-3
     np.testing.assert_allclose(np.asarray(found)[real], expected[real], rtol=2e-4, atol=atol)
     assert np.isfinite(np.asarray(found)).all()

@@ -32,9 +32,9 @@ def jitted(activation: str) -> Any:
     return jax.jit(partial(cpu.experts, activation=activation))
 
 
-def check(found: jax.Array, expected: np.ndarray) -> None:
-    """Where tiles multiply plain matrices, an element of x keeps 16 bits."""
-    np.testing.assert_allclose(np.asarray(found), expected, rtol=2e-4, atol=4e-3)
+def check(found: jax.Array, expected: np.ndarray, *, rounded: bool = False) -> None:
+    """Where tiles multiply plain matrices, an element of x keeps 16 bits, or 8 if an expert has many rows (rounded)."""
+    np.testing.assert_allclose(np.asarray(found), expected, rtol=2e-4, atol=6e-2 if rounded else 4e-3)
 
 
 @each_isa
@@ -51,7 +51,7 @@ def check(found: jax.Array, expected: np.ndarray) -> None:
 def test_against_the_reference(isa: str, kind: str, rows: int, choices: int, activation: str, bias: bool) -> None:
     arguments, expected = specified(kind, rows, choices, activation, bias)
     run = jitted(activation)
-    check(run(*arguments), expected)
+    check(run(*arguments), expected, rounded=isa == "amx" and kind == "bfloat16" and rows > 16)
 
 
 @each_isa
