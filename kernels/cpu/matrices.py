@@ -27,8 +27,8 @@ MAX_CHOICES = len(ROWS)
 LANES = 8  # what sizes of plain matrices are multiples of, but for tiles
 MAX_EXACT_ROWS = 16  # of x that are not rounded to bf16 beside plain matrices in tiles, as in products.cc
 
-# The table for plain matrices where nothing was measured. Where vectors multiply bf16, products of more rows with matrices
-# of bf16 are faster by XLA's dot, which rounds x to bf16 (benchmarks/kernels.py prints both).
+# The table for plain matrices where nothing was measured. Where vectors multiply bf16, products of more rows with
+# matrices of bf16 are faster by XLA's dot, which rounds x to bf16 (benchmarks/kernels.py prints both).
 MAX_ROWS = MappingProxyType({"avx512bf16": 128})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 

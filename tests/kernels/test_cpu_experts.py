@@ -124,7 +124,9 @@ def test_one_expert_for_all_and_none_for_some(kind: str) -> None:
     chosen = jnp.full((33, 2), 4, jnp.int32)
     shares = jnp.where(jnp.arange(33)[:, None] % 3 == 0, 0, make.choice(33, 2)[1])
     found = cpu.experts(x, chosen, shares, weights, activation="silu")
-    check(found, experts_reference(x, chosen, shares, weights, activation="silu"))
+    native = library()
+    rounded = native is not None and native.best == "amx" and kind == "bfloat16"
+    check(found, experts_reference(x, chosen, shares, weights, activation="silu"), rounded=rounded)
     np.testing.assert_array_equal(found[::3], 0)
     for rows in (0, 2):  # no rows; rows without any share
         none = cpu.experts(x[:rows], chosen[:rows], 0 * shares[:rows], weights, activation="silu")
