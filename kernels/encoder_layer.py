@@ -45,7 +45,7 @@ class EncoderLayerRules:
     """What is static about a layer.
 
     Attributes:
-        heads: of queries, of keys and of values.
+        heads: how many heads queries, keys and values have each.
         scale: factor of scores.
         activation: a key of ACTIVATIONS.
         whole: whether the norms of queries and keys are over all heads as one vector.

@@ -37,7 +37,7 @@ def refuses(weight: jax.Array | QTensor | Adapted, rows: int = 1) -> str | None:
     """Why the library does not take a weight; None: it does. Whether it is the fastest is not asked.
 
     Args:
-        rows: of x, at least.
+        rows: how many rows x has, at least.
     """
     if isinstance(weight, Adapted):
         return "adapters change it"
