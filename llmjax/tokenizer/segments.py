@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tokenizers
 
-MOST_CHARS = (
-    8 * 2**20
-)  # characters of all segments that are kept; with their ids they take up to 6 bytes each, mostly 2
+# Of all segments that are kept; with their ids characters take up to 6 bytes each, mostly 2.
+MOST_CHARS = 8 * 2**20
 SHORTEST = 32  # characters of a segment that is worth a place
 
 

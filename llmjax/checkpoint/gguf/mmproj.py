@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from llmjax.checkpoint.gguf.changes import axes_in_turn, halves_apart
+from llmjax.checkpoint.gguf.choice import names_projector
 from llmjax.checkpoint.gguf.file import GGUFFile
 from llmjax.checkpoint.stored_tensor import Derived, StoredTensor
 from llmjax.errors import CheckpointError
@@ -25,6 +26,9 @@ from llmjax.models.names import NUMBER
 
 logger = logging.getLogger(__name__)
 
+FILE_TYPES = ("f16", "bf16", "f32")
+FILE_TYPE = re.compile(r"(?<![a-z0-9])(b?f16|f32|i?q\d\w*)(?![a-z0-9])")
+"""The type of a file's weights, in its name in lower case."""
 ARCHITECTURE = "clip"
 VOCABULARY = "tokenizer.ggml.tokens"
 PROJECTORS = ("clip.vision.projector_type", "clip.projector_type")
@@ -534,13 +538,24 @@ PROJECTOR_TYPES: Mapping[str, Projector] = MappingProxyType(
 
 
 def beside(path: Path) -> Path | None:
-    """The encoder's file beside a text model's; None: there is none, or it is not clear which.
+    """The encoder's file beside a text model's; None: there is none, or, after a warning, it is not clear which.
+
+    Of files that differ by their type alone, one that keeps the weights as they were trained goes first.
 
     Args:
         path: a .gguf file.
     """
-    found = sorted(each for each in path.parent.glob("*.gguf") if "mmproj" in each.name.lower() and each != path)
-    return found[0] if len(found) == 1 else None
+    found = sorted(each for each in path.parent.glob("*.gguf") if names_projector(each.name) and each != path)
+    if len({FILE_TYPE.sub("", each.name.lower()) for each in found}) > 1:
+        names = ", ".join(each.name for each in found)
+        logger.warning("%s: the text model alone is read; --mmproj says which encoder is its own: %s", path, names)
+        return None
+
+    def rank(each: Path) -> int:
+        kind = FILE_TYPE.search(each.name.lower())
+        return FILE_TYPES.index(kind[1]) if kind is not None and kind[1] in FILE_TYPES else len(FILE_TYPES)
+
+    return min(found, key=rank, default=None)
 
 
 def opened(path: Path) -> tuple[GGUFFile, Projector]:

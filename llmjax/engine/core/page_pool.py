@@ -56,9 +56,8 @@ class PageKey:
     def chain(parent: bytes, tokens: Sequence[int]) -> PageKey:
         """The key of the page that follows the one with digest ``parent`` (or a root) and holds ``tokens``."""
         token_ids = tuple(tokens)
-        content = parent + struct.pack(
-            f"<{len(token_ids)}I", *token_ids
-        )  # in one call: a prompt has thousands of pages
+        # In one call, because a prompt may have thousands of pages.
+        content = parent + struct.pack(f"<{len(token_ids)}I", *token_ids)
         digest = hashlib.blake2b(content, digest_size=DIGEST_BYTES, person=b"llmjax page")
         return PageKey(digest.digest(), token_ids)
 

@@ -86,14 +86,18 @@ def test_queries_keys_and_values_may_be_in_one(tmp_path: Path) -> None:
         mmproj.tensors(files[1], projector)
 
 
-def test_the_file_beside_a_model_is_found_if_there_is_one(tmp_path: Path) -> None:
+def test_the_file_beside_a_model_is_found_if_it_is_clear_which(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     model = tmp_path / "model-Q4_K_M.gguf"
     assert mmproj.beside(model) is None
-    for name in ("mmproj-model-f16.gguf", "model-mmproj-q8.gguf"):
+    for name in ("mmproj-model-q8_0.gguf", "mmproj-model-BF16.gguf", "mmproj-model-f16.gguf"):
         (tmp_path / name).touch()
+        assert mmproj.beside(model) == tmp_path / name
+    assert not caplog.records
+    (tmp_path / "other-mmproj-f16.gguf").touch()
     assert mmproj.beside(model) is None
-    (tmp_path / "model-mmproj-q8.gguf").unlink()
-    assert mmproj.beside(model) == tmp_path / "mmproj-model-f16.gguf"
+    assert "--mmproj says which encoder is its own: mmproj-model-BF16.gguf, mmproj-model-f16" in caplog.text
 
 
 def test_other_files_and_kinds_are_refused(tmp_path: Path) -> None:
