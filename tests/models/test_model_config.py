@@ -1316,11 +1316,14 @@ ROPELESS = {
     "NemotronHForCausalLM",
     "BaichuanForCausalLM",  # of this size
     "BloomForCausalLM",
+    "CLIPTextModelWithProjection",
     "GPT2LMHeadModel",
     "GPTBigCodeForCausalLM",
     "MPTForCausalLM",
+    "MetaClip2TextModelWithProjection",
     "MptForCausalLM",
     "OPTForCausalLM",
+    "SiglipTextModel",
 }
 
 
