@@ -133,8 +133,8 @@ MUTANTS = (
     Mutant(
         "a page's key says nothing of those before it",
         POOL,
-        'hashlib.blake2b(parent, digest_size=DIGEST_BYTES, person=b"llmjax page")',
-        'hashlib.blake2b(b"", digest_size=DIGEST_BYTES, person=b"llmjax page")',
+        "content = parent + struct.pack(",
+        "content = struct.pack(",
         POOLED,
     ),
     Mutant(
@@ -247,8 +247,8 @@ MUTANTS = (
     Mutant(
         "norms forget that 1 is added to their weights",
         ROWS,
-        "splat(norm.plus_one ? 1.0f : 0.0f)",
-        "splat(0.0f)",
+        "splat(norm.plus_one ? 1.0f : 0.0f);\n  each_vector(size, [&](int i, auto get, auto put) {\n    const Vec v",
+        "splat(0.0f);\n  each_vector(size, [&](int i, auto get, auto put) {\n    const Vec v",
         ("tests/kernels/test_blocks.py",),
     ),
     Mutant(
