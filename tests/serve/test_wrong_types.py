@@ -50,7 +50,6 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 1}}),
     ("/api/generate", {"prompt": "x", "options": {"num_predict": 1}}),
     ("/api/show", {"model": "tiny-llama"}),
-    ("/api/pull", {"model": "tiny-llama"}),
     ("/completion", {"prompt": "x", "n_predict": 1}),
     ("/completions", {"prompt": "x", "n_predict": 1}),
     ("/apply-template", {"messages": MESSAGES}),
@@ -118,7 +117,7 @@ def test_null_is_as_good_as_nothing(http: httpx.Client, path: str, base: dict[st
     assert given.status_code == plain.status_code, given.text
 
 
-# Tested with models for vectors, or asked by what they hold; the last one needs a key.
+# Tested with models for vectors, or asked by what they hold; those that change what is served need a key.
 ELSEWHERE = {
     "/v1/embeddings",
     "/v2/embed",
@@ -132,6 +131,7 @@ ELSEWHERE = {
     "/api/embed",
     "/api/embeddings",
     "/api/delete",
+    "/api/pull",
     "/infill",
     "/embedding",
     "/embeddings",
