@@ -252,7 +252,8 @@ def test_an_encoder_that_goes_in_parts_beside_streams(
 ) -> None:
     """A layer at a time between steps; what comes out is as if it were one run."""
     monkeypatch.setattr("llmjax.engine.programs.compiler.PART_PRODUCTS", {True: 1.0, False: 1.0})
-    llm = engine_of(name, compile_cache_dir)
+    room = {"max_num_batched_tokens": WHOLE[name][-1]} if name in WHOLE_IMAGES else {}
+    llm = engine_of(name, compile_cache_dir, **room)
     text, cases = prompt_of(name, "none"), ["one", "two", "first"]
     outputs = llm.generate(
         [text, *(prompt_of(name, case) for case in cases)],

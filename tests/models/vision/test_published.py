@@ -315,7 +315,7 @@ def test_published_files_are_read(name: str) -> None:
     ("name", "key", "value", "words"),
     [
         ("google/gemma-3-27b-it", "mm_tokens_per_image", 200, "is not a square"),
-        ("llava-hf/llava-1.5-7b-hf", "vision_feature_layer", [-2, -1], "numbers from the end"),
+        ("llava-hf/llava-1.5-7b-hf", "vision_feature_layer", [-2, 0], "from -24 to 24, not 0"),
         ("llava-hf/llava-1.5-7b-hf", "vision_feature_select_strategy", "full", "not supported for this encoder"),
         ("HuggingFaceTB/SmolVLM-256M-Instruct", "scale_factor", 5, "does not divide 32 patches a side"),
     ],
