@@ -1,13 +1,13 @@
 """How long encoders of pictures take, beside transformers and llama.cpp, on this machine.
 
-    python -m benchmarks.vision [--peer PYTHON] [--llama-cpp FOLDER] [--shapes smolvlm-256m so400m] [--tiles 1 4]
+    python -m benchmarks.vision [--peer PYTHON] [--llama-cpp FOLDER] [--shapes smolvlm-256m clip-l-336] [--tiles 1 4]
         [--layers 4] [--rounds 5]
 
 Encoders have random weights and the shapes of published ones; `--layers` cuts them short, as layers cost the same.
-PYTHON is the interpreter of an environment with torch and transformers, which get the same shapes, type and number of
-threads; FOLDER a checkout of llama.cpp that is built in its folder `build`, whose weights are F16 and Q8_0. All take
-turns, and the fastest round counts. `cpu` is the time of all processors together, which other work on the machine
-disturbs least.
+Tiles of a tower that has none are pictures. PYTHON is the interpreter of an environment with torch and transformers,
+which get the same shapes, type and number of threads. FOLDER is a checkout of llama.cpp that is built in its folder
+`build`; it gets SigLIP's towers, with weights in F16 and Q8_0. All take turns, and the fastest round counts. `cpu` is
+the time of all processors together, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations
@@ -38,23 +38,57 @@ from llmjax.models.vision.registry import vision_spec_of
 WORKER = Path(__file__).parent / "engines" / "vision.py"
 MTMD = Path(__file__).parent / "engines" / "mtmd.py"
 MTMD_TYPES = ("F16", "Q8_0")
-# The keys of a vision_config, with those of published models.
-SHAPES: Mapping[str, Mapping[str, int]] = {
+SIGLIP: Mapping[str, object] = {"architecture": "Idefics3ForConditionalGeneration", "scale_factor": 2}
+# Of each tower the architecture and keys of its config.json, and vision_config with what published models have there.
+TOWERS: Mapping[str, Mapping[str, Any]] = {
     "smolvlm-256m": {
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-        "image_size": 512,
-        "patch_size": 16,
+        **SIGLIP,
+        "vision_config": {
+            "hidden_size": 768,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "image_size": 512,
+            "patch_size": 16,
+        },
     },
     "so400m": {
-        "hidden_size": 1152,
-        "intermediate_size": 4304,
-        "num_hidden_layers": 27,
-        "num_attention_heads": 16,
-        "image_size": 364,
-        "patch_size": 14,
+        **SIGLIP,
+        "vision_config": {
+            "hidden_size": 1152,
+            "intermediate_size": 4304,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "image_size": 364,
+            "patch_size": 14,
+        },
+    },
+    "clip-l-336": {
+        "architecture": "LlavaForConditionalGeneration",
+        "vision_feature_layer": -1,
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "image_size": 336,
+            "patch_size": 14,
+        },
+    },
+    "qwen2.5-vl-3b": {
+        "architecture": "Qwen2_5_VLForConditionalGeneration",
+        "image_size": 504,
+        "vision_config": {
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "depth": 32,
+            "num_heads": 16,
+            "out_hidden_size": 2048,
+            "patch_size": 14,
+            "window_size": 112,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
     },
 }
 Encode = Callable[[], "Taken"]
@@ -78,26 +112,43 @@ class Tiles:
     further: tuple[()] = ()
     sources: None = None
     shares: None = None
+    unseen: None = None
 
 
-def ours(shape: Mapping[str, int], tiles: int, dtype: str) -> Encode:
-    """Our encoder, compiled, on random tiles."""
-    config = {
-        "architectures": ["Idefics3ForConditionalGeneration"],
-        "scale_factor": 2,
-        "text_config": {"hidden_size": 576},
-        "vision_config": dict(shape),
-    }
+def shortened(tower: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
+    """The tower with so many layers; None: with all."""
+    vision = dict(tower["vision_config"])
+    if layers is not None:
+        vision["depth" if "depth" in vision else "num_hidden_layers"] = layers
+    if "fullatt_block_indexes" in vision:
+        vision["fullatt_block_indexes"] = [n for n in vision["fullatt_block_indexes"] if n < vision["depth"]]
+    return {**tower, "vision_config": vision}
+
+
+def side_of(tower: Mapping[str, Any]) -> int:
+    """Patches along a side of a tile."""
+    vision = tower["vision_config"]
+    side: int = tower.get("image_size", vision.get("image_size")) // vision["patch_size"]
+    return side
+
+
+def ours(tower: Mapping[str, Any], tiles: int, dtype: str) -> Encode:
+    """Our encoder with its projector, compiled, on random tiles."""
+    rest = {key: value for key, value in tower.items() if key not in ("architecture", "image_size")}
+    config = {"architectures": [tower["architecture"]], "text_config": {"hidden_size": 576}, **rest}
     spec = vision_spec_of(config)
-    assert spec is not None and spec.tile is not None
+    assert spec is not None
     library()
     graph, shapes = abstract_encoder(spec, dtype=jnp.dtype(dtype), activation_dtype=jnp.float32)
     rng = np.random.default_rng(0)
     weights = {name: jnp.asarray(0.02 * rng.standard_normal(one.shape), one.dtype) for name, one in shapes.items()}
-    side, patches = shape["image_size"] // shape["patch_size"], tiles * spec.tile
-    values = rng.standard_normal((patches, spec.patch_values)).astype(np.float32)
-    picture = Tiles(values, (tiles, side, side), patches // spec.side**2)
-    batch = PatchBatch(**pack(spec, [picture], patches=patches))  # type: ignore[arg-type]  # NumPy's arrays
+    side = side_of(tower)
+    values = rng.standard_normal((tiles, side**2, spec.patch_values)).astype(np.float32)
+    if spec.tile is None:
+        pictures = [Tiles(one, (1, side, side), side**2 // spec.side**2) for one in values]
+    else:
+        pictures = [Tiles(values.reshape(-1, spec.patch_values), (tiles, side, side), tiles * side**2 // spec.side**2)]
+    batch = PatchBatch(**pack(spec, pictures, patches=tiles * side**2))  # type: ignore[arg-type]  # NumPy's arrays
     with traced_for("cpu"):
         program = jax.jit(lambda weights, batch: encode(graph, weights, batch).rows).lower(weights, batch).compile()
 
@@ -113,9 +164,9 @@ class Peer:
     """Another's encoder in a process of its own; arguments after `dtype` are what the worker is told beside."""
 
     def __init__(
-        self, python: str, shape: Mapping[str, int], tiles: int, dtype: str, worker: Path = WORKER, **others: str
+        self, python: str, tower: Mapping[str, Any], tiles: int, dtype: str, worker: Path = WORKER, **others: str
     ) -> None:
-        own = {"config": dict(shape), "tiles": tiles, "dtype": dtype, "threads": usable_cores()}
+        own = {**tower, "side": side_of(tower), "tiles": tiles, "dtype": dtype, "threads": usable_cores()}
         self._name = worker.stem
         self._process = subprocess.Popen(
             [python, str(worker), json.dumps({**own, **others})],
@@ -168,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peer", metavar="PYTHON", help="an environment with torch and transformers")
     parser.add_argument("--llama-cpp", metavar="FOLDER", help="a checkout of llama.cpp, built in its folder build")
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shapes", nargs="+", choices=TOWERS, default=list(TOWERS))
     parser.add_argument("--tiles", type=int, nargs="+", default=[1, 4], help="tiles at once")
     parser.add_argument("--layers", type=int, help="layers of each encoder; default: all")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
@@ -179,15 +230,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{this_machine()}, {options.dtype}\n")
     print("| encoder | engine | wall ms | of ours | cpu ms | of ours |\n|---|---|---|---|---|---|")
     for name in options.shapes:
-        shape = {**SHAPES[name], **({"num_hidden_layers": options.layers} if options.layers else {})}
+        tower = shortened(TOWERS[name], options.layers)
+        vision = tower["vision_config"]
         for tiles in options.tiles:
-            peers = {"transformers": Peer(options.peer, shape, tiles, options.dtype)} if options.peer else {}
-            for kind in MTMD_TYPES if options.llama_cpp else ():
+            peers = {"transformers": Peer(options.peer, tower, tiles, options.dtype)} if options.peer else {}
+            for kind in MTMD_TYPES if options.llama_cpp and tower["architecture"] == SIGLIP["architecture"] else ():
                 told = {"llama_cpp": options.llama_cpp}
-                peers[f"llama.cpp {kind}"] = Peer(sys.executable, shape, tiles, kind, MTMD, **told)
+                peers[f"llama.cpp {kind}"] = Peer(sys.executable, tower, tiles, kind, MTMD, **told)
             try:
-                encoders: dict[str, Encode] = {"llmjax": ours(shape, tiles, options.dtype), **peers}
-                label = f"{name}, {shape['num_hidden_layers']} layers, {tiles} tiles"
+                encoders: dict[str, Encode] = {"llmjax": ours(tower, tiles, options.dtype), **peers}
+                label = f"{name}, {vision.get('depth', vision.get('num_hidden_layers'))} layers, {tiles} tiles"
                 print("\n".join(rows(label, measure(encoders, options.rounds))), flush=True)
             finally:
                 for peer in peers.values():

@@ -1,6 +1,6 @@
 """llama.cpp's encoder of Idefics3 with random weights: ``python mtmd.py JOB``.
 
-JOB is a JSON object: ``config`` (keys of a vision_config), ``tiles``, ``dtype`` (F16, F32 or Q8_0), ``threads``, and
+JOB is a JSON object: ``vision_config``, ``tiles``, ``dtype`` (F16, F32 or Q8_0), ``threads``, and
 ``llama_cpp``, a checkout of llama.cpp that is built in its folder ``build``. Writes files of an encoder and a text
 model, compiles `mtmd_encoder.cc`, and becomes that program: each line of stdin is one run, and the answer is a line
 with seconds (``wall``) and seconds of all processors (``cpu``).
@@ -119,9 +119,9 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="mtmd-"))
     model, encoder, program = folder / "text.gguf", folder / "mmproj.gguf", folder / "mtmd_encoder"
     write_text(model)
-    write_encoder(encoder, job["config"], job["dtype"])
+    write_encoder(encoder, job["vision_config"], job["dtype"])
     compiled(Path(job["llama_cpp"]), program)
-    arguments = [model, encoder, job["config"]["image_size"], job["tiles"], job["threads"]]
+    arguments = [model, encoder, job["vision_config"]["image_size"], job["tiles"], job["threads"]]
     os.execv(program, [str(program), *map(str, arguments)])
 
 
