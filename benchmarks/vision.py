@@ -116,7 +116,7 @@ class Tiles:
 
 
 def shortened(tower: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
-    """The tower with so many layers; None: with all."""
+    """The tower cut to a number of layers; None: it keeps all."""
     vision = dict(tower["vision_config"])
     if layers is not None:
         vision["depth" if "depth" in vision else "num_hidden_layers"] = layers
