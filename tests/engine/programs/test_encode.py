@@ -63,7 +63,7 @@ def test_images_share_a_run_when_there_is_a_program_for_it(monkeypatch: pytest.M
         assert {bucket.tokens for bucket in built} == {16, 32}
         assert programs.together([one, one]) == 2  # 32 patches: there is one
         assert programs.together([one, two]) in (1, 2)  # 48 are asked for
-        assert programs._program(48).result() is None
+        assert programs._program(48, False).result() is None
         assert programs.together([one, two]) == 2
         assert programs.together([one, two, two, two]) == 2  # no more than 64
         assert programs.together([image(9), one]) == 1
