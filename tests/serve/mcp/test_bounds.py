@@ -69,7 +69,8 @@ def test_the_time_of_all_rounds_is_bounded(running: Running, mcp_config: str) ->
 def test_a_stream_that_nobody_reads_ends_its_call(running: Running, patient: str, notes: Path) -> None:
     whole = body("late", stream=True)
     with httpx.Client(base_url=patient, timeout=100) as http, http.stream("POST", RESPONSES, json=whole) as response:
-        assert any("mcp_call_arguments.done" in line for line in response.iter_lines())
+        lines = response.iter_lines()  # which closes the connection as soon as nobody holds it
+        assert any("mcp_call_arguments.done" in line for line in lines)
         until(lambda: notes.read_text() == "waits\n")
     until(lambda: notes.read_text() == "waits\ncanceled\n")
     running.wait_idle()
