@@ -15,6 +15,7 @@ from llmjax.models.vision.fields import (
     activation,
     head_dim,
     preparation,
+    require_sides,
     square,
 )
 from llmjax.models.vision.preparation import Framed, Preparation, Stretched, Surrounded
@@ -84,8 +85,7 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, along = sight.processor, square(sight.vision, "image_size")
-    if dict(files.mapping("size")) != {"height": along, "width": along}:
-        raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    require_sides(files, along)
     text = Fields(sight.text.values, TEXT, name=sight.text.name)
     return preparation(
         files,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.family import Sight, VisionFamily
-from llmjax.models.vision.fields import preparation, siglip_layers, siglip_tensors, square
+from llmjax.models.vision.fields import cropped, preparation, siglip_layers, siglip_tensors, square
 from llmjax.models.vision.llava import PROCESSOR
-from llmjax.models.vision.preparation import Cropped, Preparation
+from llmjax.models.vision.preparation import Preparation
 from llmjax.models.vision.spec import Projected, TablePositions, VisionSpec
 
 # What Hugging Face's CLIPVisionConfig means by a missing key.
@@ -54,15 +54,11 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, side = sight.processor, square(sight.vision, "image_size")
-    files.require("do_center_crop", True)
-    crop, size = files.get("crop_size"), files.get("size")
-    crop = crop.get("height") if isinstance(crop, dict) else crop
+    size = files.get("size")
     shortest = size.get("shortest_edge") if isinstance(size, dict) else size
-    if crop != side or not isinstance(shortest, int) or shortest < side:
-        raise files.error("crop_size", f"is not {side}, which is what the encoder takes")
     return preparation(
         files,
-        layout=Cropped(shortest=shortest, crop=side),
+        layout=cropped(files, shortest=shortest, side=side),
         patch=square(sight.vision, "patch_size"),
         side=1,
         placeholder="<image>",

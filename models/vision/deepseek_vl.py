@@ -13,6 +13,7 @@ from llmjax.models.vision.fields import (
     head_dim,
     mean_color,
     preparation,
+    require_sides,
     siglip_layers,
     siglip_tensors,
     square,
@@ -113,8 +114,7 @@ def janus_pictures(sight: Sight) -> Preparation:
 def _squared(sight: Sight, text: Surrounded) -> Preparation:
     files, along = sight.processor, square(sight.vision, "image_size")
     files.require("do_pad", True)
-    if dict(files.mapping("size")) != {"height": along, "width": along}:
-        raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    require_sides(files, along)
     return preparation(
         files,
         layout=Squared(side=along, least=files.integer("min_size"), color=mean_color(files)),

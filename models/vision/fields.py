@@ -7,7 +7,7 @@ from typing import Any
 from llmjax.models.fields import Fields
 from llmjax.models.layers.mlp import MLP
 from llmjax.models.layers.norm import Layer
-from llmjax.models.vision.preparation import Layout, PictureText, Preparation, Surrounded
+from llmjax.models.vision.preparation import Cropped, Layout, PictureText, Preparation, Surrounded
 from llmjax.models.vision.spec import VisionAttention, VisionLayer
 
 OPENAI_MEAN = [0.48145466, 0.4578275, 0.40821073]
@@ -44,6 +44,34 @@ def resolutions(fields: Fields, key: str, *, tile: int, names: str) -> list[tupl
     if not fitting or not sizes:
         raise fields.error(key, f"must be a list of {names}, multiples of {tile}")
     return [(first, second) for first, second in sizes]
+
+
+def require_sides(fields: Fields, along: int) -> None:
+    """Refuses preprocessor_config.json if pictures do not become as large as the encoder takes them.
+
+    Args:
+        along: pixels along each side.
+    """
+    if dict(fields.mapping("size")) != {"height": along, "width": along}:
+        raise fields.error("size", f"is not {along} by {along}, which is what the encoder takes")
+
+
+def cropped(fields: Fields, *, shortest: Any, side: int) -> Cropped:
+    """The layout of pictures of which a square is cut, as preprocessor_config.json has it.
+
+    Args:
+        shortest: what the file says of the shorter side before.
+        side: pixels along each side of what the encoder takes.
+
+    Raises:
+        UnsupportedModel: the square is not what the encoder takes.
+    """
+    fields.require("do_center_crop", True)
+    crop = fields.get("crop_size")
+    crop = crop.get("height") if isinstance(crop, dict) else crop
+    if crop != side or not isinstance(shortest, int) or shortest < side:
+        raise fields.error("crop_size", f"is not {side}, which is what the encoder takes")
+    return Cropped(shortest=shortest, crop=side)
 
 
 def head_dim(fields: Fields, *, size: str = "hidden_size", heads: str = "num_attention_heads") -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from llmjax.models.layers.norm import RMS, Layer
 from llmjax.models.vision.family import Sight, VisionFamily
-from llmjax.models.vision.fields import BILINEAR, HALF, preparation, siglip_layers, siglip_tensors, square
+from llmjax.models.vision.fields import (
+    BILINEAR,
+    HALF,
+    preparation,
+    require_sides,
+    siglip_layers,
+    siglip_tensors,
+    square,
+)
 from llmjax.models.vision.preparation import Layout, PanAndScan, Preparation, Scanned, Stretched
 from llmjax.models.vision.spec import Merged, Normed, Projected, TablePositions, VisionSpec
 
@@ -81,8 +89,7 @@ def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, patch = sight.processor, square(sight.vision, "patch_size")
     along = square(sight.vision, "image_size")
-    if dict(files.mapping("size")) != {"height": along, "width": along}:
-        raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    require_sides(files, along)
     layout: Layout = Stretched(height=along, width=along)
     # Published files have null for what the processor decides by itself.
     said = files.without_nulls()

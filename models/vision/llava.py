@@ -13,13 +13,14 @@ from llmjax.models.vision.fields import (
     OPENAI_MEAN,
     OPENAI_STD,
     activation,
+    cropped,
     preparation,
     resolutions,
     siglip_layers,
     siglip_tensors,
     square,
 )
-from llmjax.models.vision.preparation import Cropped, Layout, Pinpoints, Preparation
+from llmjax.models.vision.preparation import Layout, Pinpoints, Preparation
 from llmjax.models.vision.spec import Projected, Standardized, Step, TablePositions, VisionSpec
 
 # What Hugging Face's CLIPVisionConfig means by a missing key, in a LLaVA model.
@@ -141,16 +142,12 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, vision = sight.processor, sight.vision
-    crop, size = (files.get(key) for key in ("crop_size", "size"))
-    crop = crop.get("height") if isinstance(crop, dict) else crop
+    size = files.get("size")
     shortest = size.get("shortest_edge", size.get("height")) if isinstance(size, dict) else size
     side = square(vision, "image_size")
     if sight.whole.get("image_grid_pinpoints") is None:
         files.require("do_pad", False)
-        files.require("do_center_crop", True)
-        if crop != side or not isinstance(shortest, int) or shortest < side:
-            raise files.error("crop_size", f"is not {side}, which is what the encoder takes")
-        return laid(sight, Cropped(shortest=shortest, crop=side))
+        return laid(sight, cropped(files, shortest=shortest, side=side))
     if shortest != side:
         raise files.error("size", f"is not {side}, which is what the encoder takes")
     most = sight.whole.get("vision_aspect_ratio")

@@ -6,7 +6,7 @@ from llmjax.models.fields import Fields
 from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.family import Sight, VisionFamily
-from llmjax.models.vision.fields import BILINEAR, HALF, MAX_LAYERS, activation, preparation, square
+from llmjax.models.vision.fields import BILINEAR, HALF, MAX_LAYERS, activation, preparation, require_sides, square
 from llmjax.models.vision.preparation import Columned, Preparation, Windowed
 from llmjax.models.vision.spec import (
     Fed,
@@ -179,8 +179,7 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, along, patch = sight.processor, square(sight.vision, "image_size"), square(sight.vision, "patch_size")
-    if dict(files.mapping("size")) != {"height": along, "width": along}:
-        raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    require_sides(files, along)
     margins = files.get("overlap_margins")
     fitting = isinstance(margins, list) and len(margins) == 2 and all(isinstance(n, int) and n >= 0 for n in margins)
     if not fitting or sum(margins) >= along // patch:

@@ -13,6 +13,7 @@ from llmjax.models.vision.fields import (
     activation,
     head_dim,
     preparation,
+    require_sides,
     square,
 )
 from llmjax.models.vision.preparation import Covering, Gridded, Preparation
@@ -123,8 +124,7 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, along = sight.processor, square(sight.vision, "image_size")
-    if dict(files.mapping("size")) != {"height": along, "width": along}:
-        raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    require_sides(files, along)
     files.require("use_covering_area_grid", True)
     ids = sight.whole.token_ids("visual_indicator_token_ids")
     if len(ids) != len(TEXTS):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.family import Sight, VisionFamily
-from llmjax.models.vision.fields import BICUBIC, HALF, preparation, siglip_layers, siglip_tensors, square
+from llmjax.models.vision.fields import BICUBIC, HALF, preparation, require_sides, siglip_layers, siglip_tensors, square
 from llmjax.models.vision.gemma3 import SIGLIP
 from llmjax.models.vision.preparation import Framed, Preparation, Stretched
 from llmjax.models.vision.spec import Projected, TablePositions, VisionSpec
@@ -45,8 +45,7 @@ def encoder(sight: Sight) -> VisionSpec:
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, along = sight.processor, square(sight.vision, "image_size")
-    if dict(files.mapping("size")) != {"height": along, "width": along}:
-        raise files.error("size", f"is not {along} by {along}, which is what the encoder takes")
+    require_sides(files, along)
     return preparation(
         files,
         layout=Stretched(height=along, width=along),
