@@ -22,8 +22,9 @@ from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import FORMS_FULL, QUEUE_FULL
 from llmjax.engine.front.adapters import NamedAdapter
 from llmjax.engine.front.beam_search import BeamSearch
-from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.pairs import Side, TextPair
 from llmjax.engine.front.requests import CheckedForm, PromptInput
+from llmjax.engine.front.scores import PoolingInput
 from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import EngineState, ProgramInfo
 from llmjax.engine.report import ThroughputLog
@@ -499,7 +500,7 @@ class AsyncLLM(LoadedLLM):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def pooled_tokens(
-        self, prompt: PromptInput | TextPair, pooling_params: PoolingParams, *, add_special_tokens: bool = True
+        self, prompt: PoolingInput, pooling_params: PoolingParams, *, add_special_tokens: bool = True
     ) -> PooledTokens:
         """What the engine reads where a vector is asked for, checked: ``encode`` takes it for a prompt. Any thread may
         ask, and should for long texts.
@@ -514,7 +515,7 @@ class AsyncLLM(LoadedLLM):
 
     async def encode(
         self,
-        prompt: PromptInput | TextPair | PooledTokens,
+        prompt: PoolingInput | PooledTokens,
         pooling_params: PoolingParams,
         request_id: str,
         *,
@@ -688,9 +689,11 @@ async def _next(stream: Stream) -> RequestOutput | PoolingRequestOutput:
     return output
 
 
-def _num_chars(prompt: PromptInput | TextPair | PooledTokens) -> int:
+def _num_chars(prompt: PoolingInput | PooledTokens) -> int:
     """The number of characters that have to be tokenized."""
     if isinstance(prompt, TextPair):
         return len(prompt.first) + len(prompt.second)
+    if isinstance(prompt, Side):
+        prompt = prompt.content if isinstance(prompt.content, str) else prompt.content.prompt
     text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
     return len(text) if isinstance(text, str) else 0

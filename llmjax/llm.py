@@ -29,7 +29,7 @@ from llmjax.engine.front.beam_search import BeamSearch
 from llmjax.engine.front.chat_images import with_pictures
 from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.requests import PromptInput
-from llmjax.engine.front.scores import pair_inputs, score_task, scored, text_pairs
+from llmjax.engine.front.scores import Content, PoolingInput, compared, pair_inputs, score_task, scored
 from llmjax.engine.loaded import LoadedEngine
 from llmjax.engine.ranks.worker import run_worker
 from llmjax.engine.setup import KV_CACHE, WEIGHTS, LoadedLLM, asleep_at, sleep_control, wake_controls
@@ -56,7 +56,6 @@ from llmjax.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
-PoolingInput = PromptInput | TextPair
 
 
 class PoolingOptions(TypedDict, total=False):
@@ -341,17 +340,18 @@ class LLM(LoadedLLM):
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: Content | Sequence[Content],
+        data_2: Content | Sequence[Content],
         *,
         instruction: str | None = None,
         chat_template: str | None = None,
         **options: Unpack[PoolingOptions],
     ) -> list[ScoringRequestOutput]:
-        """How well texts fit, pair by pair: by a cross-encoder, or by the cosine of their embeddings.
+        """How well texts fit, pair by pair: by a cross-encoder, by the cosine of their embeddings or, where a model
+        makes a vector of each token, by the sum of each token's best match (late interaction).
 
         Args:
-            data_1: one text for all of ``data_2``, or as many.
+            data_1: one text for all of ``data_2``, or as many; a prompt with a picture may stand in place of a text.
             data_2: the texts that it is compared with.
             instruction: what a reranker that is told so judges by, instead of what its makers say.
             chat_template: makes a prompt of a pair: Jinja source with messages of the roles query and document, or the
@@ -361,7 +361,7 @@ class LLM(LoadedLLM):
         Raises:
             InvalidRequest: as ``encode``; the numbers of texts differ, or the model has more than one label.
         """
-        pairs = text_pairs(data_1, data_2, instruction=instruction, chat_template=chat_template)
+        pairs = compared(data_1, data_2, instruction=instruction, chat_template=chat_template)
         made = self.encode(pair_inputs(pairs, self.info.pooler), pooling_task=score_task(self.info.pooler), **options)
         return scored(made, pairs, self.info.pooler)
 

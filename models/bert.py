@@ -79,6 +79,12 @@ def from_hf(fields: Fields) -> ModelConfig:
     return _encoder(fields, pooler=Pooler(kind="cls"))
 
 
+def colbert_from_hf(fields: Fields) -> ModelConfig:
+    """See ``Family.read``; the layers of ColBERT, whose matrix for tokens the checkpoint's reader adds."""
+    fields.require("model_type", "bert")
+    return from_hf(fields)
+
+
 def classifier_from_hf(fields: Fields) -> ModelConfig:
     """See ``Family.read``; labels of texts and pairs of texts."""
     return _encoder(fields, pooler=_classifier(fields))
@@ -126,6 +132,7 @@ def _encoder(fields: Fields, *, pooler: Pooler, offset: int = 0) -> ModelConfig:
 
 FAMILIES = (
     Family(from_hf, DEFAULTS, architectures=("BertModel", "BertForMaskedLM"), model_types=("bert",), names=NAMES),
+    Family(colbert_from_hf, {**DEFAULTS, "model_type": "bert"}, architectures=("HF_ColBERT",), names=NAMES),
     Family(classifier_from_hf, DEFAULTS, architectures=("BertForSequenceClassification",), names=CLASSIFIER_NAMES),
     Family(
         roberta_from_hf,

@@ -15,7 +15,7 @@ _DECLARED = {
     "baichuan": ("BaiChuanForCausalLM BaichuanForCausalLM", "baichuan"),
     "bamba": ("BambaForCausalLM", "bamba"),
     "bert": (
-        "BertModel BertForMaskedLM BertForSequenceClassification RobertaModel RobertaForMaskedLM "
+        "BertModel BertForMaskedLM HF_ColBERT BertForSequenceClassification RobertaModel RobertaForMaskedLM "
         "RobertaForSequenceClassification XLMRobertaModel XLMRobertaForMaskedLM XLMRobertaForSequenceClassification",
         "bert roberta xlm-roberta",
     ),

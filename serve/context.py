@@ -138,6 +138,9 @@ class Server(Shared):
         pooler = self.engine.info.pooler
         if pooler is None:
             does, tasks, routes = "generates text", ["generate"], "/v1/chat/completions and /v1/completions"
+        elif pooler.kind == "each":
+            does, tasks = "makes a vector of each token", ["score", "pooling"]
+            routes = "/pooling, /score and /rerank"
         elif pooler.task == "embed":
             does, tasks = "makes embeddings", ["embed", "score", "pooling"]
             routes = "/v1/embeddings, /score, /rerank and /pooling"

@@ -2,7 +2,8 @@
 
 What is in them is said by the scripts that write them, ``tests/models/golden/make_golden.py`` (GOLDEN),
 ``tests/models/vision/golden/make_golden.py`` (SEEING), ``tests/engine/golden/make_pooling.py`` (POOLED),
-``tests/engine/golden/make_picture_vectors.py`` (PICTURE_VECTORS) and
+``tests/engine/golden/make_picture_vectors.py`` (PICTURE_VECTORS),
+``tests/engine/golden/make_token_vectors.py`` (TOKEN_VECTORS) and
 ``tests/adapters/golden/make_golden.py`` (ADAPTERS, SEEING_ADAPTERS), and
 ``tests/adapters/golden/make_llama_cpp.py`` (LLAMA_CPP_ADAPTERS).
 """
@@ -61,3 +62,4 @@ LLAMA_CPP_ADAPTERS = unpacked(TESTS / "adapters" / "golden" / "llama_cpp", UNPAC
 SEEING_ADAPTERS = unpacked(TESTS / "adapters" / "golden" / "seeing", UNPACKED / "seeing-adapters")
 POOLED = unpacked(TESTS / "engine" / "golden" / "pooling", UNPACKED / "pooling")
 PICTURE_VECTORS = unpacked(TESTS / "engine" / "golden" / "picture_vectors", UNPACKED / "picture_vectors")
+TOKEN_VECTORS = unpacked(TESTS / "engine" / "golden" / "token_vectors", UNPACKED / "token_vectors")

@@ -28,6 +28,7 @@ from llmjax.checkpoint.gguf.model import (
     hf_tensors,
 )
 from llmjax.checkpoint.label_rows import LABELS, LabelRows
+from llmjax.checkpoint.late_interaction import token_modules
 from llmjax.checkpoint.mistral_layout import WEIGHTS as CONSOLIDATED
 from llmjax.checkpoint.mistral_layout import config_in, halved, is_native, processor_in, renamed
 from llmjax.checkpoint.model_names import UnitRows, with_model_names, with_pooler_names
@@ -303,6 +304,10 @@ def _open_folder(
     if family is not None and family.adapter:
         stored, of_adapter = without_adapters(stored, family.adapter)
     plain = plain_tensors(stored, config, path) if weights else {}
+    modules = SentenceModules.read(path) if runner != "generate" and convert != "classify" else None
+    if weights:
+        of_tokens, plain = token_modules(path, written, plain)
+        modules = modules or of_tokens
     seen: dict[str, StoredTensor] = {}
     of_encoder: dict[str, StoredTensor] = {}
     if vision is not None:
@@ -312,7 +317,6 @@ def _open_folder(
         if not seen and weights:
             logger.warning("%s: the text model alone is read; its encoder of images is missing", path)
             vision = None
-    modules = SentenceModules.read(path) if runner != "generate" and convert != "classify" else None
     logit_score = LogitScore.read(path) if runner != "generate" and convert != "embed" else None
     if logit_score is not None:
         config = {**config, **logit_score.keys, **overrides}

@@ -15,7 +15,7 @@ from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
-from llmjax.models.layers.pooling import Dense, Pooler, PoolingKind
+from llmjax.models.layers.pooling import DOCUMENT, QUERY, Dense, Pooler, PoolingKind, TextPrompt
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -28,6 +28,8 @@ POOLING_KEYS: Mapping[str, PoolingKind] = {
     "pooling_mode_lasttoken": "last",
 }
 MODES: Mapping[str, PoolingKind] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+MARKS = {QUERY: "query_prefix", DOCUMENT: "document_prefix"}
+"""PyLate's keys of the tokens that stand before texts of each kind."""
 ACTIVATIONS = {"Identity": None, "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu"}
 
 
@@ -36,14 +38,14 @@ class SentenceModules:
     """The modules after a transformer.
 
     Attributes:
-        kind: kind of pooling.
+        kind: kind of pooling; "each" where matrices follow without any (PyLate).
         normalize: whether vectors are scaled to length one.
         dense: matrices after pooling.
         tensors: tensors of these matrices, by the model's names.
         max_length: longest text in tokens; None: the model's.
         lowercase: whether texts are converted to lower case.
-        prompts: prefixes of texts, by name.
-        default_prompt: name of the prefix for texts without a named one; None: there is none.
+        prompts: what stands around texts, by name.
+        default_prompt: name of the prompt for texts without a named one; None: there is none.
     """
 
     kind: PoolingKind
@@ -52,7 +54,7 @@ class SentenceModules:
     tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     max_length: int | None = None
     lowercase: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
+    prompts: Mapping[str, TextPrompt] = field(default_factory=dict)
     default_prompt: str | None = None
 
     @classmethod
@@ -75,14 +77,14 @@ class SentenceModules:
             match name:
                 case "Transformer":
                     continue
+                case "Pooling" if dense:
+                    raise CheckpointError(f"{folder / MODULES}: module 'Dense' before 'Pooling' is not supported")
                 case "Pooling":
                     kind = _pooling(path / "config.json")
                 case "Normalize":
                     normalize = True
                 case "LogitScore":
                     return None  # see `LogitScore`
-                case "Dense" if kind is None:  # of each token (ColBERT)
-                    raise CheckpointError(f"{folder / MODULES}: module 'Dense' before 'Pooling' is not supported")
                 case "Dense" if normalize:
                     raise CheckpointError(f"{folder / MODULES}: module 'Dense' after 'Normalize' is not supported")
                 case "Dense":
@@ -91,9 +93,12 @@ class SentenceModules:
                     tensors.update(found)
                 case _:
                     raise CheckpointError(f"{folder / MODULES}: module {name[:80]!r} is not supported")
-        if kind is None:
-            return None  # what is pooled nowhere, such as a cross-encoder
         settings = _object_if_there(folder / SETTINGS)
+        marks: dict[str, TextPrompt] = {}
+        if kind is None:
+            if not dense:
+                return None  # what is pooled nowhere, such as a cross-encoder
+            kind, normalize, marks = "each", True, _marks(settings, folder / SETTINGS)  # PyLate always normalizes
         prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
         if not isinstance(prompts, Mapping) or not all(isinstance(text, str) for text in prompts.values()):
             raise CheckpointError(f"{folder / SETTINGS}: prompts must be an object of texts")
@@ -110,7 +115,7 @@ class SentenceModules:
             tensors=tensors,
             max_length=length,
             lowercase=texts.get("do_lower_case") is True,
-            prompts=dict(prompts),
+            prompts={**{name: TextPrompt(before=text) for name, text in prompts.items()}, **marks},
             default_prompt=default,
         )
 
@@ -170,6 +175,14 @@ def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
     if not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(f"{folder / MODULES}: path {module['path']!r} leads out of the folder")
     return path
+
+
+def _marks(settings: Mapping[str, Any], path: Path) -> dict[str, TextPrompt]:
+    """PyLate's prompts of queries and documents: a token each."""
+    found = {name: settings[key] for name, key in MARKS.items() if settings.get(key)}
+    if wrong := next((name for name, mark in found.items() if not isinstance(mark, str)), None):
+        raise CheckpointError(f"{path}: {MARKS[wrong]} must be a text")
+    return {name: TextPrompt(second=mark) for name, mark in found.items()}
 
 
 def _pooling(path: Path) -> PoolingKind:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from llmjax.adapters.reference import AdapterReference
-from llmjax.models.layers.pooling import LabelActivation, PoolingKind, Task
+from llmjax.models.layers.pooling import LabelActivation, PoolingKind, Task, TextPrompt
 
 SleepState = Literal["awake", "weights_offloaded", "discard_all"]  # vLLM's names of how deeply an engine sleeps
 CONTEXTS = (1, 2, 4, 8)  # numbers of equal requests whose longest contexts are of interest
@@ -20,7 +20,7 @@ class PoolerInfo:
         size: entries of a vector.
         whole: whether texts are read in one step, not in chunks.
         matryoshka_dimensions: sizes that vectors may be cut to; empty: any.
-        prompts: text that is put in front of a text, by the name of what the text is.
+        prompts: what is put around a text, by the name of what the text is.
         default_prompt: name of the prompt for texts whose request names none; None: there is none.
         lowercase: whether texts are made lower case.
         pair_template: name of the template that makes a prompt of a pair, "default" being the tokenizer's own; None:
@@ -37,7 +37,7 @@ class PoolerInfo:
     labels: list[str]
     whole: bool
     matryoshka_dimensions: list[int]
-    prompts: dict[str, str]
+    prompts: dict[str, TextPrompt]
     default_prompt: str | None
     lowercase: bool
     pair_template: str | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from llmjax.models.layers.norm import NormSpec
 
-PoolingKind = Literal["last", "cls", "mean"]
+PoolingKind = Literal["last", "cls", "mean", "each"]
 
 
 Task = Literal["embed", "classify"]
@@ -28,13 +28,34 @@ class Dense:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TextPrompt:
+    """What a model has learned to read around a text.
+
+    Attributes:
+        before, after: texts in front of it and after it.
+        second: a token that stands after the first one, which the tokenizer puts there (ColBERT); empty: none does.
+        complete: whether the tokenizer puts nothing around it, because it is in ``before`` (ColPali).
+    """
+
+    before: str = ""
+    after: str = ""
+    second: str = ""
+    complete: bool = False
+
+
+QUERY, DOCUMENT = "query", "document"
+"""Names of prompts for what is looked for, and for what it is looked for in."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Pooler:
     """How a model that does not generate turns a text into vectors.
 
     Attributes:
-        kind: the hidden state that represents the text: the last token's, the first token's, or the mean of all.
+        kind: the hidden state that represents the text: the last token's, the first token's, or the mean of all; or
+            "each": every token has a vector of its own, and texts are compared by all of them (late interaction).
         task: whether the vector is the text's embedding or the logits of labels.
-        dense: matrices after pooling, in order.
+        dense: matrices after pooling, in order; those of tokens, if each has a vector.
         normalize: whether embeddings are scaled to length one.
         activation: activation of the labels' logits.
         labels: names of the labels, in order.

@@ -9,8 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from llmjax.engine.front.pairs import TextPair
-from llmjax.engine.front.scores import text_pairs
+from llmjax.engine.front.scores import Compared, compared
 from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.serve.errors import ApiError
 from llmjax.serve.protocol.chat import MAX_CONVERSATIONS, ChatTemplateFields, Messages
@@ -181,9 +180,9 @@ class PairsBody(TextsBody):
     instruction: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None
     instruct: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None  # SGLang's name of it
 
-    def pairs_of(self, first: str | Sequence[str], second: Sequence[str] | str) -> list[TextPair]:
+    def pairs_of(self, first: str | Sequence[str], second: Sequence[str] | str) -> list[Compared]:
         """One text with each of the others, or pair by pair, with the instruction."""
-        return text_pairs(first, second, instruction=self.instruct if self.instruction is None else self.instruction)
+        return compared(first, second, instruction=self.instruct if self.instruction is None else self.instruction)
 
 
 # What vLLM calls the two sides of pairs, newer names last.
@@ -227,7 +226,7 @@ class ScoreRequest(PairsBody):
         )
 
     @property
-    def pairs(self) -> list[TextPair]:
+    def pairs(self) -> list[Compared]:
         """What is scored."""
         first, second = self.sides
         return self.pairs_of(getattr(self, first), getattr(self, second))
@@ -256,7 +255,7 @@ class RerankRequest(PairsBody):
     reasons: ClassVar[Mapping[str, str]] = {**TextsBody.reasons, **LENGTHS}
 
     @property
-    def pairs(self) -> list[TextPair]:
+    def pairs(self) -> list[Compared]:
         """What is scored."""
         return self.pairs_of(self.query, self.texts)
 

@@ -16,7 +16,7 @@ from llmjax.serve.context import server_of
 from llmjax.serve.protocol.pooling import SIDES
 from llmjax.serve.routes.chat import chat_completions
 from llmjax.serve.routes.completions import completions
-from llmjax.serve.routes.pooling import classify, embeddings, rerank, score
+from llmjax.serve.routes.pooling import classify, embeddings, pooling, rerank, score
 
 
 async def invocations(request: Request) -> Response | ASGIApp:
@@ -33,6 +33,8 @@ def _route(body: dict[str, Any], pooler: PoolerInfo | None) -> Callable[[Request
         return rerank
     if any({*sides} <= names for sides in SIDES):
         return score
+    if pooler.kind == "each":
+        return pooling
     return embeddings if pooler.task == "embed" else classify
 
 

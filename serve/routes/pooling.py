@@ -18,9 +18,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from llmjax.engine.front.pairs import TextPair
+from llmjax.engine.front.pairs import Page, Side, TextPair
 from llmjax.engine.front.requests import Prompt
-from llmjax.engine.front.scores import pair_inputs, score_task, scored
+from llmjax.engine.front.scores import Compared, pair_inputs, score_task, scored
 from llmjax.engine.front.vectors import PooledTokens
 from llmjax.engine.info import PoolerInfo
 from llmjax.errors import InvalidRequest
@@ -57,9 +57,10 @@ CHARS_PER_NUMBER = 0.25  # what it takes to write one
 CHARS_PER_ID = 0.1
 SLICE_CHARS = 2**16  # tokenized before the next look whether anyone still waits
 MOST_NUMBERS = 2**23  # of all vectors in one answer: some 100 MB of text
+MOST_COMPARED = 2**25  # of all vectors of tokens that one request compares: 128 MiB
 MOST_DESCRIBED = 512  # vectors in a header: Python's http.client, for one, reads 64 KiB of a line
 
-Input = str | list[int] | TextPair | Prompt
+Input = str | list[int] | TextPair | Side | Prompt
 Texts = TypeVar("Texts", bound=ApiModel)
 Chats = TypeVar("Chats", bound=ApiModel)
 
@@ -189,12 +190,13 @@ async def rerank(request: Request) -> Response:
 
 
 async def _scores(
-    request: Request, server: Server, body: PooledBody, pairs: list[TextPair], *, field: str
+    request: Request, server: Server, body: PooledBody, pairs: list[Compared], *, field: str
 ) -> tuple[list[float], list[PoolingRequestOutput]]:
     """Scores of the pairs, and the outputs that they follow from."""
     pooler = _pooler(server)
-    inputs, size = pair_inputs(pairs, pooler), CHARS_PER_TEXT * len(pairs)
-    made = await made_vectors(request, server, body, inputs, body.params(task=score_task(pooler)), field=field)
+    inputs, params = pair_inputs(pairs, pooler), body.params(task=score_task(pooler))
+    made = await made_vectors(request, server, body, inputs, params, field=field, most=MOST_COMPARED)
+    size = CHARS_PER_TEXT * len(pairs) + sum(output.outputs.data.size for output in made)
     outputs = await off_loop(lambda: scored(made, pairs, pooler), size=size)
     return [output.outputs.score for output in outputs], made
 
@@ -288,12 +290,14 @@ async def made_vectors(
     params: PoolingParams,
     *,
     field: str,
+    most: int = MOST_NUMBERS,
 ) -> list[PoolingRequestOutput]:
     """What the engine makes of all inputs, in their order; some of them at a time, so that a long list does not fill
     the queue, and nobody has to wait for all of it. Nothing is made before all of them are known to be right.
 
     Args:
         field: the request's field that holds the inputs.
+        most: numbers that all vectors may have together.
     """
     server.check_model(body.model)
     server.request_limits.check_priority(body.priority)
@@ -315,7 +319,7 @@ async def made_vectors(
 
     async def all_of_it() -> None:
         plain = isinstance(body, TextsBody) and body.add_special_tokens is False
-        waiting = enumerate(await _tokens(server, inputs, params, field=field, plain=plain))
+        waiting = enumerate(await _tokens(server, inputs, params, field=field, most=most, plain=plain))
         count = min(len(inputs), 2 * server.engine.config.max_num_seqs)
         workers = [asyncio.create_task(work(waiting)) for _ in range(count)]
         try:
@@ -340,19 +344,21 @@ async def _tokens(
     params: PoolingParams,
     *,
     field: str,
+    most: int,
     plain: bool = False,
 ) -> list[PooledTokens]:
     """What the engine reads.
 
     Args:
+        most: numbers that all vectors may have together.
         plain: texts are read without special tokens.
 
     Raises:
-        ApiError: there would be more numbers in the answer than one may have.
+        ApiError: there would be more numbers.
         InvalidRequest: an input is wrong; it names ``field``.
     """
     size = min(params.dimensions or _pooler(server).size, _pooler(server).size)
-    _check_numbers(size * len(inputs), field)
+    _check_numbers(size * len(inputs), field, most)
     rows: list[PooledTokens] = []
 
     def take(some: Sequence[Input]) -> None:
@@ -375,7 +381,7 @@ async def _tokens(
         error.field = field if error.field == "prompt" else error.field
         raise
     if rows[0].of_tokens:
-        _check_numbers(size * sum(len(tokens.token_ids) for tokens in rows), field)
+        _check_numbers(size * sum(len(tokens.token_ids) for tokens in rows), field, most)
     return rows
 
 
@@ -383,14 +389,16 @@ def _num_chars(one: Input) -> float:
     """The work of tokenizing or checking an input, as a number of characters of text that take as long."""
     if isinstance(one, TextPair):
         return CHARS_PER_TEXT + len(one.first) + len(one.second)
+    if isinstance(one, Side):
+        return CHARS_PER_TEXT + (0 if isinstance(one.content, Page) else len(one.content))
     one = one.token_ids if isinstance(one, Prompt) else one
     return CHARS_PER_TEXT + len(one) * (1 if isinstance(one, str) else CHARS_PER_ID)
 
 
-def _check_numbers(count: int, field: str) -> None:
-    if count > MOST_NUMBERS:
+def _check_numbers(count: int, field: str, most: int) -> None:
+    if count > most:
         raise ApiError(
-            f"`{field}`: its vectors would have {count} numbers together; at most {MOST_NUMBERS} are allowed",
+            f"`{field}`: its vectors would have {count} numbers together; at most {most} are allowed",
             param=field,
             code="invalid_value",
         )

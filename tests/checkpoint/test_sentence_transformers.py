@@ -13,6 +13,7 @@ import pytest
 from llmjax.checkpoint import open_checkpoint
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.errors import CheckpointError
+from llmjax.models.layers.pooling import TextPrompt
 from tests.checkpoints import GOLDEN, POOLED
 
 LLAMA = GOLDEN / "llama"
@@ -124,7 +125,6 @@ ONE_MODE = {"pooling_mode_mean_tokens": False}
 @pytest.mark.parametrize(
     ("order", "file", "keys", "message"),
     [
-        (["Transformer", "Dense", "Normalize"], "", {}, "module 'Dense' before 'Pooling' is not supported"),
         (["Transformer", "Dense", "Pooling"], "", {}, "module 'Dense' before 'Pooling' is not supported"),
         (["Transformer", "Pooling", "Normalize", "Dense"], "", {}, "module 'Dense' after 'Normalize' is not"),
         ([*WHOLE, "LayerNorm"], "", {}, "module 'LayerNorm' is not supported"),
@@ -153,6 +153,22 @@ def test_modules_that_would_make_other_vectors(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         open_checkpoint(with_modules(tmp_path, order, file, keys))
+
+
+def test_matrices_without_pooling_are_of_each_token(tmp_path: Path) -> None:
+    marks = {"prompts": {"query": "Find: ", "title": "T: "}, "query_prefix": "[Q] ", "document_prefix": "[D] "}
+    settings = "config_sentence_transformers.json"
+    opened = open_checkpoint(with_modules(tmp_path, ["Transformer", "Dense"], settings, marks))
+    pooler = opened.model_config().pooler
+    assert pooler is not None and (pooler.kind, pooler.normalize, len(pooler.dense)) == ("each", True, 1)
+    assert opened.modules is not None and opened.modules.prompts == {
+        "title": TextPrompt(before="T: "),
+        "query": TextPrompt(second="[Q] "),
+        "document": TextPrompt(second="[D] "),
+    }
+    (tmp_path / "model" / settings).write_text(json.dumps({"query_prefix": 7}))
+    with pytest.raises(CheckpointError, match="query_prefix must be a text"):
+        open_checkpoint(tmp_path / "model")
 
 
 def test_modules_in_newer_words(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from llmjax.models import families
 from llmjax.models.registry import family_of
 from llmjax.models.vision import registry
 from tests.checkpoint.gguf import test_encoders, test_families
-from tests.checkpoints import GOLDEN, PICTURE_VECTORS, POOLED, SEEING
+from tests.checkpoints import GOLDEN, PICTURE_VECTORS, POOLED, SEEING, TOKEN_VECTORS
 from tests.engine.device import test_pooling
 from tests.engine.test_plugin import VECTORS as PLUGGED_ENCODERS
 from tests.models import test_cuda, test_golden, test_plugin, test_quantized, test_sharding
@@ -39,6 +39,7 @@ BEST_KNOWN: Mapping[str, str] = {
     "BertForMaskedLM": "google-bert/bert-base-uncased",
     "BertForSequenceClassification": "cross-encoder/ms-marco-MiniLM-L6-v2",
     "BertModel": "BAAI/bge-small-en-v1.5",
+    "HF_ColBERT": "colbert-ir/colbertv2.0",
     "BitNetForCausalLM": "microsoft/bitnet-b1.58-2B-4T",
     "BloomForCausalLM": "bigscience/bloomz-1b1",
     "ChatGLMForConditionalGeneration": "zai-org/chatglm3-6b",
@@ -203,6 +204,7 @@ NOT_IN_LLAMA_CPP = frozenset(
     {
         *("GPTJForCausalLM", "OPTForCausalLM", "MiniMaxForCausalLM"),
         *("GteModel", "NewModel", "NewForSequenceClassification", "NewForTokenClassification"),
+        "HF_ColBERT",
     }
 )
 LEFT_OUT = "`bert`, refused: converters leave out a matrix of its head"
@@ -218,15 +220,16 @@ $ llmjax serve --model Qwen/Qwen3-0.6B
 
 **safetensors** names the tiny random checkpoints whose logits are compared with those of Hugging Face's own model, over
 whole prompts, chunks and single tokens (at most 2e-4 apart in float32), or whose vectors are: embeddings (cosine at
-least 0.99999) and logits of labels (at most 1e-4 apart). **GGUF** gives llama.cpp's name of the architecture, and in
-parentheses which of those checkpoints are compared again as the `gguf` package writes them; "none": llama.cpp has no
-such architecture. **quantized** names those whose matrices become 8-bit integers when they are loaded, with logits or
-vectors close to Hugging Face's; other formats do not depend on the family either: [formats.md](formats.md). **stored**
-says as what those are written and read back, number by number: formats of compressed-tensors, GPTQ (8 bits) and AWQ.
-**several devices** names those that are compared with one device, and **plug-in** those whose logits or vectors are the
-same on a stand-in for another platform's PJRT plug-in. **CUDA** names a published checkpoint whose steps, at their real
-sizes, are lowered with their kernels for an NVIDIA H100 that is described, or a tiny one for which that is done with
-sizes as published ones have them; what was run on a card is in [cuda.md](cuda.md).
+least 0.99999), vectors of tokens (at most 2e-4 apart) and logits of labels (at most 1e-4 apart). **GGUF** gives
+llama.cpp's name of the architecture, and in parentheses which of those checkpoints are compared again as the `gguf`
+package writes them; "none": llama.cpp has no such architecture. **quantized** names those whose matrices become 8-bit
+integers when they are loaded, with logits or vectors close to Hugging Face's; other formats do not depend on the family
+either: [formats.md](formats.md). **stored** says as what those are written and read back, number by number: formats of
+compressed-tensors, GPTQ (8 bits) and AWQ. **several devices** names those that are compared with one device, and
+**plug-in** those whose logits or vectors are the same on a stand-in for another platform's PJRT plug-in. **CUDA** names
+a published checkpoint whose steps, at their real sizes, are lowered with their kernels for an NVIDIA H100 that is
+described, or a tiny one for which that is done with sizes as published ones have them; what was run on a card is in
+[cuda.md](cuda.md).
 All of it runs on a CPU:
 
 | column | the line that runs it for a checkpoint, here `qwen3` |
@@ -286,7 +289,7 @@ def compared_checkpoints() -> dict[str, list[str]]:
     """Which tiny checkpoints of each architecture are compared with Hugging Face's model."""
     decoders = architectures([*test_golden.CHECKPOINTS, *test_golden.MORE, *test_golden.VARIANTS])
     encoders = [*test_pooling.ENCODERS, *test_pooling.MORE_ENCODERS, WITH_POOLER]
-    return decoders | architectures(encoders, POOLED)
+    return decoders | architectures(encoders, POOLED) | architectures(["colbert"], TOKEN_VECTORS)
 
 
 def other_names() -> dict[str, str]:

@@ -47,7 +47,7 @@ def pool(
     assert pooler is not None and state.pooled is not None
     rows = state.rows
     normed = model.model.finish(hidden).astype(jnp.float32)
-    if pooler.kind == "last":
+    if pooler.kind in ("last", "each"):
         raw, sums = normed[batch.last], state.pooled
     else:
         raw, sums = _summed(normed, state.pooled, batch, kind=pooler.kind, position=position)
@@ -57,8 +57,9 @@ def pool(
         at = batch.media.places[batch.last]
         own = state.media.rows[0, jnp.maximum(at, 0)].astype(jnp.float32)
         vectors = jnp.where((at >= 0)[:, None], own, vectors)
-    # Of embeddings the matrices after pooling are a text's; a label may be a token's.
-    of_tokens = partial(model.headed, places=places[batch.row]) if pooler.task == "classify" else (lambda x: x)
+    # The matrices after pooling are a text's, unless each token has a vector or a label.
+    by_token = pooler.kind == "each" or pooler.task == "classify"
+    of_tokens = partial(model.headed, places=places[batch.row]) if by_token else (lambda x: x)
     shape = jax.eval_shape(of_tokens, normed)
     token_vectors = jax.lax.cond(
         batch.any_prompt_logprobs, of_tokens, lambda x: jnp.zeros(shape.shape, shape.dtype), normed

@@ -14,9 +14,9 @@ from llmjax.engine.core.request import EngineOutput, EngineRequest
 from llmjax.engine.core.stats import RequestStats
 from llmjax.engine.front.images import Images
 from llmjax.engine.front.outputs import Continuation, OpenRequest, Outputs, stats_of
-from llmjax.engine.front.pairs import TextPair
 from llmjax.engine.front.pooling import PoolingPrompts
 from llmjax.engine.front.requests import CheckedForm, PromptInput, Requests, salt_of
+from llmjax.engine.front.scores import PoolingInput
 from llmjax.engine.front.vectors import PooledTokens, pooled_request
 from llmjax.engine.info import EngineInfo
 from llmjax.errors import InvalidRequest
@@ -134,7 +134,7 @@ class Frontend:
 
     def open_pooling(
         self,
-        prompt: PromptInput | TextPair | PooledTokens,
+        prompt: PoolingInput | PooledTokens,
         params: PoolingParams,
         name: str,
         *,

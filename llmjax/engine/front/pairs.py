@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from llmjax.engine.info import PoolerInfo
 from llmjax.errors import InvalidRequest, PromptTooLong
 from llmjax.parsing.choice import reads
 from llmjax.tokenizer import ChatTemplate, Tokenizer
 
+if TYPE_CHECKING:
+    from llmjax.engine.front.requests import PromptInput
+
 OWN = "default"
+
+
+@dataclass(frozen=True, eq=False)
+class Page:
+    """A prompt with a picture, which has no text to be known by: each is itself alone."""
+
+    prompt: PromptInput
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,18 @@ class TextPair:
     second: str
     instruction: str | None = None
     chat_template: str | None = None
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of a pair, where it is read by itself.
+
+    Attributes:
+        prompt_name: the model's prompt for texts of this side; None: the one for texts whose request names none.
+    """
+
+    content: str | Page
+    prompt_name: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmjax.engine.front.pairs import PairPrompts, TextPair
-from llmjax.engine.front.requests import Prompt, PromptInput, Requests, check_keys, ids_of
+from llmjax.engine.front.pairs import Page, PairPrompts, Side, TextPair
+from llmjax.engine.front.requests import Prompt, Requests, check_keys, ids_of
+from llmjax.engine.front.scores import PoolingInput
 from llmjax.engine.front.vectors import PooledTokens, finished, task_of
 from llmjax.engine.info import EngineInfo, PoolerInfo
 from llmjax.errors import InvalidRequest, PromptTooLong
+from llmjax.models.layers.pooling import TextPrompt
 from llmjax.outputs import PoolingOutput, PoolingRequestOutput
 from llmjax.pooling_params import PoolingParams
 from llmjax.tokenizer import Tokenizer
@@ -50,7 +52,7 @@ class PoolingPrompts:
 
     def tokens(
         self,
-        prompt: PromptInput | TextPair | PooledTokens,
+        prompt: PoolingInput | PooledTokens,
         params: PoolingParams,
         *,
         add_special_tokens: bool = True,
@@ -66,6 +68,9 @@ class PoolingPrompts:
         """
         if isinstance(prompt, PooledTokens):
             return prompt
+        if isinstance(prompt, Side):
+            params = replace(params, prompt_name=prompt.prompt_name)
+            prompt = prompt.content.prompt if isinstance(prompt.content, Page) else prompt.content
         task = task_of(params, self.pooler)
         keep = params.truncate_prompt_tokens
         limit = self._max_model_len if keep == -1 else keep
@@ -75,6 +80,7 @@ class PoolingPrompts:
                 field="truncate_prompt_tokens",
             )
         salt, given, media = None, prompt, None
+        form = self._form(params, pictured=isinstance(prompt, Mapping) and bool(prompt.get("multi_modal_data")))
         if isinstance(prompt, Prompt):
             salt, media, prompt = prompt.cache_salt, prompt.media, prompt.token_ids
         elif isinstance(prompt, Mapping):
@@ -84,9 +90,7 @@ class PoolingPrompts:
             salt = prompt.get("cache_salt")
             prompt = prompt["prompt_token_ids"] if "prompt_token_ids" in prompt else prompt.get("prompt", "")
         if isinstance(prompt, str | TextPair):
-            token_ids, second_start = self._text_tokens(
-                prompt, params, limit=limit, add_special_tokens=add_special_tokens
-            )
+            token_ids, second_start = self._text_tokens(prompt, form, limit=limit, special=add_special_tokens)
         else:
             token_ids, second_start = ids_of(prompt)[:limit], None
         if not isinstance(given, Prompt | TextPair):
@@ -120,32 +124,51 @@ class PoolingPrompts:
         return [*token_ids, *[padding] * (length - len(token_ids))]
 
     def _text_tokens(
-        self, prompt: str | TextPair, params: PoolingParams, *, limit: int | None, add_special_tokens: bool
+        self, prompt: str | TextPair, form: TextPrompt, *, limit: int | None, special: bool
     ) -> tuple[list[int], int | None]:
         """Token ids of a text or a pair, ``limit`` of them at most, and where the second text begins."""
         if self._tokenizer is None:
             raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
-        texts = [prompt.first, prompt.second] if isinstance(prompt, TextPair) else [self._prompted(prompt, params)]
+        texts = [prompt.first, prompt.second] if isinstance(prompt, TextPair) else [prompt]
         if self.pooler.lowercase:
             texts = [text.lower() for text in texts]
         if limit is None:
             for text in texts:
                 self._tokenizer.check_length(text, max_tokens=self._max_model_len)
         if not isinstance(prompt, TextPair):
-            return self._tokenizer.encode_texts(*texts, limit=limit, add_special_tokens=add_special_tokens)
+            return self._formed(texts[0], form, limit=limit, special=special)
         assert self._pairs is not None
         pair = replace(prompt, first=texts[0], second=texts[1])
-        return self._pairs.tokens(pair, limit=limit, add_special_tokens=add_special_tokens)
+        return self._pairs.tokens(pair, limit=limit, add_special_tokens=special)
 
-    def _prompted(self, text: str, params: PoolingParams) -> str:
-        """A text with the model's prompt for it in front."""
-        name = self.pooler.default_prompt if params.prompt_name is None else params.prompt_name
+    def _formed(self, text: str, form: TextPrompt, *, limit: int | None, special: bool) -> tuple[list[int], int | None]:
+        """Token ids of a text and of what is around it, ``limit`` of them at most, of which the text's end is cut."""
+        assert self._tokenizer is not None
+        special = special and not form.complete
+        marks: list[int] = []
+        if form.second:
+            if (mark := self._tokenizer.token_to_id(form.second)) is None:
+                raise InvalidRequest(f"the tokenizer has no token {form.second!r}, which marks texts", field="prompt")
+            marks = [mark]
+        room = None if limit is None else max(0, limit - len(marks))
+        whole = form.before + text + form.after
+        ids, second_start = self._tokenizer.encode_texts(whole, limit=room, add_special_tokens=special)
+        if form.after and limit is not None and len(ids) == room:  # it may have been cut
+            after = self._tokenizer.encode(form.after, add_special_tokens=False)
+            before = form.before + text
+            ids, _ = self._tokenizer.encode_texts(before, limit=max(0, limit - len(after)), add_special_tokens=special)
+            ids = [*ids, *after][:limit]
+        return [*ids[:1], *marks, *ids[1:]], second_start
+
+    def _form(self, params: PoolingParams, *, pictured: bool) -> TextPrompt:
+        """What is put around a text; nothing around one with pictures, unless its request names it."""
+        name = self.pooler.default_prompt if params.prompt_name is None and not pictured else params.prompt_name
         if name is None:
-            return text
+            return TextPrompt()
         if name not in self.pooler.prompts:
             known = ", ".join(sorted(self.pooler.prompts)) or "none"
             raise InvalidRequest(f"the model has no prompt {name[:80]!r}; it has: {known}", field="prompt_name")
-        return self.pooler.prompts[name] + text
+        return self.pooler.prompts[name]
 
     def finished(self, output: PoolingRequestOutput, params: PoolingParams) -> PoolingRequestOutput:
         """An output of `Frontend.process` as its request wants it: cut, normalized or activated. Any thread may

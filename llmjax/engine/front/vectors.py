@@ -45,7 +45,13 @@ def task_of(params: PoolingParams, pooler: PoolerInfo) -> PoolingTask:
     Raises:
         InvalidRequest: the model is not made for it, or a parameter has no meaning for it.
     """
-    task = params.task or pooler.task
+    each = pooler.kind == "each"
+    task = params.task or ("token_embed" if each else pooler.task)
+    if each and task == "embed":
+        raise InvalidRequest(
+            "task 'embed': this model makes a vector of each token of a text, not one of the text (token_embed)",
+            field="task",
+        )
     if NEEDS[task] != pooler.task:
         raise InvalidRequest(
             f"task {task!r}: this model is made to {'make embeddings' if pooler.task == 'embed' else 'classify texts'}",

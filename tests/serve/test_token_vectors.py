@@ -1,0 +1,88 @@
+"""What a server does with models that make a vector of each token."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from llmjax.config import EngineConfig, ServerConfig
+from tests.checkpoints import TOKEN_VECTORS
+
+pytestmark = pytest.mark.jax_api
+
+
+def settings(name: str, compile_cache_dir: str) -> EngineConfig:
+    return EngineConfig(
+        model=str(TOKEN_VECTORS / name),
+        served_model_name=name,
+        dtype="float32",
+        page_size=4,
+        max_num_seqs=4,
+        max_num_batched_tokens=72,
+        kv_cache_memory_bytes=2**20,
+        compilation_cache_dir=compile_cache_dir,
+        compile_threads=1,
+    )
+
+
+def golden(name: str) -> dict[str, np.ndarray]:
+    return dict(np.load(TOKEN_VECTORS / name / "golden.npz"))
+
+
+def text(name: str, key: str) -> str:
+    return golden(name)[key].tobytes().decode()
+
+
+@pytest.fixture(scope="module")
+def colbert(start_server: Any, compile_cache_dir: str) -> Iterator[Any]:
+    running, stop = start_server(settings("colbert", compile_cache_dir), ServerConfig(port=0))
+    with running.http() as http:
+        yield http
+    stop()
+
+
+def test_vectors_of_tokens(colbert: Any) -> None:
+    expected = golden("colbert")
+    body = {"input": text("colbert", "query0"), "prompt_name": "query"}
+    for asked in ({}, {"task": "token_embed"}):
+        found = colbert.post("/pooling", json={**body, **asked}).json()
+        assert found["data"][0]["object"] == "pooling"
+        np.testing.assert_allclose(found["data"][0]["data"], expected["query0/vectors"], atol=2e-4)
+        assert found["usage"]["prompt_tokens"] == len(expected["query0/tokens"])
+    found = colbert.post("/pooling", json={**body, "encoding_format": "base64"}).json()
+    vectors = np.frombuffer(base64.b64decode(found["data"][0]["data"]), "<f4").reshape(-1, 36)
+    np.testing.assert_allclose(vectors, expected["query0/vectors"], atol=2e-4)
+    other = colbert.post("/invocations", json=body).json()
+    np.testing.assert_allclose(other["data"][0]["data"], expected["query0/vectors"], atol=2e-4)
+
+
+def test_scores_and_rankings(colbert: Any) -> None:
+    scores = golden("colbert")["scores"]
+    documents = [text("colbert", f"document{number}") for number in range(3)]
+    query = text("colbert", "query0")
+    found = colbert.post("/v1/score", json={"text_1": query, "text_2": documents}).json()
+    np.testing.assert_allclose([entry["score"] for entry in found["data"]], scores[0], atol=2e-4)
+    found = colbert.post("/v1/rerank", json={"query": query, "documents": documents, "top_n": 2}).json()
+    assert [entry["index"] for entry in found["results"]] == np.argsort(-scores[0])[:2].tolist()
+    assert found["results"][0]["relevance_score"] == pytest.approx(scores[0].max(), abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param", "says"),
+    [
+        ("/v1/embeddings", {"input": "w5"}, "model", "makes a vector of each token: it is served at /pooling"),
+        ("/pooling", {"input": "w5", "task": "embed"}, "task", "not one of the text"),
+        ("/pooling", {"input": "w5", "task": "token_classify"}, "task", "is made to make embeddings"),
+        ("/pooling", {"input": "w5", "dimensions": 37}, "dimensions", "the model's vectors have 36"),
+        ("/pooling", {"input": "w5", "prompt_name": "title"}, "prompt_name", "it has: document, query"),
+        ("/score", {"text_1": "w5", "text_2": "w6", "instruction": "w7"}, "instruction", "reads no pairs"),
+    ],
+)
+def test_what_does_not_go(colbert: Any, path: str, body: dict[str, Any], param: str, says: str) -> None:
+    response = colbert.post(path, json=body)
+    assert response.status_code == 400 and response.json()["error"]["param"] == param
+    assert says in response.json()["error"]["message"]
