@@ -22,7 +22,7 @@ class Delta:
     """What adapters of rank r in S places change of a matrix [out, in].
 
     Of an embedding, whose rows are looked up, ``a`` is [vocabulary, S * r], and there are no vectors. Of a stack of E
-    experts, ``a`` is [S, E, r, in] and ``b`` [S, E, out, r].
+    experts, ``a`` is [S, E, r, in] and ``b`` [S, E, r, out], and there are no vectors either.
     """
 
     a: jax.Array  # [S * r, in]

@@ -15,8 +15,8 @@ from llmjax.kernels.activations import CLAMPED_SWIGLU, NORMAL_CDF
 from llmjax.kernels.adapted import Adapted, as_it_is
 from llmjax.kernels.attention.types import KVPages, RaggedBatch
 from llmjax.kernels.blocks import AttentionRules, AttentionWeights, MLPWeights, Projection
+from llmjax.kernels.cpu import adapted, matrices
 from llmjax.kernels.cpu import attention as cpu_attention
-from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import QTensor
@@ -190,15 +190,7 @@ def _floats(*shape: int) -> jax.ShapeDtypeStruct:
 def _buffers(projections: Sequence[Projection]) -> list[jax.Array]:
     """Weights and biases; then the places of rows and what adapters change of each weight, if there are any."""
     buffers = matrices.buffers([as_it_is(p.weight) for p in projections], [p.bias for p in projections])
-    adapted = [p.weight for p in projections if isinstance(p.weight, Adapted)]
-    if adapted:
-        buffers += [adapted[0].places.of, adapted[0].places.special]
-    for weight in adapted:
-        assert weight.delta is not None
-        delta = weight.delta.here(weight.places)
-        assert delta.vectors is not None
-        buffers += [delta.a, delta.b, delta.vectors]
-    return buffers
+    return buffers + adapted.buffers([p.weight for p in projections if isinstance(p.weight, Adapted)])
 
 
 def _attributes(projections: Sequence[Projection]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Mixture-of-experts products in C++ (``src/experts.cc``)."""
+"""Mixture-of-experts products in C++ (``src/experts.cc``), also of rows with adapters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.adapted import Adapted, as_it_is
 from llmjax.kernels.blocks import ExpertWeights
-from llmjax.kernels.cpu import matrices
+from llmjax.kernels.cpu import adapted, matrices
 from llmjax.kernels.cpu.blocks import ACTIVATION_NUMBERS
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.qtensor import QTensor
@@ -23,7 +24,14 @@ def refuses(
         return f"the activation is {activation}"
     if library() is None:
         return "not built"
-    for stack in (weights.gate.weight, weights.up.weight, weights.down.weight):
+    for weight in (weights.gate.weight, weights.up.weight, weights.down.weight):
+        if isinstance(weight, Adapted):
+            assert weight.delta is not None
+            if reason := adapted.refuses_type(weight.delta):
+                return reason
+            if weight.delta.a.shape[1] != weight.shape[0]:
+                return "adapters are of other experts too"
+        stack = as_it_is(weight)
         if isinstance(stack, QTensor) and stack.columns is not None:
             return "columns are in an order of their own"
         one = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), stack)
@@ -40,9 +48,10 @@ def experts(
     *,
     activation: str,
 ) -> jax.Array:
-    """``llmjax.kernels.experts.experts`` by the library. An expert that does not exist is an error."""
+    """``llmjax.kernels.experts.experts`` by the library, or ``adapted_experts`` where all weights are `Adapted`. An
+    expert or a place that does not exist is an error."""
     projections = (weights.gate, weights.up, weights.down)
-    stacks = [projection.weight for projection in projections]
+    stacks = [as_it_is(projection.weight) for projection in projections]
     count, inner, _ = weights.gate.weight.shape
     results = (
         jax.ShapeDtypeStruct(x.shape, jnp.float32),
@@ -54,6 +63,7 @@ def experts(
         chosen.astype(jnp.int32),
         shares.astype(jnp.float32),
         *matrices.buffers(stacks, [projection.bias for projection in projections]),
+        *adapted.buffers([p.weight for p in projections if isinstance(p.weight, Adapted)]),
         **matrices.attributes(stacks),
         experts=np.int32(count),
         inner=np.int32(inner),

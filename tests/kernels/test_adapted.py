@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
@@ -12,22 +12,26 @@ import numpy as np
 import pytest
 
 from llmjax.kernels.adapted import Adapted, Delta, Places
-from llmjax.kernels.adapted_experts import adapted_experts
+from llmjax.kernels.adapted_experts import ADAPTED_EXPERTS, adapted_experts
 from llmjax.kernels.adapted_linear import CHANGED
 from llmjax.kernels.blocks import ExpertWeights, Projection
+from llmjax.kernels.cpu import experts as cpu_experts
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.experts_reference import experts_reference
 from llmjax.kernels.linear import linear, take_rows
+from llmjax.kernels.qtensor import QTensor
+from llmjax.kernels.registry import Operation
 from tests.kernels.experts_case import Maker
+from tests.kernels.instruction_sets import each_isa
 
 IN, OUT, RANK, PLACES = 24, 40, 3, 5
 rng = np.random.default_rng(0)
 
 
-def way_of(name: str) -> Callable[..., jax.Array]:
+def way_of(name: str, operation: Operation = CHANGED) -> Callable[..., jax.Array]:
     if name == "C++" and library() is None:
         pytest.skip("the C++ kernels are not built")
-    return {one.name: one.run for one in CHANGED.implementations}[name]
+    return {one.name: one.run for one in operation.implementations}[name]
 
 
 def normal(*shape: int) -> np.ndarray:
@@ -121,37 +125,103 @@ def test_a_tied_head_has_an_adapter_of_its_own() -> None:
     np.testing.assert_array_equal(take_rows(tied, jnp.array([3, 1])), weight[[3, 1]])
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_experts(repeated: bool) -> None:
-    """Also where each choice of a token has an input of its own."""
-    tokens, choices, count = 9, 2, 4
-    make = Maker("float32", count, size=48, inner=40)
-    x, weights = make.tokens(tokens), make.weights(bias=True)
-    chosen, shares = make.choice(tokens, choices)
-    of = [0, 1, 5, 1, 0, 2, 5, 5, 1]
-    if repeated:
-        x, chosen, shares = jnp.repeat(x, choices, axis=0), chosen.reshape(-1, 1), shares.reshape(-1, 1)
-    deltas = {
-        name: (0.2 * normal(PLACES, count, RANK, size_in), 0.2 * normal(PLACES, count, size_out, RANK))
-        for name, (size_out, size_in) in {"gate": (40, 48), "up": (40, 48), "down": (48, 40)}.items()
-    }
+EXPERTS, SIZE, INNER = 4, 48, 40
+OF = [0, 1, 5, 1, 0, 2, 5, 5, 1]  # the places of the rows of x
 
-    def adapted(name: str) -> Projection:
-        a, b = map(jnp.asarray, deltas[name])
-        own: Projection = getattr(weights, name)
-        return Projection(Adapted(own.weight, Delta(a, b), places_of(of)), own.bias)
 
-    run = jax.jit(partial(adapted_experts, activation="silu"))
-    found = run(x, chosen, shares, ExpertWeights(*map(adapted, ("gate", "up", "down"))))
+@dataclass(frozen=True)
+class Mixture:
+    """Experts of one kind, and adapters of their matrices."""
 
-    def merged(name: str, place: int) -> Projection:
-        own: Projection = getattr(weights, name)
-        a, b = (part[place - 1] for part in deltas[name])
-        return Projection(own.weight + (b @ a if place else 0), own.bias)
+    make: Maker
+    weights: ExpertWeights
+    deltas: dict[str, tuple[np.ndarray, np.ndarray]]  # a [S, E, r, in] and b [S, E, out, r]
 
-    rows = np.repeat(of, choices) if repeated else np.array(of)
-    for row, place in enumerate(rows.tolist()):
-        one = slice(row, row + 1)
-        with_own = ExpertWeights(*(merged(name, place) for name in ("gate", "up", "down")))
-        expected = experts_reference(x[one], chosen[one], shares[one], with_own, activation="silu")
-        np.testing.assert_allclose(np.asarray(found)[one], np.asarray(expected), rtol=1e-4, atol=1e-4)
+    @classmethod
+    def of(cls, kind: str) -> Mixture:
+        make = Maker(kind, EXPERTS, size=SIZE, inner=INNER)
+        sizes = {"gate": (INNER, SIZE), "up": (INNER, SIZE), "down": (SIZE, INNER)}
+        deltas = {
+            name: (0.2 * normal(PLACES, EXPERTS, RANK, size_in), 0.2 * normal(PLACES, EXPERTS, size_out, RANK))
+            for name, (size_out, size_in) in sizes.items()
+        }
+        return cls(make, make.weights(bias=True), deltas)
+
+    def adapted(self, of: list[int], *, dtype: str = "float32") -> ExpertWeights:
+        """The weights with the adapters of rows at these places."""
+
+        def one(name: str) -> Projection:
+            a, b = self.deltas[name]
+            own: Projection = getattr(self.weights, name)
+            delta = Delta(jnp.asarray(a, dtype), jnp.asarray(b.swapaxes(2, 3), dtype))
+            return Projection(Adapted(own.weight, delta, places_of(of)), own.bias)
+
+        return ExpertWeights(*map(one, ("gate", "up", "down")))
+
+    def merged(self, place: int) -> ExpertWeights:
+        """The weights that a place's adapter makes of them."""
+
+        def one(name: str) -> Projection:
+            own: Projection = getattr(self.weights, name)
+            a, b = (part[place - 1] for part in self.deltas[name])
+            weight = own.weight.dequantize() if isinstance(own.weight, QTensor) else own.weight
+            return Projection(weight.astype(jnp.float32) + (b @ a if place else 0), own.bias)
+
+        return ExpertWeights(*map(one, ("gate", "up", "down")))
+
+    def expected(self, x: jax.Array, chosen: jax.Array, shares: jax.Array, of: list[int]) -> np.ndarray:
+        """Each row through the experts with its own adapter merged into them."""
+        rows = [
+            experts_reference(x[t][None], chosen[t][None], shares[t][None], self.merged(place), activation="silu")
+            for t, place in enumerate(of)
+        ]
+        return np.concatenate(rows)
+
+
+@pytest.mark.parametrize("way", ["C++", "XLA, by blocks"])
+@pytest.mark.parametrize("kind", ["float32", "q4"])
+def test_experts(way: str, kind: str) -> None:
+    mixture, run = Mixture.of(kind), partial(way_of(way, ADAPTED_EXPERTS), activation="silu")
+    x, (chosen, shares) = mixture.make.tokens(len(OF)), mixture.make.choice(len(OF), 2)
+    found = jax.jit(run)(x, chosen, shares, mixture.adapted(OF))
+    np.testing.assert_allclose(found, mixture.expected(x, chosen, shares, OF), rtol=1e-4, atol=2e-4)
+
+
+def test_each_choice_has_an_input_of_its_own() -> None:
+    mixture = Mixture.of("float32")
+    x = jnp.repeat(mixture.make.tokens(len(OF)), 2, axis=0)
+    chosen, shares = (one.reshape(-1, 1) for one in mixture.make.choice(len(OF), 2))
+    found = jax.jit(partial(adapted_experts, activation="silu"))(x, chosen, shares, mixture.adapted(OF))
+    expected = mixture.expected(x, chosen, shares, np.repeat(OF, 2).tolist())
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+RUN_EXPERTS = jax.jit(partial(cpu_experts.experts, activation="silu"))
+
+
+@each_isa
+@pytest.mark.parametrize("kind", ["q4", "bfloat16", "rounding"])
+def test_experts_of_other_rows_change_nothing(isa: str, kind: str) -> None:
+    """A row's sum has the same bits whatever adapters others have, also if it has none where tiles round nothing."""
+    mixture = Mixture.of(kind)
+    x, (chosen, shares) = mixture.make.tokens(len(OF)), mixture.make.choice(len(OF), 2)
+    found = np.asarray(RUN_EXPERTS(x, chosen, shares, mixture.adapted(OF, dtype="bfloat16")))
+    others = [place if place in (0, 5) else 0 for place in OF]
+    again = np.asarray(RUN_EXPERTS(x, chosen, shares, mixture.adapted(others, dtype="bfloat16")))
+    kept = np.isin(OF, (0, 5))
+    np.testing.assert_array_equal(found[kept], again[kept])
+    assert (found[~kept] != again[~kept]).any(axis=1).all()
+    if isa != "amx":
+        alone = np.asarray(RUN_EXPERTS(x, chosen, shares, mixture.weights))
+        np.testing.assert_array_equal(found[np.array(OF) == 0], alone[np.array(OF) == 0])
+    far = found - mixture.expected(x, chosen, shares, OF)
+    assert np.linalg.norm(far) < 0.03 * np.linalg.norm(found)
+
+
+def test_a_place_that_does_not_exist_is_an_error() -> None:
+    if library() is None:
+        pytest.skip("the C++ kernels are not built")
+    mixture = Mixture.of("float32")
+    x, (chosen, shares) = mixture.make.tokens(1), mixture.make.choice(1, 2)
+    with pytest.raises(Exception, match="there is no such place"):
+        RUN_EXPERTS(x, chosen, shares, mixture.adapted([PLACES + 1])).block_until_ready()

@@ -25,7 +25,8 @@ ffi::Error adapted_handler(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> product, 
   float* const y = out->typed_data();
   if (y != product.typed_data()) std::memcpy(y, product.typed_data(), product.size_bytes());
   Adapters adapters;
-  if (ffi::Error error = adapters.init(places, special, rows->count); error.failure()) return error;
+  const auto count = static_cast<int64_t>(special.element_count()) - 1;
+  if (ffi::Error error = adapters.init(places.typed_data(), rows->count, count, special.typed_data()); error.failure()) return error;
   ffi::Error error = adapters.add(a, b, vectors, x.typed_data(), inputs[1], y, dims[1], nullptr);
   if (error.failure()) return error;
   adapters.place(thread_memory<3>(adapters.bytes()));

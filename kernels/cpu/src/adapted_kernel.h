@@ -73,8 +73,8 @@ template <int kRows, class T>
 void expand_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int begin, int end) {
   const size_t width = static_cast<size_t>(call.size_out);
   const T* const b = static_cast<const T*>(call.b) + static_cast<size_t>(of.place) * call.rank * width;
-  const float* const bias = call.vectors + static_cast<size_t>(of.place) * width;
-  const float* const gain = call.vectors + static_cast<size_t>(call.places + of.place) * width;
+  const float* const bias = of.special ? call.vectors + static_cast<size_t>(of.place) * width : nullptr;
+  const float* const gain = of.special ? call.vectors + static_cast<size_t>(call.places + of.place) * width : nullptr;
   const float* h[kRows];
   float* y[kRows];
   bool changes = of.special;

@@ -35,44 +35,6 @@ Phase add_rows(const float* x, const float* y, float* out, int rows, int size, b
   });
 }
 
-// The adapters of a call's matrices, which follow the `matrices` weights and biases: places, whether each is special, and
-// for each matrix `a`, `b` and vectors. There may be none.
-class AdaptersOfCall {
- public:
-  AdaptersOfCall(const ffi::RemainingArgs& arguments, size_t matrices) : arguments_(arguments), matrices_(matrices) {}
-
-  bool fit() const { return arguments_.size() == 2 * matrices_ || there(); }
-  bool there() const { return arguments_.size() == 5 * matrices_ + 2; }
-
-  ffi::Error init(int rows) {
-    const auto places = arguments_.get<ffi::Buffer<ffi::S32>>(2 * matrices_), special = arguments_.get<ffi::Buffer<ffi::S32>>(2 * matrices_ + 1);
-    if (!places.has_value()) return places.error();
-    if (!special.has_value()) return special.error();
-    return phases_.init(*places, *special, rows);
-  }
-
-  // Those of the next matrix.
-  ffi::Error add(const float* x, int64_t size_in, float* y, int64_t size_out) {
-    const size_t first = 2 * matrices_ + 2 + 3 * added_;
-    const auto bias = arguments_.get<Floats>(2 * added_ + 1), vectors = arguments_.get<Floats>(first + 2);
-    const auto a = arguments_.get<ffi::AnyBuffer>(first), b = arguments_.get<ffi::AnyBuffer>(first + 1);
-    if (!bias.has_value()) return bias.error();
-    if (!a.has_value()) return a.error();
-    if (!b.has_value()) return b.error();
-    if (!vectors.has_value()) return vectors.error();
-    ++added_;
-    const float* of_base = bias->element_count() == 0 ? nullptr : bias->typed_data();
-    return phases_.add(*a, *b, *vectors, x, size_in, y, size_out, of_base);
-  }
-
-  Adapters& phases() { return phases_; }
-
- private:
-  const ffi::RemainingArgs& arguments_;
-  size_t matrices_, added_ = 0;
-  Adapters phases_;
-};
-
 // out = x + after(down(activation(gate(n)) * up(n))), n = before(x), of three matrices; of two there is no `up`. Without
 // `adds` the product of down alone.
 ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats after, ffi::Buffer<ffi::S32> used,
@@ -120,6 +82,7 @@ ffi::Error mlp_handler(ffi::ThreadPool pool, Floats x, Floats before, Floats aft
                                           : adapters.add(input, size, i == 0 ? gate : up, inner);
       if (error.failure()) return error;
     }
+    lower.follows_activation();
     const size_t bytes = raise.bytes(pool), both = bytes + lower.bytes(pool);
     char* shared = thread_memory<3>(both + adapters.phases().bytes());
     adapters.phases().place(shared + both);

@@ -1,17 +1,18 @@
-// Mixture-of-experts products (contract: kernels/experts.py): each phase is that of all experts in use side by side.
+// Mixture-of-experts products (contracts: kernels/experts.py, kernels/adapted_experts.py): each phase is that of all experts in
+// use side by side. With adapters, choices are sorted by expert and place, and what an adapter changes follows each product.
 
 #include <algorithm>
 #include <cstring>
 #include <deque>
 #include <memory>
 
+#include "adapters.h"
 #include "products.h"
+#include "sublayers.h"
 
 namespace llmjax {
 namespace {
 
-namespace ffi = xla::ffi;
-using Floats = ffi::Buffer<ffi::F32>;
 using Integers = ffi::Buffer<ffi::S32>;
 
 constexpr int kRowsOfPart = 16;
@@ -113,8 +114,9 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
                            ffi::Result<Floats> out, ffi::Result<Floats> scratch, ffi::Span<const int32_t> matrices,
                            ffi::Span<const float> levels, int32_t experts, int32_t inner, int32_t activation) {
   const auto dims = x.dimensions(), outer = chosen.dimensions();
+  AdaptersOfCall adapters(weights, 3);
   if (dims.size() != 2 || outer.size() != 2 || outer[0] != dims[0] || !has_shape(shares, {outer[0], outer[1]}) ||
-      !has_shape(*out, {dims[0], dims[1]}) || weights.size() != 6 || experts < 1 || inner < 1 || activation < 0 ||
+      !has_shape(*out, {dims[0], dims[1]}) || !adapters.fit() || experts < 1 || inner < 1 || activation < 0 ||
       activation >= static_cast<int>(Activation::kNumber)) {
     return invalid("experts: arguments do not fit each other");
   }
@@ -136,10 +138,18 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
   if (scratch->element_count() < most * (size + 2 * static_cast<size_t>(inner))) return invalid("experts: too little scratch");
   float *gathered = scratch->typed_data(), *gate = gathered + most * size, *up = gate + most * inner;
   float* lowered = gathered;  // which nobody needs by then
+  const bool gathers = rows > 1 || adapters.there();
+  if (adapters.there()) {
+    if (ffi::Error error = adapters.init(places.starts, places.tokens, rows); error.failure()) return error;
+    for (ffi::Error error : {adapters.add(gathered, size, gate, inner), adapters.add(gathered, size, up, inner),
+                             adapters.add(gate, inner, lowered, size)}) {
+      if (error.failure()) return error;
+    }
+  }
 
   struct Expert {
     Products raise, lower;
-    int first;  // place
+    int first, count;  // places
   };
   std::deque<Expert> used;
   size_t bytes = 0;
@@ -148,42 +158,58 @@ ffi::Error experts_handler(ffi::ThreadPool pool, Floats x, Integers chosen, Floa
     const int first = places.starts[e], count = places.starts[e + 1] - first;
     if (count == 0) continue;
     float* to_gate = gate + static_cast<size_t>(first) * inner;
-    float* from = rows == 1 ? x.typed_data() : gathered + static_cast<size_t>(first) * size;
-    used.push_back({Products(count, size, from), Products(count, inner, to_gate), first});
+    float* from = gathers ? gathered + static_cast<size_t>(first) * size : x.typed_data();
+    used.push_back({Products(count, size, from), Products(count, inner, to_gate), first, count});
     Expert& expert = used.back();
     for (ffi::Error error : {projections[0].add_to(expert.raise, e, inner, to_gate),
                              projections[1].add_to(expert.raise, e, inner, up + static_cast<size_t>(first) * inner),
                              projections[2].add_to(expert.lower, e, size, lowered + static_cast<size_t>(first) * size)}) {
       if (error.failure()) return error;
     }
-    expert.raise.gate_into(expert.lower, static_cast<Activation>(activation), pool);
+    if (adapters.there()) {
+      expert.lower.follows_activation();
+    } else {
+      expert.raise.gate_into(expert.lower, static_cast<Activation>(activation), pool);
+    }
     raise_at.push_back(bytes);
     lower_at.push_back(bytes + (expert.raise.bytes(pool) + 63) / 64 * 64);
     bytes = lower_at.back() + (expert.lower.bytes(pool) + 63) / 64 * 64;
   }
-  char* shared = thread_memory<3>(bytes);
+  char* shared = thread_memory<3>(bytes + adapters.phases().bytes());
+  adapters.phases().place(shared + bytes);
   std::vector<std::vector<Phase>> raising(used.size()), lowering(used.size());
   for (size_t i = 0; i < used.size(); ++i) {
     const size_t first = used[i].first;
-    Fill gather;
-    if (rows > 1) {
+    Fill gather, gated;
+    if (gathers) {
       gather = [&places, &x, first, size](int begin, int end, float* to) {
         for (size_t place = first + begin; place < first + end; ++place, to += size) {
           std::memcpy(to, x.typed_data() + static_cast<size_t>(places.tokens[place]) * size, sizeof(float) * size);
         }
       };
     }
-    used[i].raise.append(shared + raise_at[i], std::move(gather), raising[i]);
-    const auto gated = [&kernels, activation, inner, of_gate = gate + first * inner, of_up = up + first * inner](
-                           int begin, int end, float* to) {
+    gated = [&kernels, activation, inner, of_gate = gate + first * inner, of_up = up + first * inner](int begin, int end, float* to) {
       const size_t at = static_cast<size_t>(begin) * inner;
       kernels.gate_rows(static_cast<Activation>(activation), of_gate + at, of_up + at, to, inner, 0, end - begin);
     };
-    used[i].lower.append(shared + lower_at[i], gated, lowering[i]);
+    if (adapters.there()) {  // which read these rows too
+      const int count = used[i].count;
+      raising[i].push_back(each_row(count, [gather, from = gathered + first * size, size](int begin, int end) {
+        gather(begin, end, from + static_cast<size_t>(begin) * size);
+      }));
+      lowering[i].push_back(each_row(count, [gated, to = gate + first * inner, inner](int begin, int end) {
+        gated(begin, end, to + static_cast<size_t>(begin) * inner);
+      }));
+      gather = gated = nullptr;
+    }
+    used[i].raise.append(shared + raise_at[i], std::move(gather), raising[i]);
+    used[i].lower.append(shared + lower_at[i], std::move(gated), lowering[i]);
   }
   std::vector<Phase> phases;
   append_side_by_side(std::move(raising), phases);
+  adapters.phases().append(0, 2, phases);
   append_side_by_side(std::move(lowering), phases);
+  adapters.phases().append(2, 3, phases);
   phases.push_back({static_cast<size_t>((rows + kRowsOfPart - 1) / kRowsOfPart), [&](size_t task) {
                       const int begin = static_cast<int>(task) * kRowsOfPart, end = std::min(rows, begin + kRowsOfPart);
                       for (int row = begin; row < end; ++row) {
@@ -211,7 +237,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(llmjax_experts, experts_handler,
                                   .Arg<Floats>()    // x
                                   .Arg<Integers>()  // chosen
                                   .Arg<Floats>()    // shares
-                                  .RemainingArgs()  // see MatrixArguments, each [experts, ...]: gate, up, down
+                                  .RemainingArgs()  // see MatrixArguments, each [experts, ...]: gate, up, down; AdaptersOfCall
                                   .Ret<Floats>()    // out
                                   .Ret<Floats>()    // scratch
                                   .Attr<ffi::Span<const int32_t>>("matrices")

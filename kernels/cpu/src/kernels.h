@@ -94,7 +94,7 @@ struct Adapted {
   const float* x;        // [rows, size_in]
   const void *a, *b;     // [places * rank, size_in], [places * rank, size_out]
   const float* bias;     // [size_out], that y has in it, and gains do not multiply; or null
-  const float* vectors;  // [2 * places, size_out]: a bias of each place, then its gains less one
+  const float* vectors;  // [2 * places, size_out]: a bias of each place, then its gains less one; read where they are special
   float* shrunk;         // [rows, rank]
   float* y;              // [rows, size_out]
 };

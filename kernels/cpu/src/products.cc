@@ -255,7 +255,7 @@ bool Products::round_into(std::initializer_list<uint16_t*> to) {
 }
 
 void Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
-  next.in_.outlier = kActivatedOutlier;
+  next.follows_activation();
   if (quantized_.size() == 1 && plain_.empty() && uses(Method::kBf16Tiles) && next.uses(Method::kBf16Tiles) && next.plain_.empty()) {
     activation_ = activation;
     gated_ = &next, next.filled_ = next.prepared_ = true;

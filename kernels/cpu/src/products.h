@@ -66,6 +66,9 @@ class Products {
   // method does not do that, and nothing changes. After the last `add`.
   bool round_into(std::initializer_list<uint16_t*> to);
 
+  // x is what an activation function made. Before `bytes`; `gate_into` says it of `next`.
+  void follows_activation() { in_.outlier = kActivatedOutlier; }
+
   // The x of `next` is activation(first) * second of the two products added so far, in the first one's y, or activation(first) of one.
   // Tasks that compute them do that as well where they can; where not, `next` needs a `Fill`. After the last `add` of both.
   void gate_into(Products& next, Activation activation, const xla::ffi::ThreadPool& pool);

@@ -108,7 +108,7 @@ def put_adapter(
         arrays: those of the layout; donated.
         values: i32 [], whether the adapter has biases or gains; for each parameter ``a`` [rank, in] and ``b`` [rank,
             out], and if it is multiplied with, [2, out], a bias and gains less one. An embedding's ``a`` is
-            [vocabulary, rank], that of experts [E, rank, in], and their ``b`` [E, out, rank].
+            [vocabulary, rank]; those of experts have an axis before, [E, rank, in] and [E, rank, out].
         place: i32 [], 1 to ``layout.places``.
     """
     special, *rest = arrays

@@ -87,7 +87,7 @@ class AdaptedShape:
             experts = self._along(0, 1)
             return [
                 _Array((places, count, rank, size_in), dtype, experts or self._along(2, 3)),
-                _Array((places, count, size_out, rank), dtype, experts or self._along(1, 2)),
+                _Array((places, count, rank, size_out), dtype, experts or self._along(1, 3)),
             ]
         size_out, size_in = self.shape
         if self.parameter.use is Use.ROWS:
@@ -110,7 +110,7 @@ class AdaptedShape:
             experts = self._along(0, 0)
             return [
                 _Array((count, rank, size_in), f32, experts or self._along(2, 2)),
-                _Array((count, size_out, rank), f32, experts or self._along(1, 1)),
+                _Array((count, rank, size_out), f32, experts or self._along(1, 2)),
             ]
         size_out, size_in = self.shape
         if self.parameter.use is Use.ROWS:
@@ -135,7 +135,7 @@ class AdaptedShape:
             return [None] * self.parameter.use.arrays
         match self.parameter.use:
             case Use.EXPERTS:
-                return [part.a, part.b]
+                return [part.a, part.b.swapaxes(1, 2)]
             case Use.ROWS:  # its rows are what products would take as inputs
                 return [part.a.T, part.b.T]
         if part.bias is None and part.gain is None:
