@@ -7,12 +7,12 @@ the program (on CUDA a kernel that reads over the bus), so the host is not asked
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
 
-from llmjax.kernels.adapted import Adapted
+from llmjax.kernels.adapted import Adapted, as_it_is
 from llmjax.kernels.adapted_experts import adapted_experts
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.experts import experts
@@ -51,21 +51,20 @@ class SplitStack:
 def experts_anywhere(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
 ) -> jax.Array:
-    """``llmjax.kernels.experts.experts``, with weights that are `SplitStack`s, have adapters, or are ordinary ones."""
-    first = weights.gate.weight
-    if isinstance(first, Adapted):
-        return adapted_experts(x, chosen, shares, weights, activation=activation)
+    """``llmjax.kernels.experts.experts``, with weights that are `SplitStack`s or ordinary ones, and may have adapters."""
+    here = adapted_experts if isinstance(weights.gate.weight, Adapted) else experts
+    first: SplitStack | jax.Array | QTensor = as_it_is(weights.gate.weight)
     if not isinstance(first, SplitStack):
-        return experts(x, chosen, shares, weights, activation=activation)
+        return here(x, chosen, shares, weights, activation=activation)
     count, offloaded = first.shape[0], first.offloaded.shape[0]
     resident = count - offloaded
-    here = chosen < resident
+    is_resident = chosen < resident
     wide = x.astype(jnp.float32)  # so that sums of both are rounded once
-    out = experts(
+    out = here(
         wide,
-        jnp.where(here, chosen, 0),
-        jnp.where(here, shares, 0),
-        _each(weights, lambda stack: stack.resident, lambda bias: bias[:resident]),
+        jnp.where(is_resident, chosen, 0),
+        jnp.where(is_resident, shares, 0),
+        _each(weights, lambda stack: stack.resident, lambda bias: bias[:resident], lambda part: part),
         activation=activation,
     )
     # f32 [N, T]: what each token wants of each offloaded expert.
@@ -76,9 +75,15 @@ def experts_anywhere(
 
     def add(i: jax.Array, total: jax.Array) -> jax.Array:
         index = order[i]
-        one = _each(weights, lambda stack: stack.fetch(index), lambda bias: bias[resident + index][None])
+        own = resident + index
+        one = _each(
+            weights,
+            lambda stack: stack.fetch(index),
+            lambda bias: bias[own][None],
+            lambda part: jax.lax.dynamic_slice_in_dim(part, own, 1, axis=1),
+        )
         share = wanted[index][:, None]
-        return total + experts(wide, jnp.zeros_like(share, jnp.int32), share, one, activation=activation)
+        return total + here(wide, jnp.zeros_like(share, jnp.int32), share, one, activation=activation)
 
     return jax.lax.fori_loop(0, jnp.sum(used), add, out).astype(x.dtype)
 
@@ -87,12 +92,19 @@ def _each(
     weights: ExpertWeights,
     of_stack: Callable[[SplitStack], jax.Array | QTensor],
     of_bias: Callable[[jax.Array], jax.Array],
+    of_adapters: Callable[[jax.Array], jax.Array],
 ) -> ExpertWeights:
-    """Weights of some of the experts."""
+    """Weights of some of the experts; ``of_adapters`` takes what adapters change of them, [S, E, r, size], where that of
+    all of them will do as well, if the first ones are the same."""
 
     def some(projection: Projection) -> Projection:
-        stack, bias = projection.weight, projection.bias
+        whole, bias = projection.weight, projection.bias
+        stack: SplitStack | jax.Array | QTensor = as_it_is(whole)
         assert isinstance(stack, SplitStack)
-        return Projection(of_stack(stack), None if bias is None else of_bias(bias))
+        weight: jax.Array | QTensor | Adapted = of_stack(stack)
+        if isinstance(whole, Adapted) and (delta := whole.delta) is not None:
+            delta = replace(delta, a=of_adapters(delta.a), b=of_adapters(delta.b))
+            weight = replace(whole, weight=weight, delta=delta)
+        return Projection(weight, None if bias is None else of_bias(bias))
 
     return ExpertWeights(some(weights.gate), some(weights.up), some(weights.down))

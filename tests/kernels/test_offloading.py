@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmjax.kernels.adapted import Adapted, Delta, Places
 from llmjax.kernels.blocks import ExpertWeights, Projection
 from llmjax.kernels.experts import experts
 from llmjax.kernels.experts_reference import experts_reference
@@ -56,6 +58,30 @@ def test_as_on_the_device(kind: str, offloaded: int) -> None:
     assert jax.tree.leaves(two.gate.weight.offloaded)[0].sharding.memory_kind == HOST_MEMORY
     check(run(x, chosen, shares, two), run(x, chosen, shares, weights))
     check(run(x, chosen, shares, two), experts_reference(x, chosen, shares, weights, activation="silu"))
+
+
+@pytest.mark.parametrize("offloaded", [1, 4])
+def test_adapters_as_on_the_device(offloaded: int) -> None:
+    """Also of rows without one, and of an expert that rows with different adapters share."""
+    make, rank = maker("float32"), 3
+    x, weights, (chosen, shares) = make.tokens(9), make.weights(bias=True), make.choice(9, CHOICES)
+    places = Places(jnp.array([0, 1, 2, 2, 0, 1, 1, 2, 0], jnp.int32), jnp.zeros(3, jnp.int32))
+    deltas = {
+        name: Delta(0.2 * make.floats(2, EXPERTS, rank, size_in), 0.2 * make.floats(2, EXPERTS, rank, size_out))
+        for name, (size_out, size_in) in {"gate": (40, 48), "up": (40, 48), "down": (48, 40)}.items()
+    }
+
+    def adapted(weights: ExpertWeights) -> ExpertWeights:
+        own = {name: getattr(weights, name) for name in deltas}
+        return ExpertWeights(
+            **{name: replace(one, weight=Adapted(one.weight, deltas[name], places)) for name, one in own.items()}
+        )
+
+    run = jax.jit(partial(experts_anywhere, activation="silu"))
+    found = run(x, chosen, shares, adapted(split(weights, offloaded)))
+    check(found, run(x, chosen, shares, adapted(weights)))
+    plain = run(x, chosen, shares, weights)
+    assert (np.abs(found - plain).max(axis=1) > 0.01).tolist() == (places.of != 0).tolist()
 
 
 @pytest.mark.parametrize("offloaded", [pytest.param(1, marks=pytest.mark.slow), 3])

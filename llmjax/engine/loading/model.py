@@ -335,8 +335,6 @@ def _check_adapters(config: EngineConfig, what: str) -> None:
     """Refuses settings that adapters do not go with; ``what`` needs them."""
     if config.is_staged:
         raise ConfigError(f"{what}: stages (pipeline_parallel_size) have no adapters so far; use tensor_parallel_size")
-    if config.num_experts_offload_per_rank:
-        raise ConfigError(f"{what}: experts in the host's memory (num_experts_offload_per_rank) have no adapters")
 
 
 def _open(config: EngineConfig, path: Path) -> Checkpoint:

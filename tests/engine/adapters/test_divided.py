@@ -1,4 +1,5 @@
-"""Adapters of models that several devices divide: each key of adapters, and experts by parts and as a whole."""
+"""Adapters of models that several devices divide: each key of adapters, and experts by parts, as a whole, and in the
+host's memory."""
 
 from __future__ import annotations
 
@@ -16,6 +17,11 @@ CASES: dict[str, dict[str, Any]] = {
     "three devices and biases": {"names": ["biases"], "devices": 3},
     "parts of experts": {"names": ["qwen3-moe"], "devices": 2},
     "whole experts": {"names": ["qwen3-moe"], "devices": 2, "settings": {"enable_expert_parallel": True}},
+    "experts in the host's memory": {
+        "names": ["qwen3-moe"],
+        "devices": 2,
+        "settings": {"num_experts_offload_per_rank": 5},
+    },
     "latent attention": {"names": ["deepseek-latent"], "devices": 2},
     "experts whose gates and ups take turns": {"names": ["gpt-oss"], "devices": 2},
     "recurrent layers": {"names": ["qwen3-next"], "devices": 2},
