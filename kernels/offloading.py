@@ -51,7 +51,7 @@ class SplitStack:
 def experts_anywhere(
     x: jax.Array, chosen: jax.Array, shares: jax.Array, weights: ExpertWeights, *, activation: str
 ) -> jax.Array:
-    """``llmjax.kernels.experts.experts``, with weights that are `SplitStack`s or ordinary ones, and may have adapters."""
+    """``llmjax.kernels.experts.experts``, with weights that may be `SplitStack`s and have adapters."""
     here = adapted_experts if isinstance(weights.gate.weight, Adapted) else experts
     first: SplitStack | jax.Array | QTensor = as_it_is(weights.gate.weight)
     if not isinstance(first, SplitStack):
@@ -94,8 +94,11 @@ def _each(
     of_bias: Callable[[jax.Array], jax.Array],
     of_adapters: Callable[[jax.Array], jax.Array],
 ) -> ExpertWeights:
-    """Weights of some of the experts; ``of_adapters`` takes what adapters change of them, [S, E, r, size], where that of
-    all of them will do as well, if the first ones are the same."""
+    """Weights of some of the experts.
+
+    Args:
+        of_adapters: takes their part of what adapters change, [S, E, r, size], or all of it if numbers stay the same.
+    """
 
     def some(projection: Projection) -> Projection:
         whole, bias = projection.weight, projection.bias
