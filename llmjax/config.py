@@ -1094,7 +1094,8 @@ class ModelSettings:
 
     load: str = setting(
         "start",
-        "when a model of several is loaded; demand: by the first request that names it",
+        "when a model of several is loaded; demand: by the first request that names it, and without a model the server "
+        "has those that are pulled",
         choices=("start", "demand"),
         section="several models",
     )
@@ -1117,4 +1118,12 @@ OF_EACH_MODEL = frozenset(
         *("default_chat_template_kwargs", "trust_request_chat_template", "response_role", "split_special_tokens"),
         *("cut_max_tokens", "enable_per_request_metrics"),
     }
+)
+
+# Settings of an engine, beside `model`, that say which model it has, or mean that one alone.
+OF_ONE_MODEL = (
+    *("gguf_file", "tokenizer", "mmproj", "skip_tokenizer_init", "revision", "load_format", "hf_overrides"),
+    *("runner", "convert", "task", "chat_template", "generation_config", "quantization_rules"),
+    *("quantization_param_path", "mm_processor_kwargs", "lora_modules", "lora", "lora_scaled", "lora_fused"),
+    *("lora_init_without_apply", "speculative_config"),
 )

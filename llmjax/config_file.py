@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from llmjax.config import ANY_NAME, OF_EACH_MODEL, EngineConfig, ModelSettings, ServerConfig
+from llmjax.config import ANY_NAME, OF_EACH_MODEL, OF_ONE_MODEL, EngineConfig, ModelSettings, ServerConfig
 from llmjax.errors import ConfigError
 from llmjax.migration.tables import collect_known
 from llmjax.settings import Setting, nearest, settings_of
@@ -50,12 +50,14 @@ class Configs:
 
     Args:
         engine: those of the engine; of a server with several models, what all have in common.
-        models: the models of a server that may have several; empty: ``engine`` has the only one.
+        models: the models of a server whose models come and go, perhaps none; None: ``engine`` has the only one.
+        manners: how models of such a server are treated that have no settings of their own.
     """
 
     engine: EngineConfig
     server: ServerConfig
-    models: tuple[ServedModel, ...] = ()
+    models: tuple[ServedModel, ...] | None = None
+    manners: ModelSettings = field(default_factory=ModelSettings)
 
 
 def load_configs(
@@ -95,11 +97,17 @@ def load_configs(
     if not sections:
         if whole.keys() == alone.keys():
             return _configs(alone)
-        sections = [("the model", {})]  # one that comes and goes
+        if whole.get("load") == "demand" and not whole.keys() & {"model", "gguf_file"}:
+            _check_common(alone)  # of models that have been pulled, or will be
+        else:
+            sections = [("the model", {})]  # one that comes and goes
     elif "model" in whole or (len(sections) > 1 and "served_model_name" in whole):
         name = "model" if "model" in whole else "served_model_name"
         raise ConfigError(f"{name} is given beside {MODELS}: each of the models has its own")
-    return _configs(alone, tuple(_served(own, values, given, source) for source, own in sections))
+    models = tuple(_served(own, values, given, source) for source, own in sections)
+    _check_names(models)
+    manners = ModelSettings(**{name: value for name, value in whole.items() if name not in alone})
+    return replace(_configs(alone), models=models, manners=manners)
 
 
 def find_config(name: str) -> Path:
@@ -218,14 +226,23 @@ def _collected(settings: Mapping[str, Setting], content: Mapping[str, Any], *, s
     return values
 
 
-def _configs(values: Mapping[str, Any], models: tuple[ServedModel, ...] = ()) -> Configs:
+def _configs(values: Mapping[str, Any]) -> Configs:
     engine, server = settings_of(EngineConfig), settings_of(ServerConfig)
-    _check_names(models)
     return Configs(
         engine=EngineConfig(**{name: values[name] for name in engine if name in values}),
         server=ServerConfig(**{name: values[name] for name in server if name in values}),
-        models=models,
     )
+
+
+def _check_common(values: Mapping[str, Any]) -> None:
+    """Raises ConfigError where settings are of one model and none is named, or not for one of several."""
+    if of_one := sorted(values.keys() & {*OF_ONE_MODEL, "served_model_name"}):
+        raise ConfigError(
+            f"{of_one[0]} is a setting of one model, and none is named",
+            hint="load: demand without a model serves those that are pulled",
+        )
+    if reason := _alone(_configs(values).engine):
+        raise ConfigError(reason)
 
 
 def _check_names(models: Sequence[ServedModel]) -> None:

@@ -14,7 +14,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 
-from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config import ServerConfig
 from llmjax.errors import LLMJaxError
 from llmjax.kernels.cpu.cores import usable_cores
 from llmjax.serve.access import ApiKeys, HostCheck, OriginCheck, open_paths
@@ -70,7 +70,7 @@ from llmjax.serve.volatile_lines import VolatileLines
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from llmjax.config_file import ServedModel
+    from llmjax.config_file import Configs, ServedModel
     from llmjax.serve.pictures import Pictures
     from llmjax.several.pool import ModelPool
 
@@ -155,9 +155,8 @@ def create_app(
 def create_app_of_several(
     models: dict[str, ServedModel],
     pool: ModelPool,
-    config: ServerConfig,
+    configs: Configs,
     *,
-    common: EngineConfig,
     gate: Gate | None = None,
     tracer: Tracer | None = None,
 ) -> Starlette:
@@ -165,10 +164,10 @@ def create_app_of_several(
 
     Args:
         models: by name, and in order; the mapping that the pool reads, which models join that are pulled.
-        config: what concerns all of them.
-        common: settings of engines that all have in common, also those that join.
+        configs: what concerns all of them, also those that join.
         gate, tracer: as in `create_app`.
     """
+    config = configs.server
     shared = _shared(config, gate or Gate(), BodyLimits.of_any(config))
     metrics = PoolMetrics(pool)
 
@@ -182,7 +181,7 @@ def create_app_of_several(
         ModelChoice, models=several, paths=POSTS | OF_A_MODEL, in_query=IN_QUERY, any_type=ANY_TYPE, interval=interval
     )
     app, _ = _applications(shared, several, metrics, width=BATCH_WIDTH, model="", tracer=tracer, inside=[choice])
-    app.state.pulls = Pulls(several, common=common, config=config)
+    app.state.pulls = Pulls(several, configs)
     return app
 
 

@@ -159,15 +159,23 @@ class Server(Shared):
         return self.engine.tokenizer
 
 
-def unknown_model(name: str, known: Sequence[str]) -> ApiError:
+def unknown_model(name: str, known: Sequence[str], *, pulls: bool = False) -> ApiError:
     """The error for a model that the server does not have.
 
     Args:
+        name: empty: the request names none, and there is none.
         known: names of those that it has.
+        pulls: whether operators may pull further ones.
     """
+    wanted = f"the model `{name[:200]}` does not exist; " if name else ""
+    if known:
+        has = ", ".join(f"`{one}`" for one in known)
+        more = "; POST /api/pull fetches others" if pulls else ""
+        has += f"{more} (a server with --served-model-name NAME '*' takes any name)"
+    else:
+        has = 'no models yet: POST /api/pull with an operator\'s key and {"model": NAME} fetches one'
     return ApiError(
-        f"the model `{name[:200]}` does not exist; this server has {', '.join(f'`{one}`' for one in known)} "
-        "(a server with --served-model-name NAME '*' takes any name)",
+        f"{wanted}this server has {has}",
         status=404,
         param="model",
         code="model_not_found",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llmjax.serve.interfaces import Engine
 
 ANY_ADDRESS = frozenset({"0.0.0.0", "::", ""})
+SMALL = "hf.co/Qwen/Qwen3-0.6B-GGUF:Q8_0"  # a model to begin with
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -116,8 +117,17 @@ def first_request(url: str, config: ServerConfig, engine: Engine) -> str:
         path, body = "completions", {"prompt": "Once upon a time"}
     else:
         path, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
-    words = ["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    line = _curl(f"{url}/v1/{path}", config, body)
+    return f'{line} -H "Authorization: Bearer $API_KEY"' if config.api_key else line
+
+
+def first_pull(url: str, config: ServerConfig) -> str:
+    """A ``curl`` command line that pulls a small model."""
+    return f'{_curl(f"{url}/api/pull", config, {"model": SMALL})} -H "Authorization: Bearer $ADMIN_KEY"'
+
+
+def _curl(url: str, config: ServerConfig, body: dict[str, Any]) -> str:
+    words = ["curl", url, "-H", "Content-Type: application/json", "-d", json.dumps(body)]
     if config.uds:
         words[1:1] = ["--unix-socket", config.uds]
-    line = shlex.join(words)
-    return f'{line} -H "Authorization: Bearer $API_KEY"' if config.api_key else line
+    return shlex.join(words)

@@ -7,13 +7,13 @@ import logging
 import shutil
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmjax.config import EngineConfig, ModelSettings, ServerConfig
-from llmjax.config_file import ServedModel
+from llmjax.config import OF_ONE_MODEL, EngineConfig
+from llmjax.config_file import Configs, ServedModel
 from llmjax.errors import InvalidRequest, ModelUnavailable
 from llmjax.pulled.names import PullName, parse_name
 from llmjax.pulled.order import Fetched, Order
@@ -30,13 +30,6 @@ logger = logging.getLogger(__name__)
 
 MOST_PULLS = 4  # at the same time
 BUSY_SECONDS = 30.0  # after which asking again makes sense where there are as many
-# Settings of an engine that say which model it has, or mean that one alone.
-OF_ONE_MODEL = (
-    *("gguf_file", "tokenizer", "mmproj", "skip_tokenizer_init", "revision", "load_format", "hf_overrides"),
-    *("runner", "convert", "task", "chat_template", "generation_config", "quantization_rules"),
-    *("quantization_param_path", "mm_processor_kwargs", "lora_modules", "lora", "lora_scaled", "lora_fused"),
-    *("lora_init_without_apply", "speculative_config"),
-)
 
 
 @dataclass(eq=False)
@@ -69,15 +62,14 @@ class Pulls:
 
     Args:
         models: they join these, and leave them.
-        common: what the engines of all models have in common.
-        config: the server's settings.
+        configs: the settings that all models have in common.
     """
 
-    def __init__(self, models: SeveralModels, *, common: EngineConfig, config: ServerConfig) -> None:
+    def __init__(self, models: SeveralModels, configs: Configs) -> None:
         self._models = models
-        self._common = common
-        self._config = config
-        self._records = records_of(common)
+        self._configs = configs
+        self._registry = configs.server.ollama_registry
+        self._records = records_of(configs.engine)
         self._running: dict[str, _Pull] = {}
         self._deleting: set[str] = set()
 
@@ -159,11 +151,11 @@ class Pulls:
     async def _discard(self, name: str) -> None:
         """Removes what has come of a pull that has broken off; raises ApiError (404) where there is nothing."""
         try:
-            folder = self._records.root / parse_name(name, registry=self._config.ollama_registry).folder
+            folder = self._records.root / parse_name(name, registry=self._registry).folder
         except InvalidRequest:
             folder = None
         if folder is None or not folder.is_dir():
-            raise unknown_model(name, [entry.name for entry in self._models.entries])
+            raise unknown_model(name, [entry.name for entry in self._models.entries], pulls=True)
         await asyncio.to_thread(shutil.rmtree, folder)
 
     async def shutdown(self) -> None:
@@ -175,13 +167,13 @@ class Pulls:
 
     def _begin(self, name: str) -> _Pull:
         order = Order(
-            name=parse_name(name, registry=self._config.ollama_registry),
+            name=parse_name(name, registry=self._registry),
             root=self._records.root,
-            registry=self._config.ollama_registry,
-            token=self._common.hf_token,
+            registry=self._registry,
+            token=self._configs.engine.hf_token,
             known=self.has(name),
         )
-        if self._common.offline:
+        if self._configs.engine.offline:
             raise ApiError("nothing is pulled: the server is offline", param="model", code="not_enabled")
         if name in self._deleting:
             raise _busy(f"the model {name} is being deleted; it can be pulled when that has ended")
@@ -213,7 +205,7 @@ class Pulls:
     async def _join(self, record: PulledModel) -> None:
         """Has a model served, in place of what its name meant before."""
         await asyncio.to_thread(self._records.put, record)
-        await self._models.join(pulled_model(record, self._common, self._config))
+        await self._models.join(pulled_model(record, self._configs))
         logger.info("%s is pulled from %s%s", record.name, record.source, ignoring(record))
 
 
@@ -239,39 +231,38 @@ def record_of(name: str, source: PullName, got: Fetched) -> PulledModel:
     )
 
 
-def pulled_model(record: PulledModel, common: EngineConfig, config: ServerConfig) -> ServedModel:
+def pulled_model(record: PulledModel, configs: Configs) -> ServedModel:
     """A pulled model as one of the server's, which is loaded on demand.
 
     Args:
-        common: the settings that all models have in common; those that say which model it is are left out.
-        config: the server's settings.
+        configs: the settings that all models have in common; those that say which model it is are left out.
     """
     plain = EngineConfig()
-    engine = common.replace(
+    engine = configs.engine.replace(
         **{name: getattr(plain, name) for name in OF_ONE_MODEL},
         model=record.model,
         served_model_name=record.name,
         override_generation_config=dict(record.sampling),
         engine_process="process",
     )
-    return ServedModel(record.name, engine, config, ModelSettings(load="demand"))
+    return ServedModel(record.name, engine, configs.server, replace(configs.manners, load="demand"))
 
 
 def ignoring(record: PulledModel) -> str:
     return f"; ignored: {', '.join(record.ignored)}" if record.ignored else ""
 
 
-def pulled_before(models: Sequence[ServedModel], common: EngineConfig, config: ServerConfig) -> list[ServedModel]:
+def pulled_before(configs: Configs) -> list[ServedModel]:
     """Models that were pulled before this start. A name that the settings give to another model stays that one's.
 
     Raises:
         CheckpointError: the list of them cannot be read.
     """
-    taken = {name for model in models for name in model.engine.served_names}
+    taken = {name for model in configs.models or () for name in model.engine.served_names}
     found = []
-    for record in records_of(common).all():
+    for record in records_of(configs.engine).all():
         if record.name in taken:
             logger.warning("%s was pulled, but the settings give its name to another model", record.name)
         else:
-            found.append(pulled_model(record, common, config))
+            found.append(pulled_model(record, configs))
     return found

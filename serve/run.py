@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmjax.collector import permanent, put_aside
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.errors import ConfigError
 from llmjax.launcher import place_of
 from llmjax.parsing.choice import check_reasoning_parser, check_tool_parser
 from llmjax.serve.listen import bind, check_tls
@@ -22,25 +22,24 @@ from llmjax.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-    from llmjax.config_file import ServedModel
+    from llmjax.config_file import Configs
 
 logger = logging.getLogger(__name__)
 
 
-def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Sequence[ServedModel] = ()) -> int:
-    """Load the model and serve it until SIGTERM or Ctrl-C; a rank that does not serve computes until rank 0 ends.
-
-    Args:
-        models: several, or one that comes and goes; empty: ``engine_config`` has the only one.
+def run(configs: Configs) -> int:
+    """Load the models and serve them until SIGTERM or Ctrl-C; a rank that does not serve computes until rank 0 ends.
 
     Returns:
         The exit status: 0, or that of an engine that died.
 
     Raises:
         ConfigError: the port is busy, a TLS file or OpenTelemetry is missing, a parser is unknown or the file of tool
-            servers is wrong, before the model is loaded; or a tool server cannot be reached.
-        LLMJaxError: the model cannot be loaded.
+            servers is wrong, before a model is loaded; a tool server cannot be reached; or there is no model, and
+            nobody could pull one.
+        LLMJaxError: no model can be loaded.
     """
+    engine_config, server_config, models = configs.engine, configs.server, configs.models
     _configure_logging(server_config.log_level)
     if engine_config.node_rank:
         from llmjax.engine.ranks.worker import run_worker
@@ -52,7 +51,7 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Seq
             run_worker(engine_config)
         run_worker(engine_config, joined=_end_with_rank_0)
     check_tls(server_config)
-    for own in (server_config, *(model.server for model in models)):
+    for own in (server_config, *(model.server for model in models or ())):
         check_tool_parser(own.tool_call_parser)
         check_reasoning_parser(own.reasoning_parser)
     if server_config.mcp_config is not None:
@@ -61,13 +60,11 @@ def run(engine_config: EngineConfig, server_config: ServerConfig, *, models: Seq
         ToolServers.of(server_config)  # what is wrong with them is said before the model is loaded
     tracer = None if server_config.otlp_traces_endpoint is None else _tracer(server_config.otlp_traces_endpoint)
     sock = bind(server_config)
-    names = ", ".join(model.name for model in models) or engine_config.model
-    what = "models are" if len(models) > 1 else "model is"
-    logger.info("llmjax %s starts with %s; it answers when the %s loaded", __version__, names, what)
+    logger.info("llmjax %s starts with %s", __version__, _intention(configs))
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            if models:
-                return runner.run(_serve_several(models, engine_config, server_config, sock, tracer))
+            if models is not None:
+                return runner.run(_serve_several(configs, sock, tracer))
             return runner.run(_serve(engine_config, server_config, sock, tracer))
     finally:
         sock.close()
@@ -113,22 +110,34 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
     return engine.exit_status
 
 
-async def _serve_several(
-    models: Sequence[ServedModel],
-    common: EngineConfig,
-    config: ServerConfig,
-    sock: socket.socket,
-    tracer: Tracer | None,
-) -> int:
+def _intention(configs: Configs) -> str:
+    """What the server is about to have, for the log."""
+    if configs.models is None:
+        return f"{configs.engine.model}; it answers when the model is loaded"
+    if not configs.models:
+        return "the models that have been pulled, which are loaded on demand"
+    at_start = any(model.settings.load == "start" for model in configs.models)
+    what = "models are" if len(configs.models) > 1 else "model is"
+    names = ", ".join(model.name for model in configs.models)
+    return f"{names}; {f'it answers when the {what} loaded' if at_start else f'the {what} loaded on demand'}"
+
+
+async def _serve_several(configs: Configs, sock: socket.socket, tracer: Tracer | None) -> int:
     with permanent():
         from llmjax.serve.app import create_app_of_several
         from llmjax.serve.pulls import pulled_before
         from llmjax.serve.server import DrainingServer
         from llmjax.several.serving import pool_of
 
-    known = {model.name: model for model in [*models, *pulled_before(models, common, config)]}
+    config = configs.server
+    known = {model.name: model for model in [*(configs.models or ()), *pulled_before(configs)]}
+    if not known and not config.api_key and not config.admin_key:
+        raise ConfigError(
+            "no model is named or has been pulled, and nobody may pull one: operators have a key for it",
+            hint="give --admin-key WORD, or name a model",
+        )
     pool = pool_of(known, memory=config.models_memory_bytes, patience=config.model_timeout)
-    app = create_app_of_several(known, pool, config, common=common, tracer=tracer)
+    app = create_app_of_several(known, pool, configs, tracer=tracer)
     server = DrainingServer(app, config, sock=sock)
     try:
         await pool.start()

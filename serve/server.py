@@ -17,7 +17,7 @@ from llmjax.config import ServerConfig
 from llmjax.errors import ChatTemplateError
 from llmjax.serve.connection import BoundedConnection, IdleConnections
 from llmjax.serve.drain import Gate
-from llmjax.serve.listen import base_url, first_request
+from llmjax.serve.listen import base_url, first_pull, first_request
 from llmjax.serve.mcp.servers import ToolServers
 from llmjax.serve.models import Models
 from llmjax.serve.pulls import Pulls
@@ -69,12 +69,11 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets=sockets)
         self._watch_task = asyncio.create_task(self._watch_engine())
         entries = self._models.entries
-        print(
-            f"{', '.join(entry.name for entry in entries)} {'is' if len(entries) == 1 else 'are'} served at "
-            f"{self._url}/v1",
-            flush=True,
-        )
-        if entries[0].server is not None:
+        names = ", ".join(entry.name for entry in entries) or "models that are pulled"
+        print(f"{names} {'is' if len(entries) == 1 else 'are'} served at {self._url}/v1", flush=True)
+        if not entries:
+            print(f"pull one: {first_pull(self._url, self._settings)}", flush=True)
+        elif entries[0].server is not None:
             print(f"try: {first_request(self._url, self._settings, entries[0].server.engine)}", flush=True)
         if self._settings.web and self._settings.uds is None:
             print(f"or open {self._url}/ in a browser", flush=True)

@@ -52,11 +52,12 @@ class SeveralModels:
         return self._entry(self._find(name))
 
     def _find(self, name: str | None) -> ServedModel:
-        if not name:
+        if not name and self._models:
             return next(iter(self._models.values()))
+        name = name or ""
         found = self._by_name.get(name) or self._model_of_adapter(name) or self._any
         if found is None:
-            raise unknown_model(name, list(self._models))
+            raise unknown_model(name, list(self._models), pulls=True)
         return found
 
     def _model_of_adapter(self, name: str) -> ServedModel | None:
@@ -77,7 +78,7 @@ class SeveralModels:
             name: the first of its names.
         """
         if (model := self._models.get(name)) is None:  # it has been deleted meanwhile
-            raise unknown_model(name, list(self._models))
+            raise unknown_model(name, list(self._models), pulls=True)
         async with self._pool.using(name, keep_alive=keep_alive) as engine:
             server = self._servers.get(name)
             if server is None or server.engine is not engine:
@@ -131,9 +132,9 @@ class SeveralModels:
         self._servers.pop(name, None)
 
     def check_health(self) -> None:
-        """Raises EngineDead where all models have failed."""
+        """Raises EngineDead where there are models, and all have failed."""
         failed = [model for model in self._pool.models.values() if model.phase == "failed"]
-        if len(failed) == len(self._pool.models):
+        if failed and len(failed) == len(self._pool.models):
             raise EngineDead(f"no model can be loaded; {failed[0].name}: {failed[0].failure}")
 
     async def wait_died(self) -> int:

@@ -69,10 +69,25 @@ def test_models_of_the_command_line() -> None:
         ("org/a", 3, "demand"),
         ("org/b", 3, "demand"),
     ]
-    assert parse(["--model", "org/a", "--model", "org/a"]).models == ()
-    assert parse(["org/a"]).models == ()
+    assert parse(["--model", "org/a", "--model", "org/a"]).models is None
+    assert parse(["org/a"]).models is None
     (only,) = parse(["org/a", "--load", "demand"]).models
     assert (only.name, only.settings.load) == ("org/a", "demand")
+
+
+def test_models_that_are_pulled_need_none_beside_them(tmp_path: Path) -> None:
+    configs = parse(["--load", "demand", "--max-num-seqs", "3", "--keep-alive", "1h", "--admin-key", "word"])
+    assert configs.models == ()
+    assert (configs.engine.max_num_seqs, configs.manners.keep_alive, configs.server.admin_key) == (3, 3600, ["word"])
+    assert read(tmp_path, {"load": "demand", "max_num_seqs": 3}).models == ()
+    (only,) = read(tmp_path, {"load": "demand", "gguf_file": "/nowhere/a.gguf"}).models or ()
+    assert only.engine.model == "/nowhere/a.gguf"
+    for own in ("served_model_name", "tokenizer", "mmproj"):
+        with pytest.raises(ConfigError, match=f"{own} is a setting of one model, and none is named"):
+            read(tmp_path, {"load": "demand", own: "x"})
+    with pytest.raises(ConfigError, match="data_parallel_size 2 is not supported"):
+        read(tmp_path, {"load": "demand", "data_parallel_size": 2})
+    assert read(tmp_path, {"max_num_seqs": 3}).models is None  # the default model
 
 
 def test_names_of_models_without_one(tmp_path: Path) -> None:

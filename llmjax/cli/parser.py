@@ -224,7 +224,7 @@ def configs_of(
             raise ConfigError(f"the model is given twice: {model} and --model {values_given['model']}")
         values_given["model"] = model
     configs = load_configs(values.config, values_given, models=list(dict.fromkeys(models)), derived=derived)
-    if configs.models and ModelSettings not in classes:
+    if configs.models is not None and ModelSettings not in classes:
         raise ConfigError(f"{values.config} is for a server with several models, and this command takes one")
     return configs
 

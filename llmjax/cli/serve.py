@@ -23,14 +23,15 @@ def main(argv: list[str]) -> int:
     """
     parser = serve_parser()
     given = parser.parse(argv)
-    if given.positional_model is None and given.config is None and not vars(given).keys() & {"model", "gguf_file"}:
+    named = given.positional_model is not None or vars(given).keys() & {"model", "gguf_file"}
+    if not named and given.config is None and getattr(given, "load", None) != "demand":
         from llmjax.cli.pick import pick_model  # which reads files of models, for which it needs NumPy
 
         argv = [*argv, *pick_model(getattr(given, "download_dir", None))]
     configs = settings(parser, argv)
     from llmjax.serve.run import run  # the one import of serve from llmjax: the console script starts the server
 
-    return run(configs.engine, configs.server, models=configs.models) or 0
+    return run(configs) or 0
 
 
 def parse(argv: list[str], *, prog: str = "llmjax serve") -> Configs:

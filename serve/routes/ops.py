@@ -64,7 +64,7 @@ async def server_info(request: Request) -> Response:
 
 async def hint(request: Request) -> Response:
     """What this is."""
-    models = ", ".join(entry.name for entry in models_of(request).entries)
+    models = ", ".join(entry.name for entry in models_of(request).entries) or "models that are pulled"
     return PlainTextResponse(f"llmjax {__version__} serves {models} with OpenAI's API under /v1\n")
 
 

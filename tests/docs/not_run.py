@@ -23,6 +23,10 @@ REASONS: Sequence[tuple[str, str]] = (
         r"--config retrieval|--model \S+ --model|\"model\": \"bge-small",
         "several models; tests/serve/test_several.py has tiny ones, and tests/examples a server of them",
     ),
+    (
+        r"--load demand|/api/(pull|chat).*hf\.co",
+        "pulls from Hugging Face; tests/serve/test_pulled_only.py has hosts of its own",
+    ),
     (r"--kv-transfer-config", "two servers with addresses of their own; tests/engine/tiers has such"),
     (r"^llmjax (pull|rm) ", "fetches from Hugging Face, and removes it; tests/cli/test_store.py has a hub of its own"),
     (

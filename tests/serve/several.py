@@ -11,7 +11,7 @@ import httpx
 
 from llmjax import AsyncLLM
 from llmjax.config import EngineConfig, ModelSettings, ServerConfig
-from llmjax.config_file import ServedModel
+from llmjax.config_file import Configs, ServedModel
 from llmjax.engine.need import Need
 from llmjax.serve.app import create_app_of_several
 from llmjax.serve.listen import bind
@@ -102,8 +102,8 @@ def start_several(
         gate.set()
 
     async def main() -> None:
-        shared = common or models[0].engine
-        known = {model.name: model for model in [*models, *pulled_before(models, shared, config)]}
+        configs = Configs(common or models[0].engine, config, tuple(models))
+        known = {model.name: model for model in [*models, *pulled_before(configs)]}
 
         def begin(name: str) -> ThreadLoading:
             return ThreadLoading(known[name].engine.replace(engine_process="thread"), gates.get(name, opened))
@@ -111,7 +111,7 @@ def start_several(
         manners = {model.name: manners_of(model.settings) for model in known.values()}
         pool = ModelPool(manners, begin, memory=memory, patience=config.model_timeout)
         sock = bind(config)
-        app = create_app_of_several(known, pool, config, common=shared)
+        app = create_app_of_several(known, pool, configs)
         server = DrainingServer(app, config, sock=sock)
         await pool.start()
         servers.append(server)
