@@ -46,8 +46,8 @@ ERROR_CODES: Mapping[str, ErrorCode] = {
     ),
     "model_not_found": ErrorCode(
         cause="`model` is none of the names that the server has",
-        cure="send one of `/v1/models`, or nothing; `--served-model-name` says the names, `'*'` takes any; where models "
-        "come and go, `/api/pull` fetches one",
+        cure="send one of `/v1/models`, or nothing; `--served-model-name` says the names, `'*'` takes any; where "
+        "models come and go, `/api/pull` fetches one",
     ),
     "invalid_adapter": ErrorCode(
         cause="an adapter's files cannot be read, or do not fit the model or the server's settings",
