@@ -59,12 +59,12 @@ class LiteralTexts:
         text = self._spelled[token]
         return f"{text[0]}{self._mark}{text[1:]}"
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> tuple[list[int], str]:
-        """The ids of a text with marks, and the text without them."""
+    def encode(self, text: str, *, add_special_tokens: bool, kept_for: str | None = None) -> tuple[list[int], str]:
+        """The ids of a text with marks, and the text without them; arguments as for `Tokenizer.encode`."""
         tokenizer, parts = self._tokenizer, text.split(self._mark)
         if len(parts) == 1:
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens), text
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens, kept_for=kept_for), text
         around = tokenizer.encode("") if add_special_tokens else []
         before = around[:1] if around[:1] == [tokenizer.bos_token_id] else []
-        ids = [id for part in parts for id in tokenizer.encode(part, add_special_tokens=False)]
+        ids = [id for part in parts for id in tokenizer.encode(part, add_special_tokens=False, kept_for=kept_for)]
         return [*before, *ids, *around[len(before) :]], "".join(parts)

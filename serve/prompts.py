@@ -126,6 +126,7 @@ async def chat_prompt(
     *,
     tools: Sequence[Mapping[str, Any]],
     owner: str,
+    cache_salt: str | None,
     variables: Mapping[str, Any] | None = None,
     truncation: Truncation | None = None,
 ) -> EncodedPrompt:
@@ -134,6 +135,7 @@ async def chat_prompt(
     Args:
         tools: checked; those of the request, if the model is to know them.
         owner: the request's API key, as ``owner_of`` has it.
+        cache_salt: what `cache_salt_of` returns; parts of texts are not tokenized again under the same salt.
         variables: variables of the template that apply where the request sets no others.
 
     Raises:
@@ -177,13 +179,8 @@ async def chat_prompt(
     if server.pictures is not None and images is not None:
         prepared = await server.pictures.prepared(found, images=images, owner=owner)
     text = await conversation.prompt_async()
-    special = body.add_special_tokens
-    prompt = await off_loop(
-        lambda: _encoded(
-            server, text, add_special_tokens=special, truncation=truncation, field="messages", literal=literal
-        ),
-        size=len(text),
-    )
+    encode = partial(_encoded, add_special_tokens=body.add_special_tokens, truncation=truncation, literal=literal)
+    prompt = await off_loop(lambda: encode(server, text, field="messages", kept_for=cache_salt or ""), size=len(text))
     prompt = replace(prompt, moved_lines=moved)
     return prompt if images is None else _with_images(prompt, prepared, images)
 
@@ -265,15 +262,16 @@ def _encoded(
     truncation: Truncation | None,
     field: str,
     literal: LiteralTexts | None = None,
+    kept_for: str | None = None,
 ) -> EncodedPrompt:
     tokenizer = server.tokenizer
     if truncation is None:
         tokenizer.check_length(text, max_tokens=server.engine.info.max_model_len, field=field)
     if literal is not None:
-        prompt = EncodedPrompt(*literal.encode(text, add_special_tokens=add_special_tokens))
+        prompt = EncodedPrompt(*literal.encode(text, add_special_tokens=add_special_tokens, kept_for=kept_for))
         return prompt if truncation is None else truncation.apply(server, prompt)
     if truncation is None:
-        return EncodedPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens), text)
+        return EncodedPrompt(tokenizer.encode(text, add_special_tokens=add_special_tokens, kept_for=kept_for), text)
     ids = tokenizer.encode_end(
         text, tokens=truncation.keep, side=truncation.side, add_special_tokens=add_special_tokens
     )
@@ -302,11 +300,13 @@ async def completion_prompts(
     skip_special_tokens: bool = False,
     truncation: Truncation | None = None,
     suffix: str | None = None,
+    kept_for: str | None = None,
 ) -> list[EncodedPrompt]:
     """Texts, encoded; token ids, checked (and decoded when ``echo`` will show them).
 
     Args:
         suffix: what follows the gap after each text; excludes truncation and token ids.
+        kept_for: as for `Tokenizer.encode`.
         skip_special_tokens: leave special tokens out of the text of token ids.
 
     Raises:
@@ -330,6 +330,7 @@ async def completion_prompts(
                 truncation=truncation,
                 field="prompt",
                 literal=literal,
+                kept_for=kept_for,
             )
         encoded = EncodedPrompt(prompt)
         if echo and tokenizer is not None:

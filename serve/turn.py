@@ -162,6 +162,7 @@ async def prepare(
         body,
         tools=tools,
         owner=record.owner,
+        cache_salt=cache_salt,
         variables={
             **thinking_variables(server, body, source),
             **document_variables(body, source),

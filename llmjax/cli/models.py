@@ -175,7 +175,7 @@ class LocalModel:
         if options.thinking is not None:
             source = tokenizer.template_source(None, with_tools=bool(tools))
             variables |= dict.fromkeys(switches_of_thinking(source), options.thinking)
-        ids = tokenizer.encode(tokenizer.apply_chat_template(shown, **variables), add_special_tokens=False)
+        ids = tokenizer.encode(tokenizer.apply_chat_template(shown, **variables), add_special_tokens=False, kept_for="")
         return {"prompt_token_ids": ids, "multi_modal_data": data} if data else ids
 
     async def continued(

@@ -58,6 +58,9 @@ def _lies_across(other: str, text: str) -> bool:
 class SegmentCache:
     """Encodes texts segment by segment, and keeps the ids of those that were used last. Thread-safe.
 
+    A segment that is kept takes less time than another, so whoever guesses one could learn that it was there. Those of
+    one client are therefore not found for another.
+
     Args:
         cuts: texts of tokens before which a text can be divided.
         encode: ids of a text.
@@ -72,22 +75,27 @@ class SegmentCache:
         self._most_chars = most_chars
         self._lock = threading.Lock()  # guards what follows
         # Segments but for the first one of a text begin with a token, so that the same text is never both.
-        self._kept: OrderedDict[str, array[int]] = OrderedDict()  # least recently used first
+        # By whom they are kept for, too. Least recently used first.
+        self._kept: OrderedDict[tuple[str, str], array[int]] = OrderedDict()
         self._chars = 0
 
-    def ids(self, text: str) -> list[int]:
-        """Token ids of a text."""
+    def ids(self, text: str, *, kept_for: str) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            kept_for: whose texts share segments, such as a salt of cached prefixes.
+        """
         ids: list[int] = []
         for segment in self._segments(text):
             if len(segment) < SHORTEST:
                 ids += self._encode(segment)
                 continue
             with self._lock:
-                if (kept := self._kept.get(segment)) is not None:
-                    self._kept.move_to_end(segment)
+                if (kept := self._kept.get((kept_for, segment))) is not None:
+                    self._kept.move_to_end((kept_for, segment))
             if kept is None:
                 kept = array("i", self._encode(segment))
-                self._keep(segment, kept)
+                self._keep(kept_for, segment, kept)
             ids += kept
         return ids
 
@@ -96,13 +104,13 @@ class SegmentCache:
         bounds = [0, *(place for place in places if place), len(text)]
         return [text[begin:end] for begin, end in itertools.pairwise(bounds)]
 
-    def _keep(self, segment: str, ids: array[int]) -> None:
+    def _keep(self, kept_for: str, segment: str, ids: array[int]) -> None:
         if len(segment) > self._most_chars:
             return
         with self._lock:
-            if segment not in self._kept:
-                self._kept[segment] = ids
+            if (kept_for, segment) not in self._kept:
+                self._kept[kept_for, segment] = ids
                 self._chars += len(segment)
             while self._chars > self._most_chars:
-                oldest, _ = self._kept.popitem(last=False)
+                (_, oldest), _ = self._kept.popitem(last=False)
                 self._chars -= len(oldest)

@@ -73,17 +73,20 @@ class Tokenizer:
         self.all_special_ids = special.all_ids
         self._table = PieceTable(backend.id_to_token, decoder, special.all_ids)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True, kept_for: str | None = None
+    ) -> list[int]:
         """Token ids of ``text``. Lone surrogates, which no UTF-8 can hold, count as U+FFFD.
 
         Args:
             text: any string.
             add_special_tokens: add what the model expects around a text (BOS, EOS, CLS …).
             parse_special: control tokens spelled out in ``text`` become those tokens; otherwise they are plain text.
+            kept_for: parts of a long text are kept, and found again for texts of the same; None: they are not.
         """
         text = whole_characters(text)
-        if len(text) >= LONG_TEXT and parse_special and not add_special_tokens:
-            return self._segments.ids(text)
+        if kept_for is not None and len(text) >= LONG_TEXT and parse_special and not add_special_tokens:
+            return self._segments.ids(text, kept_for=kept_for)
         return self._encoded(text, add_special_tokens=add_special_tokens, parse_special=parse_special)
 
     def _encoded(self, text: str, *, add_special_tokens: bool, parse_special: bool) -> list[int]:

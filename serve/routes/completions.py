@@ -88,6 +88,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
     limits.check_priority(priority)
     check_queue(server, prompts=len(body.prompts), choices=body.continuations)
     asked = 1 if body.prompt_only else body.max_tokens
+    salt = cache_salt_of(request, body.cache_salt)
     prompts = await completion_prompts(
         server,
         body.prompts,
@@ -96,6 +97,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         skip_special_tokens=body.skip_special_tokens is True,
         truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
         suffix=body.suffix,
+        kept_for=salt or "",
     )
     structured = await asyncio.to_thread(structured_outputs, body) if demands_form(body) else None
     if structured is not None and body.use_beam_search:
@@ -117,7 +119,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         prompts=prompts,
         params=params,
         priority=priority,
-        cache_salt=cache_salt_of(request, body.cache_salt),
+        cache_salt=salt,
         owner=record_of(request).owner,
         client=client_of(request),
         model=server.answer_name(body.model),

@@ -83,7 +83,8 @@ async def count_tokens(request: Request) -> Response:
         tools = await read_tools(chat)
         tools = tools if calls_allowed(chat.tool_choice, tools) else []
         variables = thinking_variables(server, chat, template_source(server, chat, with_tools=bool(tools)))
-        prompt = await chat_prompt(server, chat, tools=tools, owner=owner_of(request), variables=variables)
+        owner, salt = owner_of(request), cache_salt_of(request, None)
+        prompt = await chat_prompt(server, chat, tools=tools, owner=owner, cache_salt=salt, variables=variables)
     return Response(orjson.dumps({"input_tokens": len(prompt.token_ids)}), media_type="application/json")
 
 

@@ -217,11 +217,12 @@ async def _inputs(request: Request, server: Server, body: InputBody | Conversati
     keep, texts, ignored = body.truncate_prompt_tokens, list[Input](), record_of(request).ignored
     cut = None if keep is None else Truncation(server.engine.info.max_model_len if keep == -1 else keep, "right", False)
     tools, named = await read_tools(body), len(ignored)
+    owner, salt = owner_of(request), cache_salt_of(request, body.cache_salt)
     for name, chat in body.chats().items():
         del ignored[named:]  # each says the same of the fields that all have
         with other_names({"messages": name}):
             ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
-            prompt = await chat_prompt(server, chat, tools=tools, owner=owner_of(request), truncation=cut)
+            prompt = await chat_prompt(server, chat, tools=tools, owner=owner, cache_salt=salt, truncation=cut)
         texts.append(Prompt(None, prompt.token_ids, None, prompt.media))
     return texts, "messages"
 

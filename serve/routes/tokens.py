@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from llmjax.serve.body import parse, read_json
-from llmjax.serve.context import Server, ignored_fields, owner_of, server_of
+from llmjax.serve.context import Server, cache_salt_of, ignored_fields, owner_of, server_of
 from llmjax.serve.custom_tools import from_chat
 from llmjax.serve.prompts import chat_prompt, completion_prompts, off_loop, read_tools
 from llmjax.serve.protocol.llama_server import LlamaTokenizeRequest
@@ -27,7 +27,8 @@ async def tokenize(request: Request) -> Response:
         chat = parse(data, TokenizeChatRequest, ignored=ignored_fields(request))
         server.check_model(chat.model)
         chat.tools, _ = from_chat(chat.tools or [])
-        prompt = await chat_prompt(server, chat, tools=await read_tools(chat), owner=owner_of(request))
+        tools, salt = await read_tools(chat), cache_salt_of(request, None)
+        prompt = await chat_prompt(server, chat, tools=tools, owner=owner_of(request), cache_salt=salt)
         with_names = chat.return_token_strs
     else:
         text = parse(data, TokenizeTextRequest, ignored=ignored_fields(request))

@@ -491,3 +491,43 @@ def test_keys_share_no_cached_prefixes_unless_they_are_to(running: Any, salted: 
 
     counts = running.call(main())
     assert counts == [0, 48, 0 if salted is None else 48, 0, 48]
+
+
+CHAT = {"messages": [{"role": "user", "content": "The quick brown fox jumps over the lazy dog"}]}
+TEXT = {"prompt": "The quick brown fox jumps over the lazy dog", "add_special_tokens": False}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "is_encoded"),
+    [
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 1}, [True, False, True, True, False]),
+        ("/v1/completions", {**TEXT, "max_tokens": 1}, [True, False, True, True, False]),
+        ("/tokenize", TEXT, [True] * 5),
+    ],
+)
+def test_parts_that_are_tokenized_for_one_key_are_not_found_for_another(
+    running: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], is_encoded: list[bool]
+) -> None:
+    app = create_app(running.engine, ServerConfig(api_key=["one", "two"]))
+    backend, encoded = running.engine.tokenizer.backend, list[str]()
+    encode = backend.encode
+
+    def noted(text: str, **options: Any) -> Any:
+        encoded.append(text)
+        return encode(text, **options)
+
+    monkeypatch.setattr("llmjax.tokenizer.tokenizer.LONG_TEXT", 1)
+    monkeypatch.setattr(backend, "encode", noted)
+
+    async def main() -> list[bool]:
+        found = []
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            for key, salt in (("one", ""), ("one", ""), ("two", ""), ("one", "x"), ("one", "x")):
+                del encoded[:]
+                more = {"cache_salt": salt} if salt and "max_tokens" in body else {}
+                answer = await client.post(path, json={**body, **more}, headers=bearer(f"Bearer {key}"))
+                assert answer.status_code == 200, answer.text
+                found.append(any("brown fox" in text for text in encoded))
+        return found
+
+    assert running.call(main()) == is_encoded

@@ -113,7 +113,7 @@ def test_ids_are_those_of_the_whole(name: str, parts: list[str]) -> None:
     cache = SegmentCache(cuts, encode, most_chars=4 * SHORTEST)
     for count in range(1, len(parts) + 1):
         text = START.join(parts[:count])
-        assert cache.ids(text) == encode(text)
+        assert cache.ids(text, kept_for="") == encode(text)
 
 
 def test_what_is_known_is_not_encoded_again() -> None:
@@ -125,21 +125,37 @@ def test_what_is_known_is_not_encoded_again() -> None:
 
     one, two, three = (f"{START}{letter * SHORTEST}" for letter in "abc")
     cache = SegmentCache([START, END], encode, most_chars=2 * len(one))
-    assert cache.ids(f"head{one}{END}") == [ord(character) for character in f"head{one}{END}"]
+    assert cache.ids(f"head{one}{END}", kept_for="me") == [ord(character) for character in f"head{one}{END}"]
     assert encoded == ["head", one, END]
     del encoded[:]
-    assert cache.ids(one + two) == [ord(character) for character in one + two]
+    assert cache.ids(one + two, kept_for="me") == [ord(character) for character in one + two]
     assert encoded == [two]
-    cache.ids(one)
-    cache.ids(three)  # takes the place of the second, which was used before the first
+    cache.ids(one, kept_for="me")
+    cache.ids(three, kept_for="me")  # takes the place of the second, which was used before the first
     del encoded[:]
-    cache.ids(one + two)
+    cache.ids(one + two, kept_for="me")
     assert encoded == [two]
     long = START + "d" * 2 * len(one)  # more than is kept of all
     del encoded[:]
-    cache.ids(long)
-    cache.ids(long)
+    cache.ids(long, kept_for="me")
+    cache.ids(long, kept_for="me")
     assert encoded == [long, long]
+
+
+def test_what_is_kept_for_one_is_not_found_for_another() -> None:
+    encoded: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        encoded.append(text)
+        return [ord(character) for character in text]
+
+    one = f"{START}{'a' * SHORTEST}"
+    cache = SegmentCache([START], encode, most_chars=2 * len(one))
+    for kept_for in ("", "me", "you", "me", "you"):  # there is room for two
+        assert cache.ids(one, kept_for=kept_for) == [ord(character) for character in one]
+    assert encoded == 3 * [one]
+    cache.ids(one, kept_for="")
+    assert encoded == 4 * [one]
 
 
 @pytest.mark.parametrize(
@@ -164,4 +180,4 @@ def test_what_depends_on_its_surroundings_is_not_cut_at() -> None:
 
 
 def test_without_cuts_a_text_is_one_segment() -> None:
-    assert SegmentCache([], lambda text: [len(text)]).ids(f"a{START}b") == [len(START) + 2]
+    assert SegmentCache([], lambda text: [len(text)]).ids(f"a{START}b", kept_for="") == [len(START) + 2]

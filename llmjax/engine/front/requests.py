@@ -275,7 +275,7 @@ class Requests:
             raise InvalidRequest("there is no tokenizer: give token ids instead of text", field="prompt")
         text = text if self.images is None else self.images.processor.spelled(text)
         self._tokenizer.check_length(text, max_tokens=self.limits.max_model_len)
-        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens, kept_for="")
 
     def _check_generates(self) -> None:
         if self._pooler is not None:
