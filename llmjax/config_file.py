@@ -104,10 +104,10 @@ def load_configs(
     elif "model" in whole or (len(sections) > 1 and "served_model_name" in whole):
         name = "model" if "model" in whole else "served_model_name"
         raise ConfigError(f"{name} is given beside {MODELS}: each of the models has its own")
-    models = tuple(_served(own, values, given, source) for source, own in sections)
-    _check_names(models)
+    served = tuple(_served(own, values, given, source) for source, own in sections)
+    _check_names(served)
     manners = ModelSettings(**{name: value for name, value in whole.items() if name not in alone})
-    return replace(_configs(alone), models=models, manners=manners)
+    return replace(_configs(alone), models=served, manners=manners)
 
 
 def find_config(name: str) -> Path:
