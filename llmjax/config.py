@@ -187,7 +187,9 @@ class EngineConfig:
     )
     tokenizer: str | None = setting(None, "where the tokenizer is, if not with the model")
     mmproj: str | None = setting(
-        None, "GGUF file of a GGUF model's encoder of images (default: the one beside the model whose name has mmproj)"
+        None,
+        "GGUF file of a GGUF model's encoder of images; none: the model reads texts only (default: the one beside the "
+        "model whose name has mmproj)",
     )
     skip_tokenizer_init: bool = setting(False, "run on token ids only, without a tokenizer")
     revision: str | None = setting(None, "branch, tag or commit on the hub")

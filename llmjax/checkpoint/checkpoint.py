@@ -217,7 +217,8 @@ def open_checkpoint(
         runner: "pooling": texts become vectors, whatever the model was made for; "generate": the model generates, even
             if it was published for embeddings; "auto": the files decide.
         convert: what a generating model is converted to if texts become vectors.
-        mmproj: the file of a .gguf file's encoder of pictures; None: the one beside it, if there is one alone.
+        mmproj: the file of a .gguf file's encoder of pictures; "none": it is read without one; None: with the one
+            beside it, if there is one alone.
         weights: whether the weights are looked for; else there are no tensors, and a folder needs a config.json alone.
 
     Raises:
@@ -226,6 +227,11 @@ def open_checkpoint(
     path = Path(path)
     if "architectures" in (overrides or {}):
         logger.warning("%s is read as %s, as hf_overrides has it", path, (overrides or {})["architectures"])
+    if path.is_dir() and mmproj is not None:
+        raise CheckpointError(
+            f"{path}: mmproj is for .gguf files, beside which the encoder of images has a file of its own",
+            hint='limit_mm_per_prompt {"image": 0, "video": 0} has a model take no pictures',
+        )
     if path.is_dir():
         checkpoint = _open_folder(path, overrides or {}, runner=runner, convert=convert, weights=weights)
     elif not weights:

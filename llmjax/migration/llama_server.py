@@ -64,12 +64,15 @@ MODEL = [
     ),
     *ours("--mmproj"),
     *alias("-mm", "mmproj"),
-    *refused("-mmu --mmproj-url", "give a path to --mmproj"),
-    *accepted(
-        "--mmproj-auto|--mmproj-offload",
-        "an mmproj file beside the model is read, and runs where the model does",
-        neutral="true",
-        takes=SWITCH,
+    *refused("-mmu --mmproj-url", "fetch it, and give its path to --mmproj"),
+    *alias("--no-mmproj", "mmproj", neutral="false", takes=NOTHING, words={"true": "none"}),
+    *alias("--mmproj-auto", "mmproj", neutral="true", takes=SWITCH, words={"false": "none"}),
+    *accepted("--mmproj-offload", "the encoder of images runs where the model does", neutral="true", takes=SWITCH),
+    *refused(
+        "--image-min-tokens|--image-max-tokens",
+        "pictures have the sizes of the model's own processor: --mm-processor-kwargs changes them by keys of its "
+        'preprocessor_config.json, such as {"min_pixels": 200704, "max_pixels": 1003520} of Qwen-VL',
+        neutral="-1",
     ),
     *alias(
         "--spec-type",
@@ -144,7 +147,10 @@ SERVER = [
     *refused("--slot-save-path", "pages are not written to disk"),
     *refused("--path|--media-path", "no files are served"),
     *means("--ui --webui", "web", True, off=False),
-    *refused("--models-dir|--models-preset|--models-max", "a server has one model; start one for each"),
+    *refused(
+        "--models-dir|--models-preset|--models-max",
+        "name each model with --model, or in the file of --config; memory decides how many are loaded at a time",
+    ),
     *refused("--tools|--mcp-servers-config|--mcp-servers-json", TOOLS),
     *refused(
         "--embedding --embeddings|--rerank --reranking",

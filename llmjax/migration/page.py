@@ -87,6 +87,8 @@ def answer(flag: ForeignFlag, settings: Mapping[str, Setting]) -> str:
 
 def _meaning(flag: ForeignFlag, setting: Setting, neutral: str) -> str:
     words = {word: value for word, value in flag.words.items() if word != "false"}
+    if "true" in flag.neutral:  # of a switch
+        return f"changes nothing; its `--no-` form is `{setting.flag} {flag.words['false']}`"
     if flag.takes in (Takes.SWITCH, Takes.NOTHING):
         return f"`{setting.flag} {words['true']}`".replace(" True`", "`")
     key = f", its key `{flag.key}`" if flag.key else ""

@@ -242,6 +242,10 @@ def values_of(*argv: str) -> dict[str, Any]:
             for line in ("-md draft --draft-max 4", "--speculative-model draft --num-speculative-tokens 4")
         ],
         ("--spec-type none --draft-min 2", {}),
+        ("-m x.gguf -mm y.gguf --image-max-tokens -1", {"model": "x.gguf", "mmproj": "y.gguf"}),
+        ("-m x.gguf --mmproj-auto --mmproj-offload", {"model": "x.gguf"}),
+        ("-m x.gguf --no-mmproj", {"model": "x.gguf", "mmproj": "none"}),
+        ("-m x.gguf --no-mmproj-auto", {"model": "x.gguf", "mmproj": "none"}),
     ],
 )
 def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None:
@@ -262,6 +266,12 @@ def test_what_command_lines_come_to(line: str, expected: dict[str, Any]) -> None
         ("--middleware a.b c.d", "--middleware: code is not loaded into the server"),
         ("--mcp-command x", "--mcp-command: --mcp-config names tool servers"),
         ("-n 5", "-n: vLLM means --nnodes by it and llama-server --n-predict"),
+        ("--mmproj-url https://host/m.gguf", "--mmproj-url: fetch it, and give its path to --mmproj"),
+        (
+            "--image-max-tokens 512",
+            "--image-max-tokens: pictures have the sizes of the model's own processor: --mm-proc",
+        ),
+        ("--models-dir /models", "--models-dir: name each model with --model, or in the file of --config"),
         ("--cpu-offload-gb 4", "--cpu-offload-gb: of a mixture of experts --num-experts-offload-per-rank"),
         ("--uvicorn-log-level loud", "--log-level must be one of debug, info, warning, error, not 'loud'"),
     ],

@@ -30,6 +30,7 @@ FILE_TYPES = ("f16", "bf16", "f32")
 FILE_TYPE = re.compile(r"(?<![a-z0-9])(b?f16|f32|i?q\d\w*)(?![a-z0-9])")
 """The type of a file's weights, in its name in lower case."""
 ARCHITECTURE = "clip"
+NONE = Path("none")  # in place of an encoder's file: the model is to have no encoder
 VOCABULARY = "tokenizer.ggml.tokens"
 PROJECTORS = ("clip.vision.projector_type", "clip.projector_type")
 TokenId = Callable[[str], int | None]
@@ -645,12 +646,12 @@ def encoder_of(gguf: GGUFFile, text: Mapping[str, Any], path: Path | None = None
 
     Args:
         text: the text model's config.json.
-        path: the encoder's file; None: the one beside the text model, if there is one.
+        path: the encoder's file; `NONE`: it is to have none; None: the one beside the text model, if there is one.
 
     Raises:
         CheckpointError: the file at ``path`` is something else, or not supported.
     """
-    found = path or beside(gguf.path)
+    found = None if path == NONE else path or beside(gguf.path)
     if found is None:
         return None
     vocabulary = gguf.metadata.get(VOCABULARY)

@@ -126,6 +126,7 @@ def test_the_encoder_of_a_text_model_is_read_with_its_vocabulary(tmp_path: Path)
     tokens = [f"<{number}>" for number in range(259)]
     model = GGUFFile(tmp_path / "model.gguf", 3, {"tokenizer.ggml.tokens": [*tokens, "<image>"]}, {})
     found = mmproj.encoder_of(model, original.text)
+    assert mmproj.encoder_of(model, original.text, mmproj.NONE) is None
     assert found is not None and found.whole["image_token_id"] == 259
     assert found.processor["max_image_size"] == {"longest_edge": 24}
     assert len(found.tensors) == len(original.tensors)
