@@ -83,7 +83,7 @@ class SegmentCache:
         """Token ids of a text.
 
         Args:
-            kept_for: whose texts share segments, such as a salt of cached prefixes.
+            kept_for: texts of the same one share segments; a salt of cached prefixes, say.
         """
         ids: list[int] = []
         for segment in self._segments(text):
