@@ -11,7 +11,7 @@ from starlette.routing import Route
 from llmjax.serve.context import path_of
 from llmjax.serve.errors import ApiError, cut
 
-_TEXT = "models read and write text only"
+_TEXT = "models read text and pictures, and write text"
 _WEIGHTS = "weights come from files; a server that sleeps and is woken loads those of its model again"
 _SIZE = "how many processes run the model is decided at the start (--data-parallel-size)"
 _CHATS = "chats go to /v1/chat/completions, /v1/responses or /v1/messages"
@@ -19,6 +19,7 @@ _RENDER = "use /v1/chat/completions/render or /v1/completions/render"
 _DERENDER = "/inference/v1/generate returns the text too with output_mode text, and /detokenize that of any tokens"
 _KOBOLD = "KoboldCpp's API is not spoken: use /v1/completions or /v1/chat/completions, or llama-server's /completion"
 _WEB_UI = "text-generation-webui's own API is not spoken: use /v1/completions, /v1/models, /tokenize and /detokenize"
+_CREATE = "models are files; what a Modelfile says stands in the file of --config, and in requests"
 REASONS: Mapping[str, str] = {
     "/v1/audio/transcriptions": _TEXT,
     "/v1/audio/translations": _TEXT,
@@ -42,6 +43,10 @@ REASONS: Mapping[str, str] = {
     "/update_weights": _WEIGHTS,
     "/finish_weight_update": _WEIGHTS,
     "/slots/{slot}": "prompts that are cached are found by their tokens, and pages are not written to files",
+    "/api/copy": "a model has the names that its settings give it (served_model_name), or that it was pulled by",
+    "/api/create": _CREATE,
+    "/api/blobs/{digest}": _CREATE,
+    "/api/push": "models are pulled, and none are published",
     "/api/v1/{call:path}": _KOBOLD,
     "/api/latest/{call:path}": _KOBOLD,
     "/api/extra/{call:path}": _KOBOLD,

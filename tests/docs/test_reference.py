@@ -80,7 +80,7 @@ def test_values_of_fields_are_told() -> None:
         "| `logit_bias` | object of integer or number |",
         "| `watermarking` | `false` | not supported: tokens are sampled without a watermark |",
         "| `max_tokens` (required) |",
-        "| `/v1/audio/speech` | models read and write text only",
+        "| `/v1/audio/speech` | models read text and pictures, and write text",
     ):
         assert row in text, row
 

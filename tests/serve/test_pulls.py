@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from llmjax.config import EngineConfig, ServerConfig
 from tests.pulled.hosts import Hosts, serving, sha256, tiny_gguf
 from tests.serve.javascript import run_program
 from tests.serve.several import Several, served, start_several
+from tests.serve.test_wrong_types import check_fields, fields_of
 from tests.waiting import until
 
 KEY, ADMIN = "the-key", "the-admin-key"
@@ -193,6 +195,26 @@ def test_only_operators_pull_and_delete(several: Several) -> None:
         with several.http(headers=headers) as http:
             assert http.post("/api/pull", json={"model": "tiny:1b"}).status_code == status
             assert http.request("DELETE", "/api/delete", json={"model": "fixed"}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "name"), [("POST", "/api/pull", "fixed"), ("DELETE", "/api/delete", "other")]
+)
+def test_values_of_all_kinds(
+    several: Several, caplog: pytest.LogCaptureFixture, hosts: Hosts, model: bytes, method: str, path: str, name: str
+) -> None:
+    base = {"model": name, "stream": False}
+    hosts.publish("library/x:latest", {"model": model})  # one of the values is its name
+    with several.http(headers={"authorization": f"Bearer {ADMIN}"}) as http, caplog.at_level(logging.ERROR):
+        assert check_fields(http, path, base, method=method) == []
+        nulls = {field: None for field in fields_of(http, path, method=method) if field not in base}
+        plain, given = (http.request(method, path, json=body) for body in (base, {**base, **nulls}))
+        assert plain.status_code == given.status_code == (200 if name == "fixed" else 404), given.text
+        if method == "POST":
+            assert names(several) == {"fixed", "x"}
+            http.request("DELETE", "/api/delete", json={"model": "x"}).raise_for_status()
+    assert names(several) == {"fixed"}
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 def test_what_the_settings_name_is_not_deleted(client: ollama.Client) -> None:

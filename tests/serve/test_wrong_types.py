@@ -58,26 +58,28 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 EITHER = {"messages": "prompt", "prompt": "messages"}  # of /tokenize
 
 
-def fields_of(http: httpx.Client, path: str) -> list[str]:
-    """Names of the fields that the body of a POST may have, as /openapi.json says."""
+def fields_of(http: httpx.Client, path: str, *, method: str = "POST") -> list[str]:
+    """Names of the fields that a body may have, as /openapi.json says."""
     described = http.get("/openapi.json").json()
-    body = described["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    body = described["paths"][path][method.lower()]["requestBody"]["content"]["application/json"]["schema"]
     types = [schema["$ref"].rsplit("/", 1)[1] for schema in body.get("oneOf", [body])]
     return sorted({name for kind in types for name in described["components"]["schemas"][kind]["properties"]})
 
 
-def check_fields(http: httpx.Client, path: str, base: dict[str, Any], *, together: tuple[str, ...] = ()) -> list[str]:
+def check_fields(
+    http: httpx.Client, path: str, base: dict[str, Any], *, together: tuple[str, ...] = (), method: str = "POST"
+) -> list[str]:
     """What is wrong with the answers to bodies of which one field has a value of another kind.
 
     Args:
         together: fields of which an error names one where it is about all.
     """
     wrong = []
-    for field in fields_of(http, path):
+    for field in fields_of(http, path, method=method):
         rest = {name: given for name, given in base.items() if name != EITHER.get(field)}
         names = together if field in together else (field,)
         for value in VALUES:
-            answer = http.post(path, json={**rest, field: value})
+            answer = http.request(method, path, json={**rest, field: value})
             if answer.status_code == 200:
                 continue
             error = answer.json()["error"]
@@ -117,7 +119,7 @@ def test_null_is_as_good_as_nothing(http: httpx.Client, path: str, base: dict[st
     assert given.status_code == plain.status_code, given.text
 
 
-# Tested with models for vectors, or asked by what they hold; those that change what is served need a key.
+# Tested with models for vectors, with adapters and where models are pulled, or asked by what they hold.
 ELSEWHERE = {
     "/v1/embeddings",
     "/v2/embed",
