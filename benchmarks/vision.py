@@ -34,6 +34,8 @@ from llmjax.models.vision.batch import PatchBatch
 from llmjax.models.vision.functional import abstract_encoder, encode
 from llmjax.models.vision.packing import pack
 from llmjax.models.vision.registry import vision_spec_of
+from llmjax.weights.memory import HugePages
+from llmjax.weights.panels import in_panels, panels_help
 
 WORKER = Path(__file__).parent / "engines" / "vision.py"
 MTMD = Path(__file__).parent / "engines" / "mtmd.py"
@@ -141,7 +143,12 @@ def ours(tower: Mapping[str, Any], tiles: int, dtype: str) -> Encode:
     library()
     graph, shapes = abstract_encoder(spec, dtype=jnp.dtype(dtype), activation_dtype=jnp.float32)
     rng = np.random.default_rng(0)
-    weights = {name: jnp.asarray(0.02 * rng.standard_normal(one.shape), one.dtype) for name, one in shapes.items()}
+    memory = HugePages()
+    weights: dict[str, Any] = {}
+    for name, one in shapes.items():
+        weights[name] = jnp.asarray(0.02 * rng.standard_normal(one.shape), one.dtype)
+        if panels_help(name, one):
+            weights[name] = in_panels(weights[name], memory)
     side = side_of(tower)
     values = rng.standard_normal((tiles, side**2, spec.patch_values)).astype(np.float32)
     if spec.tile is None:

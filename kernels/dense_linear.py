@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from llmjax.kernels.cpu import linear as cpu
 from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.panels import PanelTensor
 from llmjax.kernels.registry import Implementation, Operation
 
 NARROW_ROWS = 64  # from which on results in f32 cost a card more memory traffic than time that conversions hide
@@ -78,6 +79,23 @@ def _native_refuses(x: jax.Array, weight: jax.Array, *_: jax.Array | None) -> st
     return "not built" if native is None else matrices.slow(x.shape[0], weight, native)
 
 
+def _by_panels(
+    x: jax.Array, weight: PanelTensor, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
+    return cpu.linear(x, weight, bias, used=used)
+
+
+def _panels_refuse(x: jax.Array, weight: PanelTensor, *_: jax.Array | None) -> str | None:
+    return matrices.refuses(weight)
+
+
+def _by_rows(
+    x: jax.Array, weight: PanelTensor, bias: jax.Array | None = None, used: jax.Array | None = None
+) -> jax.Array:
+    out: jax.Array = LINEAR(x, weight.rows, bias, used)
+    return out
+
+
 # Positional: x, weight, bias, used (as in `linear`; may be left out); f32 [T, out], maybe rounded to x's type.
 LINEAR = Operation(
     "linear",
@@ -86,5 +104,14 @@ LINEAR = Operation(
         Implementation("XLA, padded", linear_by_padding, platform="cpu", refuses=_padded_refuses),
         Implementation("cuBLAS", linear_by_cublas, platform="cuda", refuses=_cublas_refuses),
         Implementation("XLA", linear_by_xla),
+    ),
+)
+
+# The same with a matrix in panels.
+PANEL_LINEAR = Operation(
+    "linear in panels",
+    (
+        Implementation("C++", _by_panels, platform="cpu", refuses=_panels_refuse),
+        Implementation("by its rows", _by_rows),
     ),
 )

@@ -18,7 +18,8 @@ class EncoderLayerWeights:
     """``y = x + o(attention(q_norm(q(n)), k_norm(k(n)), v(n)))`` with ``n = before(x)``, then
     ``y + down(activation(gate(m)) * up(m))`` with ``m = second(y)``; without ``gate`` ``activation(up(m))``.
 
-    Queries and keys are rotated after their norms, which are over each head or over all of them.
+    Queries and keys are rotated after their norms, which are over each head or over all of them. Matrices may be a
+    `PanelTensor`, too.
     """
 
     before: Norm

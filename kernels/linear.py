@@ -7,13 +7,17 @@ import jax.numpy as jnp
 
 from llmjax.kernels.adapted import Adapted
 from llmjax.kernels.adapted_linear import changed, changed_rows
-from llmjax.kernels.dense_linear import LINEAR
+from llmjax.kernels.dense_linear import LINEAR, PANEL_LINEAR
+from llmjax.kernels.panels import PanelTensor
 from llmjax.kernels.qtensor import QTensor
 from llmjax.kernels.quantized_linear import QUANTIZED_LINEAR
 
 
 def linear(
-    x: jax.Array, weight: jax.Array | QTensor | Adapted, bias: jax.Array | None = None, used: jax.Array | None = None
+    x: jax.Array,
+    weight: jax.Array | QTensor | PanelTensor | Adapted,
+    bias: jax.Array | None = None,
+    used: jax.Array | None = None,
 ) -> jax.Array:
     """``x @ weight.T + bias`` with f32 accumulation.
 
@@ -34,8 +38,16 @@ def linear(
     return out.astype(x.dtype)
 
 
-def _product(x: jax.Array, weight: jax.Array | QTensor, bias: jax.Array | None, used: jax.Array | None) -> jax.Array:
-    operation = QUANTIZED_LINEAR if isinstance(weight, QTensor) else LINEAR
+def _product(
+    x: jax.Array, weight: jax.Array | QTensor | PanelTensor, bias: jax.Array | None, used: jax.Array | None
+) -> jax.Array:
+    match weight:
+        case QTensor():
+            operation = QUANTIZED_LINEAR
+        case PanelTensor():
+            operation = PANEL_LINEAR
+        case _:
+            operation = LINEAR
     out: jax.Array = operation(x, weight, bias, used)
     return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from llmjax.kernels.adapted import Adapted
 from llmjax.kernels.choices import BY_XLA, NATIVE, ROWS, TABLE, Choice, choice_of
 from llmjax.kernels.cpu.library import Library, library
+from llmjax.kernels.panels import PanelTensor
 from llmjax.kernels.qtensor import CPU_TILE, INT8_VECTORS, QTensor
 from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
 
@@ -32,8 +33,10 @@ MAX_EXACT_ROWS = 16  # of x that are not rounded to bf16 beside plain matrices i
 MAX_ROWS = MappingProxyType({"avx512bf16": 128})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
+Matrix: TypeAlias = jax.Array | QTensor | PanelTensor
 
-def refuses(weight: jax.Array | QTensor | Adapted, rows: int = 1) -> str | None:
+
+def refuses(weight: jax.Array | QTensor | PanelTensor | Adapted, rows: int = 1) -> str | None:
     """Why the library does not take a weight; None: it does. Whether it is the fastest is not asked.
 
     Args:
@@ -41,6 +44,9 @@ def refuses(weight: jax.Array | QTensor | Adapted, rows: int = 1) -> str | None:
     """
     if isinstance(weight, Adapted):
         return "adapters change it"
+    if isinstance(weight, PanelTensor):
+        native = library()
+        return None if native is not None and native.best == "amx" else "its panels are for tile registers"
     if not isinstance(weight, QTensor):
         if weight.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
             return f"weights are {weight.dtype}"
@@ -55,9 +61,9 @@ def refuses(weight: jax.Array | QTensor | Adapted, rows: int = 1) -> str | None:
     return None
 
 
-def slow(rows: int, weight: jax.Array | jax.ShapeDtypeStruct | QTensor, library: Library) -> str | None:
+def slow(rows: int, weight: jax.Array | jax.ShapeDtypeStruct | QTensor | PanelTensor, library: Library) -> str | None:
     """Why something else is faster with ``rows`` rows of x, as measured or else by the table; None: the library is."""
-    if isinstance(weight, QTensor):
+    if isinstance(weight, QTensor | PanelTensor):
         return None
     if (choice := choice_of(weight)) is not None:
         return None if choice.method(rows) == NATIVE else f"measured to be slower with {rows} rows"
@@ -96,11 +102,17 @@ def candidates(weight: jax.Array | QTensor, library: Library) -> tuple[str, ...]
     return half if weight.dtype == jnp.bfloat16 else half[:3]
 
 
-def buffers(weights: Sequence[jax.Array | QTensor], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
+def buffers(weights: Sequence[Matrix], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
     """The arguments of a call that hold weights and biases."""
     arrays: list[jax.Array] = []
     for weight, bias in zip(weights, biases, strict=True):
-        arrays.append(weight.words if isinstance(weight, QTensor) else weight)
+        match weight:
+            case QTensor():
+                arrays.append(weight.words)
+            case PanelTensor():
+                arrays.append(weight.panels)
+            case _:
+                arrays.append(weight)
         arrays.append(jnp.zeros(0, jnp.float32) if bias is None else bias.astype(jnp.float32))
     return arrays
 
@@ -110,7 +122,7 @@ def rows_in_use(used: jax.Array | None) -> jax.Array:
     return jnp.zeros(0, jnp.int32) if used is None else used.astype(jnp.int32)[None]
 
 
-def attributes(weights: Sequence[jax.Array | QTensor], *, method: str | None = None) -> dict[str, Any]:
+def attributes(weights: Sequence[Matrix], *, method: str | None = None) -> dict[str, Any]:
     """The attributes of a call that describe the weights.
 
     Args:

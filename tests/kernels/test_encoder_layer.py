@@ -18,7 +18,9 @@ from llmjax.kernels.cpu.library import library
 from llmjax.kernels.encoder_layer import EncoderLayerRules, EncoderLayerWeights
 from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import QTensor
-from tests.kernels.instruction_sets import each_isa
+from llmjax.weights.memory import HugePages
+from llmjax.weights.panels import in_panels
+from tests.kernels.instruction_sets import NATIVE, each_isa
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the C++ library is not built")
 
@@ -135,14 +137,13 @@ def expected(case: Case, of: Given) -> Floats:
     return y + product("down", inner)
 
 
-def computed(case: Case, of: Given, dtype: str) -> NDArray[np.float32]:
+def computed(case: Case, of: Given, dtype: str, *, panels: bool = False) -> NDArray[np.float32]:
     def matrix(name: str) -> Projection | None:
         if name not in of.matrices:
             return None
-        bias = of.vectors.get(f"{name} bias")
-        return Projection(
-            jnp.asarray(of.matrices[name], dtype), None if bias is None else jnp.asarray(bias, jnp.float32)
-        )
+        bias, weight = of.vectors.get(f"{name} bias"), jnp.asarray(of.matrices[name], dtype)
+        kept: Any = in_panels(weight, HugePages()) if panels else weight
+        return Projection(kept, None if bias is None else jnp.asarray(bias, jnp.float32))
 
     def norm(name: str, *, centered: bool = False) -> Norm | None:
         if name not in of.vectors:
@@ -179,6 +180,21 @@ def test_a_layer(name: str, dtype: str, isa: str, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_allclose(out[known], wanted[known], atol=2e-5 if dtype == "float32" else 6e-2)
     assert np.isfinite(out).all()
     np.testing.assert_array_equal(out[USED:], 0)
+
+
+@pytest.mark.skipif(NATIVE is None or NATIVE.best != "amx", reason="this machine or build has no tile registers")
+@pytest.mark.parametrize("name", CASES)
+def test_matrices_in_panels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "usable_cores", lambda: 1)
+    monkeypatch.setattr(cpu, "ROWS_OF_CORE", 20)
+    of = given(CASES[name])
+    out, wanted = computed(CASES[name], of, "bfloat16", panels=True), expected(CASES[name], of)
+    known = SEGMENTS >= 0
+    np.testing.assert_allclose(out[known], wanted[known], atol=6e-2)
+    np.testing.assert_array_equal(out[USED:], 0)
+    np.testing.assert_allclose(out, computed(CASES[name], of, "bfloat16"), atol=4e-2)
+    moved = replace(of, x=np.concatenate([of.x[:30], of.x[:26] * 0.5]))
+    np.testing.assert_array_equal(out[:30], computed(CASES[name], moved, "bfloat16", panels=True)[:30])
 
 
 def test_no_segment_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@
 #ifndef LLMJAX_BF16_TILES_H_
 #define LLMJAX_BF16_TILES_H_
 
+#include <type_traits>
+
 #include "activations.h"
 #include "bf16_pairs.h"
 
@@ -30,7 +32,8 @@ constexpr int kFilledAhead = 2;                           // steps from a store 
 template <class Codes>
 class PanelFiller {
  public:
-  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales& scales)
+  static constexpr bool kFills = true;
+  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales& scales, int)
       : values_(w), group_(w, scales, 0), words_(w.tile(tile)), ahead_(w, words_) {
     read_scales(w, words_, scales, 1, 0);
   }
@@ -54,7 +57,8 @@ struct Bf16Rows {};
 template <>
 class PanelFiller<Bf16Rows> {
  public:
-  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales&)
+  static constexpr bool kFills = true;
+  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales&, int)
       : row_(w.tile(tile)),
         stride_(static_cast<size_t>(w.num_words)),
         left_(w.num_words),
@@ -82,6 +86,43 @@ class PanelFiller<Bf16Rows> {
   const int last_, ahead_;
 };
 
+// ... and lies in panels already.
+struct Bf16Panels {};
+
+template <>
+class PanelFiller<Bf16Panels> {
+ public:
+  static constexpr bool kFills = false;
+  PanelFiller(const QuantizedMatrix& w, int tile, const GroupScales&, int step)
+      : words_(w.in_panel(tile)), next_(tile + step < w.tiles() ? w.in_panel(tile + step) : nullptr) {}
+  const uint32_t* chunk(int c) const { return words_ + static_cast<size_t>(c) * 2 * kPanelStep; }
+  const uint32_t* next() const { return next_; }  // tile; null: this is the last one
+
+ private:
+  const uint32_t *words_, *next_;
+};
+
+// The next part of a panel, or of the next panel, fetched while rows pass by this one. Both come from afar.
+class PanelAhead {
+ public:
+  static constexpr int kLine = 16;  // words
+  // `chunks` of both tiles, in `steps` steps.
+  PanelAhead(const uint32_t* first, const uint32_t* second, int chunks, int steps)
+      : first_(first), second_(second), left_(chunks * kLines), lines_((left_ + steps - 1) / steps) {}
+  void next() {
+    for (int i = 0; i < lines_ && left_ > 0; ++i, --left_) {
+      __builtin_prefetch(first_ + line_ * kLine, 0, 2);
+      __builtin_prefetch(second_ + line_ * kLine, 0, 2);
+      if (++line_ == kLines) line_ = 0, first_ += 2 * kPanelStep, second_ += 2 * kPanelStep;
+    }
+  }
+
+ private:
+  static constexpr int kLines = kPanelStep / kLine;  // of a chunk of a tile
+  const uint32_t *first_, *second_;
+  int left_, lines_, line_ = 0;
+};
+
 // Sums of 32 rows of x with both tiles of a panel.
 struct alignas(64) Sums {
   float rows[kPairRows][2 * kTile];
@@ -96,7 +137,7 @@ struct SumsAt {
   ptrdiff_t bytes() const { return stride * 4; }
 };
 
-// to = from + x * panel over some chunks, panel(c) of each; `next_rows` from the first 16 rows of x to the others, 0: there
+// to = from + x * panel over some chunks, panel(c, tile) of each; `next_rows` from the first 16 rows of x to the others, 0: there
 // are none. Calls meanwhile(c, tile) for tiles 0 and 1 while the products of a chunk are made: in two parts, or the scheduler is full
 // of them when the next products come.
 template <class Panel, class Meanwhile>
@@ -116,9 +157,9 @@ inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& pane
     _tile_zero(3);
   }
   _tile_stream_loadd(4, x, 64);  // x passes by: it must not push the panel out of the cache
-  _tile_loadd(6, panel(0), 64);
+  _tile_loadd(6, panel(0, 0), 64);
   if (both) _tile_stream_loadd(5, x + next_rows, 64);
-  _tile_loadd(7, panel(0) + kPanelStep, 64);
+  _tile_loadd(7, panel(0, 1), 64);
   for (int c = 0; c < chunks; ++c) {
     const int next = imin(c + 1, chunks - 1);
     const uint16_t* const next_x = x + static_cast<size_t>(next) * kChunk * kTile;
@@ -133,15 +174,15 @@ inline void multiply_pair(const uint16_t* x, size_t next_rows, const Panel& pane
     finish_stores();
     if (both) {
       _tile_dpbf16ps(2, 5, 6);
-      _tile_loadd(6, panel(next), 64);
+      _tile_loadd(6, panel(next, 0), 64);
       _tile_dpbf16ps(3, 5, 7);
       _tile_stream_loadd(5, next_x + next_rows, 64);
     } else {
-      _tile_loadd(6, panel(next), 64);
+      _tile_loadd(6, panel(next, 0), 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_stream_loadd(4, next_x, 64);
     }
-    _tile_loadd(7, panel(next) + kPanelStep, 64);
+    _tile_loadd(7, panel(next, 1), 64);
     finish_stores();
     meanwhile(c, 1);
   }
@@ -206,6 +247,44 @@ class PlainOutputs {
 inline Vec tile_bias(const QuantizedMatrix& w, int tile) {
   return w.bias == nullptr ? Vec{} : load_part(w.bias + tile * kTile, imin(kTile, w.size_out - tile * kTile));
 }
+
+// The same, whose bias and residual are added while products of other rows are made.
+class AddedOutputs {
+ public:
+  AddedOutputs(const QuantizedMatrix& w, int tile)
+      : w_(w),
+        at_(static_cast<size_t>(tile) * kTile),
+        low_(tile_columns(w, tile)),
+        high_(tile_columns(w, tile + 1)),
+        low_bias_(tile_bias(w, tile)),
+        high_bias_(tile + 1 < w.tiles() ? tile_bias(w, tile + 1) : Vec{}) {}
+  bool in_place() const { return false; }
+  SumsAt<float> place(int) const { return {}; }
+  SumsAt<const float> start(int) const { return {}; }
+  SumsAt<const float> start(int, int, Sums&) const { return {}; }
+  void put(int row, const float* sums) const {
+    const size_t at = static_cast<size_t>(row) * w_.size_out + at_;
+    Vec low = load(sums) + low_bias_, high = load(sums + kTile) + high_bias_;
+    if (w_.residual != nullptr) {
+      const float* const later = w_.residual + at + static_cast<size_t>(kPairRows) * w_.size_out;  // of the next rows
+      __builtin_prefetch(later, 0, 3);
+      __builtin_prefetch(later + kTile, 0, 3);
+      low += (Vec)_mm512_maskz_loadu_ps(low_, w_.residual + at);
+      high += (Vec)_mm512_maskz_loadu_ps(high_, w_.residual + at + kTile);
+    }
+    if (w_.rounded != nullptr) {
+      return _mm512_mask_storeu_epi16(w_.rounded + at, low_ | static_cast<uint32_t>(high_) << kTile, (__m512i)round_pairs(low, high));
+    }
+    _mm512_mask_storeu_ps(w_.y + at, low_, (__m512)low);
+    _mm512_mask_storeu_ps(w_.y + at + kTile, high_, (__m512)high);
+  }
+
+ private:
+  const QuantizedMatrix& w_;
+  const size_t at_;             // the first one
+  const __mmask16 low_, high_;  // that exist
+  const Vec low_bias_, high_bias_;
+};
 
 // ... or activation(gate) * up, as rows of x for the next product.
 class GatedOutputs {
@@ -288,18 +367,42 @@ struct Bf16Workspace {
 template <class First, class Second, class Outputs>
 inline void multiply_panel(PanelFiller<First> first, PanelFiller<Second> second, const QuantizedInput& in,
                            const Bf16Workspace& memory, const Outputs& outputs) {
+  constexpr bool kFills = PanelFiller<First>::kFills;
   const int chunks = in.chunks(), pairs = Bf16Workspace::pairs(in.rows);
   const int chunks_of_part = pairs == 1 ? chunks : pairs <= kFewPairs ? kPanelChunksOfFew : kPanelChunks;
   const int parts = (chunks + chunks_of_part - 1) / chunks_of_part, wrap = pairs == 1 ? kPanelChunksOnce - 1 : -1;
   const size_t of_block = static_cast<size_t>(chunks) * kChunk * kTile;
-  const auto panel = [&](int c) { return memory.panel + static_cast<size_t>(c & wrap) * 2 * kPanelStep; };
+  const auto begin_of = [&](int part) { return chunks * part / parts; };
   for (int part = 0; part < parts; ++part) {
-    const int begin = chunks * part / parts, count = chunks * (part + 1) / parts - begin;
+    const int begin = begin_of(part), count = begin_of(part + 1) - begin;
     const bool last = part + 1 == parts;
     const int outputs_of_step = (kPairRows + 2 * count - 1) / (2 * count);
+    const auto panel = [&](int c, int tile) -> const uint32_t* {
+      if constexpr (kFills) {
+        return memory.panel + static_cast<size_t>(c & wrap) * 2 * kPanelStep + tile * kPanelStep;
+      } else {
+        return tile == 0 ? first.chunk(begin + c) : second.chunk(begin + c);
+      }
+    };
     const auto fill = [&](int c, int tile) {
-      if (c >= count) return;
-      tile == 0 ? first.fill(panel(c)) : second.fill(panel(c) + kPanelStep);
+      if constexpr (kFills) {
+        if (c >= count) return;
+        uint32_t* const to = memory.panel + static_cast<size_t>(c & wrap) * 2 * kPanelStep + tile * kPanelStep;
+        tile == 0 ? first.fill(to) : second.fill(to);
+      }
+    };
+    const auto ahead = [&] {
+      if constexpr (!kFills) {
+        const int steps = 2 * pairs * count;
+        if (!last) return PanelAhead(first.chunk(begin + count), second.chunk(begin + count), begin_of(part + 2) - begin - count, steps);
+        return PanelAhead(first.next(), second.next(), first.next() == nullptr || second.next() == nullptr ? 0 : begin_of(1), steps);
+      } else {
+        return 0;
+      }
+    };
+    auto reader = ahead();
+    const auto read_ahead = [&] {
+      if constexpr (!kFills) reader.next();
     };
     const auto sums_of = [&](int pair) -> Sums& { return memory.sums[parts == 1 ? pair % 2 : pair]; };
     const auto rows_of = [&](int pair) { return imin(kPairRows, in.rows - pair * kPairRows); };
@@ -317,15 +420,16 @@ inline void multiply_panel(PanelFiller<First> first, PanelFiller<Second> second,
       const SumsAt<float> to = there ? outputs.place(row) : SumsAt<float>{sums_of(pair).rows[0], 2 * kTile};
       SumsAt<const float> from{to.first, to.stride};
       if (part == 0) from = there ? outputs.start(row) : outputs.start(row, rows_of(pair), sums_of(pair));
-      if (pair == 0) {
+      if (pair == 0 && kFills) {
         multiply_pair(x, next_rows, panel, count, from, to, [&](int c, int tile) { fill(c + kFilledAhead, tile); });
-      } else if (last) {
+      } else if (last && pair != 0) {
         multiply_pair(x, next_rows, panel, count, from, to, [&](int c, int tile) {
           const int first = (2 * c + tile) * outputs_of_step;
+          read_ahead();
           put(pair - 1, first, imin(kPairRows, first + outputs_of_step));
         });
       } else {
-        multiply_pair(x, next_rows, panel, count, from, to, [](int, int) {});
+        multiply_pair(x, next_rows, panel, count, from, to, [&](int, int) { read_ahead(); });
       }
     }
     if (last) put(pairs - 1, 0, kPairRows);
@@ -333,13 +437,16 @@ inline void multiply_panel(PanelFiller<First> first, PanelFiller<Second> second,
 }
 
 template <class Codes>
+using SingleOutputs = std::conditional_t<PanelFiller<Codes>::kFills, PlainOutputs, AddedOutputs>;
+
+template <class Codes>
 inline void bf16_tiles(const QuantizedMatrix& w, const QuantizedInput& in, int begin, int end, char* workspace) {
   const Tiles tiles;
   const Bf16Workspace memory(w, w, in.rows, workspace);
   for (int tile = begin; tile < end; tile += 2) {
     const int next = imin(tile + 1, w.tiles() - 1);
-    multiply_panel(PanelFiller<Codes>(w, tile, memory.scales[0]), PanelFiller<Codes>(w, next, memory.scales[1]), in, memory,
-                   PlainOutputs(w, tile));
+    multiply_panel(PanelFiller<Codes>(w, tile, memory.scales[0], 2), PanelFiller<Codes>(w, next, memory.scales[1], 2), in, memory,
+                   SingleOutputs<Codes>(w, tile));
   }
 }
 
@@ -350,7 +457,7 @@ inline void gated_bf16_tiles(const QuantizedMatrix& gate, const QuantizedMatrix&
   const Tiles tiles;
   const Bf16Workspace memory(gate, up, in.rows, workspace);
   for (int tile = begin; tile < end; ++tile) {
-    multiply_panel(PanelFiller<Codes>(gate, tile, memory.scales[0]), PanelFiller<Codes>(up, tile, memory.scales[1]), in,
+    multiply_panel(PanelFiller<Codes>(gate, tile, memory.scales[0], 1), PanelFiller<Codes>(up, tile, memory.scales[1], 1), in,
                    memory, GatedOutputs(gate, up, activation, out, tile));
   }
 }
@@ -363,7 +470,7 @@ inline void activated_bf16_tiles(const QuantizedMatrix& w, Activation activation
   const Bf16Workspace memory(w, w, in.rows, workspace);
   for (int tile = begin; tile < end; tile += 2) {
     const int next = imin(tile + 1, w.tiles() - 1);
-    multiply_panel(PanelFiller<Codes>(w, tile, memory.scales[0]), PanelFiller<Codes>(w, next, memory.scales[1]), in, memory,
+    multiply_panel(PanelFiller<Codes>(w, tile, memory.scales[0], 2), PanelFiller<Codes>(w, next, memory.scales[1], 2), in, memory,
                    ActivatedOutputs(w, activation, out, tile));
   }
 }

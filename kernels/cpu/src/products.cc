@@ -137,11 +137,11 @@ int measured_method(const QuantizedMatrix& w, const int32_t* choices, int rows) 
   return method >= 0 && method < kMethods && find_method(w, static_cast<Method>(method)) != nullptr ? method : -1;
 }
 
-// A matrix of bf16 as it is.
-QuantizedMatrix plain_matrix(const void* weight, int size_in, int size_out) {
+// A matrix of bf16, as it is or in panels.
+QuantizedMatrix plain_matrix(const void* weight, int size_in, int size_out, CodeKind kind) {
   QuantizedMatrix w{};
-  w.size_in = w.group_size = size_in, w.size_out = size_out, w.num_words = size_in / 2;
-  w.bits = 16, w.kind = CodeKind::kBf16;
+  w.size_in = w.group_size = size_in, w.size_out = size_out, w.num_words = (size_in + 1) / 2;
+  w.bits = 16, w.kind = kind;
   w.words = static_cast<const uint32_t*>(weight);
   return w;
 }
@@ -225,17 +225,23 @@ void Products::push(const Quantized& product) {
 ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, float* y, const float* residual) {
   const auto type = float_type(matrix.weight.element_type());
   if (!type) return invalid("products: unsupported type of a matrix");
-  if (!has_shape(matrix.weight, {size_out, in_.size_in})) return invalid("products: shapes do not fit each other");
+  const bool panels = matrix.weight.dimensions().size() != 2;
+  const int64_t pairs = 2 * kTileRows;
+  if (panels ? *type != Type::kBf16 || !has_shape(matrix.weight, {(size_out + pairs - 1) / pairs, (in_.size_in + kChunk - 1) / kChunk, 2, kTileRows, pairs})
+             : !has_shape(matrix.weight, {size_out, in_.size_in})) {
+    return invalid("products: shapes do not fit each other");
+  }
   const float* bias = matrix.bias.element_count() == 0 ? nullptr : matrix.bias.typed_data();
-  if (*type == Type::kBf16 && program_rows_ > kMaxExactRows && in_.size_in % 2 == 0) {
+  if (panels || (*type == Type::kBf16 && program_rows_ > kMaxExactRows && in_.size_in % 2 == 0)) {
     Quantized product{};
-    product.matrix = plain_matrix(matrix.weight.untyped_data(), in_.size_in, size_out);
+    product.matrix = plain_matrix(matrix.weight.untyped_data(), in_.size_in, size_out, panels ? CodeKind::kBf16Panels : CodeKind::kBf16);
     product.matrix.bias = bias, product.matrix.residual = residual, product.matrix.y = y;
     product.method = Method::kBf16Tiles, product.kernels = find_method(Method::kBf16Tiles);
     if (product.kernels != nullptr) {
       push(product);
       return ffi::Error::Success();
     }
+    if (panels) return invalid("products: this instruction set has no tiles for a matrix in panels");
   }
   Plain product{{in_.rows, in_.size_in, size_out, program_rows_, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
                 find_linear_kernels(in_.size_in), plain_bytes_, 0, 0};

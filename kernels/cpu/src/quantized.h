@@ -20,7 +20,7 @@ constexpr int kOutlier = 4;        // numbers above this many times the root mea
 constexpr int kActivatedOutlier = 6;  // of rows that an activation function made, where many are large and few matter
 
 enum class Number : int { kF32, kF16, kBf16, kI16, kU8, kI8, kE4M3, kE8M0 };
-enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2, kBf16 };
+enum class CodeKind : int { kUint, kInt, kE4M3, kE5M2, kBf16, kBf16Panels };
 
 inline int bits_of(Number number) {
   return number == Number::kF32 ? 32 : number <= Number::kI16 ? 16 : 8;
@@ -33,7 +33,8 @@ struct NumberField {
 };
 
 // A matrix [size_out, size_in] as kernels/qtensor.py lays it out: weight = scale * (number(code) - zero) - minimum. Or one of
-// kBf16, whose rows lie one after the other as they are, with a group for each.
+// kBf16, whose rows lie one after the other as they are, with a group for each; or of kBf16Panels, the same as `kernels/panels.py` lays
+// it out: [panels, chunks, 2 tiles, pairs of columns, 16 rows].
 struct QuantizedMatrix {
   int size_in, size_out, num_words;  // of a record
   int bits;
@@ -53,6 +54,9 @@ struct QuantizedMatrix {
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
   int groups() const { return (size_in + group_size - 1) / group_size; }
   int tiles() const { return (size_out + kTileRows - 1) / kTileRows; }
+  const uint32_t* in_panel(int tile) const {
+    return words + (static_cast<size_t>(tile / 2) * chunks() * 2 + tile % 2) * (kTileRows * kChunk / 2);
+  }
   const uint32_t* tile(int i) const { return words + static_cast<size_t>(i) * num_words * kTileRows; }
   // The same for x from a row on.
   QuantizedMatrix from_row(int row) const {

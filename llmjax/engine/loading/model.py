@@ -39,6 +39,7 @@ from llmjax.errors import CheckpointError, ConfigError
 from llmjax.kernels.attention import KVLayout
 from llmjax.kernels.cpu.library import library
 from llmjax.kernels.offloading import SplitStack
+from llmjax.kernels.panels import PanelTensor
 from llmjax.kernels.qtensor import QTensor
 from llmjax.models import Attention, Experts, ModelGraph
 from llmjax.models.config import ModelConfig
@@ -47,6 +48,8 @@ from llmjax.parallel.division import Division
 from llmjax.parallel.stages import Stage
 from llmjax.platforms import Platform
 from llmjax.quantization.plan import PLAIN, STORED, Kept, QuantizationPlan
+from llmjax.weights.memory import HugePages
+from llmjax.weights.panels import in_panels, panels_help
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +78,7 @@ class LoadedEncoder:
     """A loaded encoder of images."""
 
     graph: EncoderGraph
-    params: dict[str, jax.Array | QTensor | SplitStack]  # by name
+    params: dict[str, jax.Array | QTensor | PanelTensor | SplitStack]  # by name
     adapters: EncoderAdapters | None = None  # the form of what adapters change of it; None: there are no adapters
 
     @property
@@ -352,7 +355,7 @@ def _open(config: EngineConfig, path: Path) -> Checkpoint:
 
 
 def _load_encoder(checkpoint: Checkpoint, platform: Platform, programs: ProgramCache, placer: Placer) -> LoadedEncoder:
-    """The encoder of images, whose matrices are kept as plain numbers.
+    """The encoder of images, whose matrices are kept as plain numbers, in panels where that is faster.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape.
@@ -368,7 +371,12 @@ def _load_encoder(checkpoint: Checkpoint, platform: Platform, programs: ProgramC
                 f"{checkpoint.path}: tensor {stored[name].name} has shape {list(stored[name].shape)}, the config asks "
                 f"for {list(shape.shape)}"
             )
-    params = {name: placer.place(name, stored[name], Kept(None), shape, cut=None) for name, shape in shapes.items()}
+    params: dict[str, jax.Array | QTensor | PanelTensor | SplitStack] = {}
+    memory = HugePages()
+    for name, shape in shapes.items():
+        weight = placer.place(name, stored[name], Kept(None), shape, cut=None)
+        alone = platform.is_cpu and platform.sharding is None and isinstance(weight, jax.Array)
+        params[name] = in_panels(weight, memory) if alone and panels_help(name, shape) else weight
     return LoadedEncoder(graph, params)
 
 

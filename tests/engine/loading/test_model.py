@@ -14,9 +14,12 @@ from safetensors.numpy import load_file, save_file
 from llmjax.config import EngineConfig
 from llmjax.engine.loading import model
 from llmjax.errors import CheckpointError, ConfigError
+from llmjax.kernels.cpu.library import library
+from llmjax.kernels.panels import PanelTensor
 from llmjax.kernels.qtensor import QTensor
 from llmjax.platforms import select_platform
-from tests.checkpoints import GOLDEN
+from llmjax.weights import panels
+from tests.checkpoints import GOLDEN, SEEING
 
 LLAMA = GOLDEN / "llama"
 
@@ -40,6 +43,23 @@ def test_what_a_model_takes_apart_is_not_quantized() -> None:
     quantized = {name.split(".")[-2] for name, weight in attention.items() if isinstance(weight, QTensor)}
     assert "kv_b_proj" in plain and "kv_b_proj" not in quantized
     assert quantized == {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "o_proj"}
+
+
+@pytest.mark.skipif(
+    (native := library()) is None or native.best != "amx", reason="this machine or build has no tile registers"
+)
+@pytest.mark.parametrize("name", ["idefics3", "qwen2_5-vl"])
+def test_matrices_of_an_encoder_s_layers_are_in_panels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = EngineConfig(model=str(SEEING / name), dtype="bfloat16", device="cpu")
+    made = model.load_model(config, select_platform(config)).encoder
+    monkeypatch.setattr(panels, "library", lambda: None)
+    plain = model.load_model(config, select_platform(config)).encoder
+    assert made is not None and plain is not None
+    for parameter, weight in made.params.items():
+        is_matrix = parameter.startswith("layers.") and parameter.endswith("proj.weight")
+        assert isinstance(weight, PanelTensor) == is_matrix, parameter
+        rows = weight.rows if isinstance(weight, PanelTensor) else weight
+        np.testing.assert_array_equal(np.asarray(rows), np.asarray(plain.params[parameter]))
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@
 
 namespace {
 
-// Calls body(codes) for the codes of a matrix, or for one that is bf16 as it is.
+// Calls body(codes) for the codes of a matrix, or for one of bf16.
 template <class Body>
 void for_matrix(const QuantizedMatrix& w, const Body& body) {
   if (w.kind == CodeKind::kBf16) return body(Bf16Rows());
+  if (w.kind == CodeKind::kBf16Panels) return body(Bf16Panels());
   for_codes(w, body);
 }
 
