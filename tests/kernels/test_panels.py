@@ -19,7 +19,7 @@ from llmjax.kernels.registry import traced_for
 RNG = np.random.default_rng(3)
 NATIVE = library()
 tiles = pytest.mark.skipif(NATIVE is None or NATIVE.best != "amx", reason="this machine or build has no tile registers")
-# Of which some are no whole panels and chunks, and columns of which there is a number without a pair.
+# Some of them do not fill their last panel, chunk or pair of columns.
 SHAPES = [(64, 64), (32, 608), (40, 72), (81, 33), (7, 1)]
 
 
