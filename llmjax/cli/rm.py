@@ -28,8 +28,9 @@ def main(argv: list[str]) -> int:
         print("Nothing was removed.", file=sys.stderr)
         return 1
     for model in chosen:
-        remove(model)
-        print(f"{model.name} is removed, {size(model.num_bytes)} are free.")
+        remove(model, values.download_dir)
+        freed = "another name has the same files" if model.folder.exists() else f"{size(model.num_bytes)} are free"
+        print(f"{model.name} is removed, {freed}.")
     return 0
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from rich.console import Console
 
-from llmjax.checkpoint.store import StoredModel, stored_models
+from llmjax.checkpoint.store import PULLED, StoredModel, stored_models
 from llmjax.cli.inspect import Facts, facts_of, general, pairs
 from llmjax.cli.parser import Parser
 from llmjax.cli.store import add_download_dir, size, stored
@@ -34,12 +34,19 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     add_download_dir(parser)
     values = parser.parse(argv)
+    models = stored_models(values.download_dir)
     name, quantization = split_name(values.model)
-    model = stored(name, stored_models(values.download_dir))
+    if any(each.name.removeprefix(PULLED) == values.model.removeprefix(PULLED) for each in models):
+        name, quantization = values.model, ""  # what was pulled may have a tag
+    model = stored(name, models)
     files = {} if len(model.ggufs) < 2 else {file: _size_in(model.folder, file) for file in model.ggufs}
     content = None
     if quantization or not files:
-        config = EngineConfig(model=values.model, download_dir=values.download_dir, offline=True)
+        config = EngineConfig(
+            model=f"{model.name}:{quantization}" if quantization else model.name,
+            download_dir=values.download_dir,
+            offline=True,
+        )
         try:
             content = facts_of(config)
         except LLMJaxError as error:
@@ -52,7 +59,8 @@ def main(argv: list[str]) -> int:
         return 0
     console = Console(width=None if sys.stdout.isatty() else 160)
     console.print(pairs(_rows(model, files, content)), highlight=False, markup=False)
-    served = values.model if quantization or not files else f"{model.name}:{next(iter(files))}"
+    chosen = quantization or next(iter(files), "")
+    served = f"{model.name}:{chosen}" if chosen else model.name
     where = ["--download-dir", values.download_dir] if values.download_dir else []
     print(f"To serve it: {shlex.join(['llmjax', 'serve', served, *where])}", file=sys.stderr)
     return 0

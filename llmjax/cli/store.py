@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from llmjax.checkpoint.store import StoredModel
+from llmjax.checkpoint.store import PULLED, StoredModel
 from llmjax.cli.parser import Parser
 from llmjax.errors import CheckpointError
 from llmjax.settings import nearest
 
 
 def stored(name: str, models: Iterable[StoredModel]) -> StoredModel:
-    """The model of that name.
+    """The model of that name, or that was pulled by it.
 
     Raises:
         CheckpointError: it is not among them.
     """
     known = {model.name: model for model in models}
+    name = name if name in known or f"{PULLED}{name}" not in known else f"{PULLED}{name}"
     if name not in known:
         hint = "llmjax list shows what is, llmjax pull fetches it"
         raise CheckpointError(f"{name!r} is not on this machine{nearest(name, known)}", hint=hint)

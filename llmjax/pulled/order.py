@@ -39,7 +39,7 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What has come of it; see `llmjax.pulled.records.PulledModel`."""
+    """What has come of it; see `llmjax.checkpoint.pulled.PulledModel`."""
 
     model: str
     sampling: Mapping[str, Any] = field(default_factory=dict)

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from llmjax.checkpoint.pulled import PulledModel, PulledModels
+from llmjax.checkpoint.resolve import resolve
 from llmjax.cli import main
 from llmjax.cli.show import split_name
 from llmjax.cli.store import size
+from llmjax.errors import CheckpointError
 from tests.checkpoint.test_store import package, repository
+from tests.pulled.hosts import tiny_gguf
 
 
 @pytest.fixture
@@ -46,6 +50,39 @@ def test_models_are_removed_by_name(cache: Path, capsys: pytest.CaptureFixture[s
     assert main(["rm", "org/dense", "org/dense", "--yes", *where]) == 0
     assert capsys.readouterr().out == "org/dense is removed, 2 MB are free.\n"
     assert not (cache / "models--org--dense").exists() and (cache / "pypi" / "small-1.0-abc").exists()
+
+
+def test_what_servers_have_pulled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where, pulled = ["--download-dir", str(tmp_path)], PulledModels(tmp_path / "pulled")
+    folder, broken = (tmp_path / "pulled" / "ollama.com" / "library" / name / "1b" for name in ("tiny", "other"))
+    for each in (folder, broken):
+        each.mkdir(parents=True)
+    num_bytes = len(tiny_gguf(folder / "model.gguf"))
+    (broken / "model.gguf.part").write_bytes(b"GGUF")
+    own = {"source": "ollama.com/library/tiny:1b", "folder": "ollama.com/library/tiny/1b"}
+    for name in ("tiny:1b", "tiny:copy"):
+        pulled.put(PulledModel(name=name, model=str(folder / "model.gguf"), **own))
+    assert main(["list", *where]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["pulled://tiny:1b", "GGUF", *size(num_bytes).split()] in [row[:4] for row in rows]
+    assert ["pulled://ollama.com/library/other/1b", "(incomplete)", "4", "B"] in [row[:4] for row in rows]
+    assert main(["show", "tiny:1b", *where]) == 0
+    printed = capsys.readouterr()
+    assert "llama" in printed.out and printed.err.startswith("To serve it: llmjax serve pulled://tiny:1b ")
+    assert resolve("pulled://tiny:1b", download_dir=str(tmp_path)) == folder / "model.gguf"
+    assert main(["rm", "tiny:2b", "--yes", *where]) == 1
+    assert "did you mean pulled://tiny:1b?" in capsys.readouterr().err
+    assert main(["rm", "tiny:1b", "other", "--yes", *where]) == 1
+    assert main(["rm", "tiny:1b", "pulled://ollama.com/library/other/1b", "--yes", *where]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == "pulled://tiny:1b is removed, another name has the same files."
+    assert second == "pulled://ollama.com/library/other/1b is removed, 4 B are free."
+    assert (folder / "model.gguf").exists() and not broken.parent.exists() and pulled.find("tiny:1b") is None
+    assert main(["rm", "tiny:copy", "--yes", *where]) == 0
+    assert capsys.readouterr().out == f"pulled://tiny:copy is removed, {size(num_bytes)} are free.\n"
+    assert {path.name for path in (tmp_path / "pulled").iterdir()} == {"pulled.json", "pulled.json.lock"}
+    with pytest.raises(CheckpointError, match="'pulled://tiny:1b' is not on this machine"):
+        resolve("pulled://tiny:1b", download_dir=str(tmp_path))
 
 
 def test_one_model_is_shown_with_its_license(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

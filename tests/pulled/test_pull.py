@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from llmjax.checkpoint import download
+from llmjax.checkpoint.pulled import PulledModel, PulledModels
 from llmjax.errors import CheckpointError
 from llmjax.pulled import registry
 from llmjax.pulled.names import parse_name
 from llmjax.pulled.order import Fetched, Order
 from llmjax.pulled.process import fetched
 from llmjax.pulled.progress import Step
-from llmjax.pulled.records import PulledModel, PulledModels
 from tests.pulled.hosts import Hosts, serving, sha256, tiny_gguf
 from tests.waiting import until_async
 

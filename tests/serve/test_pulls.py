@@ -14,6 +14,7 @@ import httpx
 import ollama
 import pytest
 
+from llmjax.cli import main
 from llmjax.config import EngineConfig, ServerConfig
 from tests.pulled.hosts import Hosts, serving, sha256, tiny_gguf
 from tests.serve.javascript import run_program
@@ -221,6 +222,14 @@ def test_what_the_settings_name_is_not_deleted(client: ollama.Client) -> None:
     with pytest.raises(ollama.ResponseError, match=r"fixed is named by the server's settings") as error:
         client.delete("fixed")
     assert error.value.status_code == 409
+
+
+def test_what_has_been_removed_by_the_command_can_be_deleted(client: ollama.Client, several: Several) -> None:
+    client.pull("tiny:1b")
+    assert main(["rm", "tiny:1b", "--yes", "--download-dir", str(several.pulls._records.root.parent)]) == 0
+    assert names(several) == {"fixed", "tiny:1b"}
+    client.delete("tiny:1b")
+    assert names(several) == {"fixed"}
 
 
 def test_two_pulls_of_one_name_are_one(client: ollama.Client, several: Several, hosts: Hosts, model: bytes) -> None:

@@ -19,6 +19,7 @@ from llmjax.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 FILE = "pulled.json"
+FOLDER_PARTS = 4  # of a model's folder: host, owner, model and tag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,20 +80,32 @@ class PulledModels:
         with self._locked():
             self._write({**self._entries(), entry.pop("name"): entry})
 
+    def unfinished(self) -> list[Path]:
+        """Folders of pulls that have broken off, or still go on."""
+        kept = {entry.get("folder") for entry in self._entries().values()}
+        folders = self.root.glob("/".join("*" * FOLDER_PARTS))
+        return sorted(each for each in folders if each.is_dir() and str(each.relative_to(self.root)) not in kept)
+
     def remove(self, name: str) -> None:
         """Removes a model and its files, unless another name has the same."""
         with self._locked():
             entries = self._entries()
+            if name not in entries:  # `llmjax rm` has removed it
+                return
             gone = _pulled(name, entries.pop(name), self._file)
             self._write(entries)
             shared = any(entry.get("folder") == gone.folder for entry in entries.values())
             folder = (self.root / gone.folder).resolve()
             if not shared and self.root.resolve() in folder.parents:
-                shutil.rmtree(folder, ignore_errors=True)
-                for parent in folder.parents:  # those of its owner and host, if nothing else is there
-                    if parent == self.root.resolve() or any(parent.iterdir()):
-                        break
-                    parent.rmdir()
+                self.clear(folder)
+
+    def clear(self, folder: Path) -> None:
+        """Removes the folder of a model, and those of its owner and host if nothing else is there."""
+        shutil.rmtree(folder, ignore_errors=True)
+        for parent in folder.parents:
+            if parent == self.root.resolve() or any(parent.iterdir()):
+                break
+            parent.rmdir()
 
     def _locked(self) -> FileLock:
         self.root.mkdir(parents=True, exist_ok=True)
