@@ -106,7 +106,7 @@ async def stop_profile(request: Request) -> Response:
 
 
 async def reset_cache_of_media(request: Request) -> Response:
-    """Forget images and sounds, of which a server of texts knows none."""
+    """Say that no image is out of date: they are found by their content."""
     _entry(request)
     return Response()
 
