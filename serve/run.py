@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from llmjax.collector import permanent, put_aside
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.config_file import name_of
 from llmjax.errors import ConfigError
 from llmjax.launcher import place_of
 from llmjax.parsing.choice import check_reasoning_parser, check_tool_parser
@@ -113,7 +114,8 @@ async def _serve(engine_config: EngineConfig, config: ServerConfig, sock: socket
 def _intention(configs: Configs) -> str:
     """What the server is about to have, for the log."""
     if configs.models is None:
-        return f"{configs.engine.model}; it answers when the model is loaded"
+        name = (*configs.engine.served_names, name_of(configs.engine))[0]
+        return f"{name}; it answers when the model is loaded"
     if not configs.models:
         return "the models that have been pulled, which are loaded on demand"
     at_start = any(model.settings.load == "start" for model in configs.models)
