@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
@@ -150,7 +150,9 @@ class AdapterStacks:
     """The devices' places for adapters, all empty when they have been made.
 
     Args:
-        shapes: the parameters that adapters may change.
+        shapes: the parameters that adapters may change, those of this stage.
+        whole: those of all stages, by their names in the whole model.
+        stored: the name in the whole model of a parameter of this stage.
         places, rank: see `AdapterLayout`.
         dtype: type of the matrices that rows are multiplied with first.
 
@@ -160,10 +162,20 @@ class AdapterStacks:
     """
 
     def __init__(
-        self, shapes: list[AdaptedShape], *, places: int, rank: int, dtype: jnp.dtype, platform: Platform
+        self,
+        shapes: Sequence[AdaptedShape],
+        *,
+        whole: Mapping[str, AdaptedShape],
+        stored: Callable[[str], str],
+        places: int,
+        rank: int,
+        dtype: jnp.dtype,
+        platform: Platform,
     ) -> None:
         self.layout = AdapterLayout(places, rank, tuple(one.parameter for one in shapes))
         self.shapes = shapes
+        self._whole = whole
+        self._own_values = [0, *_numbers_of([stored(one.parameter.name) for one in shapes], whole)]
         self._platform = platform
         special = _Array((places + 1,), jnp.int32)
         arrays = [special, *(array for one in shapes for array in one.arrays(self.layout, dtype))]
@@ -180,22 +192,25 @@ class AdapterStacks:
         rank: int,
         division: Division,
         platform: Platform,
+        whole: Mapping[str, AdaptedShape] | None = None,
+        stored: Callable[[str], str] = str,
     ) -> AdapterStacks:
-        """The places for adapters of a model.
+        """The places for adapters of a model, or of a stage of one.
 
         Args:
-            graph, shapes: the whole model, as ``abstract_model`` declares it.
+            graph, shapes: what all devices have together, as ``abstract_model`` declares it.
+            whole, stored: as for the class; None: there is one stage.
         """
-        axes = dict(zip(graph.names, graph.axes, strict=True))
-        found = []
-        for name, whole in adaptable_shapes(graph, shapes).items():
-            stored = name if name in axes else EMBEDDING  # of a tied head
-            use = Use.PRODUCT if name == HEAD else use_of(name, len(whole), graph)
-            assert use is not None
-            cut = division.cut(stored, axes[stored], whole)
-            summed = axes[stored][1] if use is Use.PRODUCT and cut is not None and cut.axis == 1 else None
-            found.append(AdaptedShape(AdaptedParameter(name, use, summed), whole, cut))
-        return cls(found, places=places, rank=rank, dtype=graph.dtype, platform=platform)
+        own = adapted_shapes(graph, shapes, division)
+        return cls(
+            list(own.values()),
+            whole=own if whole is None else whole,
+            stored=stored,
+            places=places,
+            rank=rank,
+            dtype=graph.dtype,
+            platform=platform,
+        )
 
     def make(self) -> None:
         """Makes the places, with nothing in them; does nothing where they are there."""
@@ -210,8 +225,8 @@ class AdapterStacks:
 
     @property
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters that adapters may change, by name."""
-        return {one.parameter.name: one.shape for one in self.shapes}
+        """Shapes of the parameters that adapters may change, of all stages, by name."""
+        return {name: one.shape for name, one in self._whole.items()}
 
     @property
     def num_bytes(self) -> int:
@@ -234,24 +249,26 @@ class AdapterStacks:
         return self._placed
 
     def values_of(self, adapter: Adapter) -> Values:
-        """An adapter's values, for `put`: all devices' parts, one after another.
+        """An adapter's values, for `put` at every stage: all devices' parts, one after another.
 
         Args:
             adapter: one whose parts this model has, of a rank up to the layout's.
         """
         is_special = any(part.gain is not None or part.bias is not None for part in adapter.parts.values())
         values: Values = [np.array(is_special, np.int32)]
-        for one in self.shapes:
-            values += one.parts(adapter.parts.get(one.parameter.name), self.layout.rank)
+        for name, one in self._whole.items():
+            values += one.parts(adapter.parts.get(name), self.layout.rank)
         return values
 
     def put(self, program: Executable, place: int, values: Values) -> None:
-        """Writes an adapter to a place.
+        """Writes an adapter to a place: this stage's share of it.
 
         Args:
             program: what `put_spec` specifies.
+            values: those of `values_of`.
         """
-        given = tuple(on_devices(value, like.sharding) for value, like in zip(values, self._values, strict=True))
+        own = [values[number] for number in self._own_values]
+        given = tuple(on_devices(value, like.sharding) for value, like in zip(own, self._values, strict=True))
         self.arrays = program(self.arrays, given, np.array(place, np.int32))
 
     def compiled(self, cache: ProgramCache) -> Executable:
@@ -280,6 +297,35 @@ class AdapterStacks:
         return tuple(array.placed(self._platform) for array in every)
 
 
+def _numbers_of(names: Sequence[str], whole: Mapping[str, AdaptedShape]) -> Iterator[int]:
+    """Where the values of parameters are among those of all, which follow whether an adapter is special."""
+    starts, at = {}, 1
+    for name, one in whole.items():
+        starts[name], at = at, at + one.parameter.use.arrays
+    for name in names:
+        yield from range(starts[name], starts[name] + whole[name].parameter.use.arrays)
+
+
+def adapted_shapes(
+    graph: ModelGraph, shapes: Mapping[str, jax.ShapeDtypeStruct], division: Division
+) -> dict[str, AdaptedShape]:
+    """The parameters that adapters may change, by name.
+
+    Args:
+        graph, shapes: what all devices have together, as ``abstract_model`` declares it.
+    """
+    axes = dict(zip(graph.names, graph.axes, strict=True))
+    found = {}
+    for name, shape in adaptable_shapes(graph, shapes).items():
+        owner = name if name in axes else EMBEDDING  # of a tied head
+        use = Use.PRODUCT if name == HEAD else use_of(name, len(shape), graph)
+        assert use is not None
+        cut = division.cut(owner, axes[owner], shape)
+        summed = axes[owner][1] if use is Use.PRODUCT and cut is not None and cut.axis == 1 else None
+        found[name] = AdaptedShape(AdaptedParameter(name, use, summed), shape, cut)
+    return found
+
+
 def adaptable_shapes(graph: ModelGraph, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters that adapters may change, by name, among them that of a tied head.
 
@@ -297,7 +343,7 @@ def adaptable_shapes(graph: ModelGraph, shapes: Mapping[str, jax.ShapeDtypeStruc
 def use_of(name: str, dimensions: int, graph: ModelGraph) -> Use | None:
     """What a model does with a parameter that adapters may change; None: they may not."""
     if name == EMBEDDING:
-        return Use.ROWS
+        return Use.ROWS if graph.config.embeds else None  # the last stage has it as its head
     if name == HEAD or (name.startswith("head.") and name.endswith(".dense.weight")):
         return Use.PRODUCT
     if name.endswith(ABSORBED):

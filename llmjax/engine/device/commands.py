@@ -89,7 +89,7 @@ class LoadAdapter(Message, tag="load_adapter"):
 
     Args:
         place: 1 to ``max_loras``.
-        values: see ``llmjax.engine.adapters.layout.put_adapter``.
+        values: see ``llmjax.engine.adapters.layout.put_adapter``; those of all stages, each of which takes its own.
     """
 
     place: int

@@ -182,13 +182,14 @@ def pass_on(
     names: tuple[str, ...],
     layout: BatchLayout,
     spans: tuple[Span, ...],
+    adapters: AdapterLayout | None = None,
 ) -> tuple[DeviceState, jax.Array]:
     """Runs one dispatch of a stage that is not the last one: ``forward`` alone.
 
     The tokens that rows sample are not known here; the last stage sends them later, with the lengths of these rows.
 
     Args:
-        weights, state, packed, before, graph, names, layout, spans: as for ``step``.
+        weights, state, packed, before, graph, names, layout, spans, adapters: as for ``step``.
 
     Returns:
         The state after every row's tokens, and hidden states [T, D].
@@ -197,7 +198,10 @@ def pass_on(
     bucket = layout.bucket
     if bucket.decode:
         batch = batch.after(jnp.int32(0), state.rows)
-    model = _merged(rounding_decodes(weights) if bucket.decode or bucket.drafts else weights, graph=graph, names=names)
+    of = state.rows.word("adapter", batch.slot[batch.row])
+    own, changes = weights[: len(names)], weights[len(names) :]
+    own = rounding_decodes(own) if bucket.decode or bucket.drafts else own
+    model = _merged(own, changes, of, graph=graph, names=names, adapters=adapters)
     state, hidden = forward(model, state, of_groups(batch, spans, graph.config), before)
     rows = state.rows
     taken_in = jnp.where(batch.kv_len > 0, batch.slot, rows.length.shape[0])

@@ -26,7 +26,7 @@ from llmjax.checkpoint.kv_scales import is_kv_scale, kv_calibration
 from llmjax.checkpoint.resolve import resolve_model
 from llmjax.config import EngineConfig
 from llmjax.engine.adapters.of_encoder import EncoderAdapters, adaptable_of_encoder
-from llmjax.engine.adapters.stacks import AdapterStacks, adaptable_shapes
+from llmjax.engine.adapters.stacks import AdapterStacks, adaptable_shapes, adapted_shapes
 from llmjax.engine.front.token_labels import with_token_labels
 from llmjax.engine.loading.copies import with_copies
 from llmjax.engine.loading.dummy import with_dummy_weights
@@ -224,7 +224,6 @@ def load_model(
 
     adapters, own = None, own_adapter(checkpoint) if places else None
     if places and (config.enable_lora or own is not None):
-        _check_adapters(config, "enable_lora" if own is None else f"the model's own adapter, {own.name!r}")
         ranks = [config.max_lora_rank] * config.enable_lora + (
             [] if own is None else [own_config(checkpoint).most_rank]
         )
@@ -235,6 +234,8 @@ def load_model(
             rank=max(ranks),
             division=division,
             platform=platform,
+            whole=adapted_shapes(*declare(model_config, platform, programs), replace(division, config=model_config)),
+            stored=stage.stored,
         )
     if reading is not None:
         encoder_bytes = weight_bytes(checkpoint.vision_tensors, platform)
@@ -332,12 +333,6 @@ def _fused(
     count = len(adapter.parts) + len(adapter.of_encoder)
     logger.info("%s is merged into the weights: %d matrices change", path, count)
     return merged(checkpoint, adapter)
-
-
-def _check_adapters(config: EngineConfig, what: str) -> None:
-    """Refuses settings that adapters do not go with; ``what`` needs them."""
-    if config.is_staged:
-        raise ConfigError(f"{what}: stages (pipeline_parallel_size) have no adapters so far; use tensor_parallel_size")
 
 
 def _open(config: EngineConfig, path: Path) -> Checkpoint:

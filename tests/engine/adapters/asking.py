@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,20 +32,25 @@ class Asking:
         self.engine, self._number = llm.engine, 10**6
 
     def ask(
-        self, prompts: list[tuple[list[int], Adaptation | None]], *, tokens: int = 8, scored: bool = False
+        self,
+        prompts: list[tuple[list[int], Adaptation | None]],
+        *,
+        tokens: int | Sequence[int] = 8,
+        scored: bool = False,
     ) -> list[Said]:
-        """Computes requests together."""
+        """Computes requests together; each makes its own number of ``tokens``, or all the same."""
         outputs: dict[int, list[EngineOutput]] = {}
-        for prompt, own in prompts:
+        most = [tokens] * len(prompts) if isinstance(tokens, int) else tokens
+        for (prompt, own), count in zip(prompts, most, strict=True):
             self._number += 1
             outputs[self._number] = []
-            params = SamplingParams(temperature=0, max_tokens=tokens, prompt_logprobs=0 if scored else None)
+            params = SamplingParams(temperature=0, max_tokens=count, prompt_logprobs=0 if scored else None)
             self.engine.add(
                 EngineRequest(
                     request_id=self._number,
                     prompt_token_ids=prompt,
                     params=params,
-                    max_tokens=tokens,
+                    max_tokens=count,
                     stop_token_ids=frozenset(),
                     adaptation=own,
                 )

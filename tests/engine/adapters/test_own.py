@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from llmjax import LLM, LoRARequest, SamplingParams
-from llmjax.errors import CheckpointError, ConfigError
+from llmjax import LoRARequest, SamplingParams
+from llmjax.errors import CheckpointError
 from llmjax.outputs import RequestOutput
 from tests.checkpoints import SEEING
 from tests.engine.test_images import check, engine_of, golden, prompt_of, scored
@@ -134,6 +133,3 @@ def test_what_does_not_go_with_it_is_said_at_the_start(compile_cache_dir: str, t
         (folder / "config.json").write_text(json.dumps({**config, **keys}))
         with pytest.raises(CheckpointError, match=problem):
             engine_of(NAME, compile_cache_dir, folder=folder)
-    options: dict[str, Any] = {"pipeline_parallel_size": 2, "max_model_len": 64}
-    with pytest.raises(ConfigError, match="the model's own adapter, 'vision': stages"):
-        LLM(str(FOLDER), compilation_cache_dir=compile_cache_dir, **options)
