@@ -15,7 +15,7 @@ from llmjax.serve.protocol.llama_cpp import LlamaCppSampling
 from llmjax.serve.protocol.tools import MAX_TOOLS
 
 MAX_IMAGES = 256  # of a message
-ONE_MODEL = "is not supported: the server has one model, whose chat template is its own"
+OWN_TEMPLATE = "is not supported: a model's chat template is its own"
 
 Images = Annotated[Strings, at_most(MAX_IMAGES)]
 Think = bool | Literal["low", "medium", "high"]
@@ -147,7 +147,7 @@ class OllamaGenerateRequest(OllamaGenerating):
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {**OllamaGenerating.neutral_values, "template": ("",)}
     reasons: ClassVar[Mapping[str, str]] = {
         **OllamaGenerating.reasons,
-        "template": f"{ONE_MODEL}; raw takes a prompt as it is",
+        "template": f"{OWN_TEMPLATE}; raw takes a prompt as it is",
     }
 
     @property
