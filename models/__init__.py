@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from llmjax.models.layers.pooling import Dense, Pooler
     from llmjax.models.layers.residual import NormedParts, NormedStream, Parallel, PostNorm, PreNorm, Sandwich
     from llmjax.models.layers.rope import RopeConfig
-    from llmjax.models.nested import text_config, text_name
+    from llmjax.models.nested import text_config, text_name, unwrapped
     from llmjax.models.registry import has_unit_head, makes_vectors, model_config, tensor_names, token_labels
 
 __all__ = [
@@ -74,6 +74,7 @@ __all__ = [
     "text_config",
     "text_name",
     "token_labels",
+    "unwrapped",
 ]
 
 # Loaded when first used: a server whose engine is in a process of its own needs no JAX, and a warm start no Flax.
@@ -119,6 +120,7 @@ _MODULES = {
     "tensor_names": "llmjax.models.registry",
     "text_config": "llmjax.models.nested",
     "text_name": "llmjax.models.nested",
+    "unwrapped": "llmjax.models.nested",
     "token_labels": "llmjax.models.registry",
 }
 

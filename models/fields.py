@@ -103,6 +103,12 @@ class Fields:
             raise self.error(key, f"is not supported; supported are {', '.join(sorted(choices))}")
         return value
 
+    def text(self, key: str) -> str:
+        value = self.get(key)
+        if not isinstance(value, str):
+            raise self.error(key, "must be a text")
+        return value
+
     def mapping(self, key: str) -> Mapping[str, Any]:
         """A JSON object; null reads as an empty one."""
         value = self.get(key)

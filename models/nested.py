@@ -14,6 +14,8 @@ MULTIMODAL = frozenset(
         "AyaVisionForConditionalGeneration",
         "BlipForConditionalGeneration",
         "CLIPModel",
+        "ColPaliForRetrieval",
+        "ColQwen2ForRetrieval",
         "Cohere2VisionForConditionalGeneration",
         "DeepseekVLForConditionalGeneration",
         "DeepseekVLV2ForCausalLM",
@@ -91,8 +93,14 @@ OF_OTHERS = (
 )
 # The same where files say by ``version`` which text model it is.
 OF_VERSIONS = {"MiniCPMV": {2.6: "Qwen2ForCausalLM", 4.0: "LlamaForCausalLM", 4.5: "Qwen3ForCausalLM"}}
+RETRIEVAL = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")
+"""Models of vectors of tokens, whose files have those of a multimodal one in an object, and a prefix, of their own."""
 # Keys of the text model that say what its tokens see in prompts with pictures, which its vision half says as well.
-OF_PICTURES = {"PaliGemmaForConditionalGeneration": ("use_bidirectional_attention",)}
+OF_PICTURES = dict.fromkeys(
+    ("PaliGemmaForConditionalGeneration", "ColPaliForRetrieval"), ("use_bidirectional_attention",)
+)
+# What holds for the text models of some, whatever their files say.
+_SAID = {"ColPaliForRetrieval": {"is_causal": False}}
 # Keys at the top level that text models need: what says how many rows a picture has, or the size of all vectors.
 NEEDED = {
     "BlipForConditionalGeneration": "vision_config",
@@ -124,12 +132,23 @@ _MISSING: Mapping[str, Mapping[str, Any]] = {
 }
 # Keys at the top level that hold for the text model too, unless it has them itself.
 SHARED = ("bos_token_id", "eos_token_id", "tie_word_embeddings", "dtype", "torch_dtype")
+WRAPPER = "vlm."
+"""The prefix of names of tensors in files of `RETRIEVAL`."""
 # Prefixes in checkpoints from before and since Transformers 5.
 PREFIX = re.compile(r"^(?:(?:language_model|language|llm)\.(?=model\.|lm_head\.)|(model\.)(?:language|text)_model\.)")
 
 
 MATRICES = ("model.text.wte", "model.transformer.wte.embedding")
 """Moondream's and Molmo's names of their embeddings, which lack the ending that others have."""
+
+
+def unwrapped(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a multimodal model that is inside one of vectors of tokens; others as they are."""
+    named, inner = config.get("architectures"), config.get("vlm_config")
+    if not isinstance(named, list) or named[:1] not in [[name] for name in RETRIEVAL] or not isinstance(inner, Mapping):
+        return {**config}
+    outer = {key: value for key, value in config.items() if key in SHARED or key == "quantization_config"}
+    return {**outer, **inner, "architectures": named}
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -166,7 +185,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any] | None:
     said: dict[str, Any] = {"tie_word_embeddings": True} if tied else {}
     if (needed := NEEDED.get(named)) is not None:
         said = {**said, needed: config.get(needed)}
-    return {**outer, **text, **said, "architectures": [architecture]}
+    return {**outer, **text, **said, **_SAID.get(named, {}), "architectures": [architecture]}
 
 
 def _of_deepseek(text: Mapping[str, Any]) -> str | None:
@@ -214,6 +233,13 @@ def _of_axes(text: Mapping[str, Any]) -> dict[str, Any]:
                 name: value for name, value in rope.items() if name not in ("type", "rope_type") or value != "mrope"
             }
     return plain
+
+
+def unwrapped_name(name: str) -> str:
+    """A tensor's name in a multimodal model that is inside one of `RETRIEVAL`."""
+    inner = name.removeprefix(WRAPPER)
+    bare = inner != name and inner.startswith("language_model.") and PREFIX.match(inner) is None
+    return f"model.{inner}" if bare else inner
 
 
 def text_name(name: str) -> str:

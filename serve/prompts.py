@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 # Work on longer texts would hold up every other request's stream; it goes to a thread.
 INLINE_CHARS = 4096
+TRUNCATED_PICTURES = "truncate_prompt_tokens does not go with images"
 CHARS_PER_PART = 32  # the work that a message, or a part of one, is beside its text
 
 
@@ -159,9 +160,7 @@ async def chat_prompt(
     placeholders = None if images is None else {"image": images.placeholder, "video": images.video_placeholder}
     messages, moved = await off_loop(lambda: _messages(server, read, source, tools, found, placeholders), size=size)
     if found and truncation is not None:
-        raise ApiError(
-            "truncate_prompt_tokens does not go with images", param="truncate_prompt_tokens", code="invalid_value"
-        )
+        raise ApiError(TRUNCATED_PICTURES, param="truncate_prompt_tokens", code="invalid_value")
     if literal is not None and "documents" in kwargs:
         kwargs["documents"] = literal.marked(kwargs["documents"])
     if tools and (name := tools_variable(source)) is not None:
@@ -183,6 +182,38 @@ async def chat_prompt(
     prompt = await off_loop(lambda: encode(server, text, field="messages", kept_for=cache_salt or ""), size=len(text))
     prompt = replace(prompt, moved_lines=moved)
     return prompt if images is None else _with_images(prompt, prepared, images)
+
+
+def text_beside(message: ChatMessage, pictures: list[Attachment] | None) -> str:
+    """The text of a message, whose pictures are taken out of it; arguments and errors as for `template_messages`."""
+    content = template_messages([message], pictures)[0]["content"] or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+
+
+async def page_or_text(server: Server, body: ChatTemplateFields, *, owner: str) -> str | EncodedPrompt:
+    """A message to a model that reads each page and each text by itself: the prompt of its page, or its text.
+
+    Args:
+        owner: the request's API key, as ``owner_of`` has it.
+
+    Raises:
+        ApiError: there are several pictures, or a text beside one that does not stand in the prompt of every page.
+    """
+    images = await _images(server, body.mm_processor_kwargs)
+    found: list[Attachment] = []
+    read = await with_files_read(body.messages, server.sources, owner=owner)
+    text = text_beside(read[0], None if images is None else found)
+    if images is None or server.pictures is None or not found:
+        return text
+    path = "messages.0.content"
+    if len(found) > 1:
+        problem = f"`{path}`: this model reads one page at a time; there are {len(found)} pictures"
+        raise ApiError(problem, param=path, code="invalid_value")
+    if text.strip() not in images.page:
+        problem = f"`{path}`: a page is a picture alone; beside it stands a text that this model reads by itself"
+        raise ApiError(problem, param=path, code="invalid_value")
+    prepared = await server.pictures.prepared(found, images=images, owner=owner)
+    return _with_images(EncodedPrompt([]), prepared, images)
 
 
 async def _images(server: Server, keywords: Mapping[str, Any] | None) -> Images | None:

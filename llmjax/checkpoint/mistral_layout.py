@@ -14,6 +14,7 @@ from llmjax.checkpoint.rows import RowsOf
 from llmjax.checkpoint.safetensors import SafetensorsTensor
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
+from llmjax.models.nested import unwrapped
 
 CONFIG, PARAMS = "config.json", "params.json"
 WEIGHTS, PROCESSOR = "consolidated.safetensors", "preprocessor_config.json"
@@ -116,13 +117,14 @@ def is_native(folder: Path) -> bool:
 
 
 def config_in(folder: Path) -> dict[str, Any]:
-    """A folder's config.json, or what transformers' converters make of its params.json.
+    """A folder's config.json, or what transformers' converters make of its params.json; of a model that is inside
+    another, its own.
 
     Raises:
         CheckpointError: the file cannot be read, or a key of it is missing, wrong, or not understood.
     """
     if not is_native(folder):
-        return read_object(folder / CONFIG)
+        return unwrapped(read_object(folder / CONFIG))
     params = _Params(read_object(folder / PARAMS), folder / PARAMS)
     params.refuse_unread(READ | NEUTRAL)
     text: dict[str, Any] = {name: params.values.get(own) for name, own in TEXT.items()}

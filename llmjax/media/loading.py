@@ -129,6 +129,7 @@ class ProcessorSource:
             else (),
             video_placeholder=() if video is None else tuple(tokenize(video.frame.placeholder)),
             first=tuple(tokenize(self.first)) if preparation.begun and self.first else (),
+            page=tuple(tokenize(preparation.page)) if preparation.page else (),
         )
 
 

@@ -74,6 +74,10 @@ class ImageProcessor(Protocol):
     def single(self) -> bool:
         """Whether a picture has one row, which is its vector, and nothing is beside it in a prompt."""
 
+    @property
+    def page(self) -> tuple[int, ...]:
+        """Ids of the prompt of a picture that is given alone, placeholder included; empty: there is none."""
+
     def spelled(self, text: str) -> str:
         """A prompt with the placeholder in place of other spellings of it."""
 
@@ -109,7 +113,7 @@ class PillowProcessor:
     Attributes:
         preparation: what is done.
         ids: the ids of each of the texts of which a picture's text is made.
-        placeholder, row_token_id, line_breaks, frame, counted, video_placeholder, first: see ``ImageProcessor``.
+        placeholder, row_token_id, line_breaks, frame, counted, video_placeholder, first, page: see ``ImageProcessor``.
         limits, video_limits: how large pictures and videos may be.
     """
 
@@ -124,6 +128,7 @@ class PillowProcessor:
     video_placeholder: tuple[int, ...] = ()
     counted: tuple[tuple[int, ...], ...] = ()
     first: tuple[int, ...] = ()
+    page: tuple[int, ...] = ()
 
     @property
     def row_token_ids(self) -> tuple[int, ...]:

@@ -1,6 +1,9 @@
-"""PaliGemma 1 and 2: SigLIP on pictures of one size, one matrix, and a prompt whose tokens all see each other."""
+"""PaliGemma 1 and 2: SigLIP on pictures of one size, one matrix, and a prompt whose tokens all see each other; and
+ColPali, which reads pages so."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.family import Sight, VisionFamily
@@ -57,6 +60,17 @@ def pictures(sight: Sight) -> Preparation:
     )
 
 
+def encoder_of_pages(sight: Sight) -> VisionSpec:
+    """See ``VisionFamily.encoder``; of ColPali the text model says what its tokens see, in texts as well."""
+    return replace(encoder(sight), bidirectional=False, whole_prompt=False)
+
+
+def pages(sight: Sight) -> Preparation:
+    """See ``VisionFamily.preparation``; formula of a page's prompt: transformers' ``ColPaliProcessor``."""
+    prefix = sight.processor.text("visual_prompt_prefix")
+    return replace(pictures(sight), frame=None, page=f"<image><bos>{prefix}\n")
+
+
 FAMILIES = (
     VisionFamily(
         ("PaliGemmaForConditionalGeneration",),
@@ -66,5 +80,14 @@ FAMILIES = (
         {**SIGLIP, "projection_dim": 2048},
         {"image_token_index": 256000},
         PROCESSOR,
+    ),
+    VisionFamily(
+        ("ColPaliForRetrieval",),
+        encoder_of_pages,
+        pages,
+        TENSORS,
+        {**SIGLIP, "projection_dim": 2048},
+        {"image_token_index": 256000},
+        {**PROCESSOR, "visual_prompt_prefix": "Describe the image."},
     ),
 )

@@ -712,6 +712,7 @@ class Preparation:
         needed: a prompt has at least one (BLIP).
         class_row: the first row of a tile is that of its class token.
         single: a picture has one row, which is its vector, and nothing is beside it in a prompt (CLIP, SigLIP).
+        page: the prompt of a picture that is given alone, placeholder included (ColPali); empty: there is none.
         row_texts: texts in ``text``, each of one token, at which feature rows stand too (Ovis2).
         ids: ids of texts in ``text`` for which tokenizers have no token.
         begun: a prompt begins with the token that begins texts or, where the tokenizer has none, with the one that ends
@@ -740,6 +741,7 @@ class Preparation:
     needed: bool = False
     class_row: bool = False
     single: bool = False
+    page: str = ""
     row_texts: tuple[str, ...] = ()
     ids: tuple[tuple[str, int], ...] = ()
     begun: bool = False

@@ -1,4 +1,5 @@
-"""Qwen2-VL and Qwen2.5-VL: pictures of any size, rotary positions on two axes, and squares of four patches merged."""
+"""Qwen2-VL, ColQwen2 and Qwen2.5-VL: pictures of any size, rotary positions on two axes, and squares of four patches
+merged."""
 
 from __future__ import annotations
 
@@ -45,6 +46,8 @@ DEFAULTS_2_5 = {
     "out_hidden_size": 3584,
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
+PAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+"""What ColQwen2's processor takes for a missing ``visual_prompt_prefix``."""
 # The same of Qwen2VLImageProcessor.
 PROCESSOR = {
     "resample": BICUBIC,
@@ -147,6 +150,12 @@ def pictures(sight: Sight) -> Preparation:
     return smart_pictures(sight, placeholder="<|image_pad|>", video=videos(sight))
 
 
+def pages(sight: Sight) -> Preparation:
+    """See ``VisionFamily.preparation``; of ColQwen2, which sees no videos."""
+    page = sight.processor.text("visual_prompt_prefix")
+    return replace(smart_pictures(sight, placeholder="<|image_pad|>"), page=page)
+
+
 def videos(sight: Sight, **changes: Any) -> VideoPreparation:
     """What is done to videos, which are sampled as qwen-vl-utils samples them where files do not say it.
 
@@ -228,6 +237,15 @@ FAMILIES = (
         {"image_token_id": 151655, "video_token_id": 151656},
         PROCESSOR,
         VIDEO,
+    ),
+    VisionFamily(
+        ("ColQwen2ForRetrieval",),
+        encoder,
+        pages,
+        TENSORS,
+        DEFAULTS,
+        {"image_token_id": 151655},
+        {**PROCESSOR, "visual_prompt_prefix": PAGE},
     ),
     VisionFamily(
         ("Qwen2_5_VLForConditionalGeneration",),

@@ -34,11 +34,11 @@ _DECLARED = {
     "molmo2": "Molmo2ForConditionalGeneration",
     "moondream": "HfMoondream",
     "ovis2": "Ovis2ForConditionalGeneration",
-    "paligemma": "PaliGemmaForConditionalGeneration",
+    "paligemma": "PaliGemmaForConditionalGeneration ColPaliForRetrieval",
     "phi3_v": "Phi3VForCausalLM",
     "phi4_multimodal": "Phi4MultimodalForCausalLM Phi4MMForCausalLM",
     "pixtral": "LlavaForConditionalGeneration Mistral3ForConditionalGeneration",
-    "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration Qwen2_5_VLForConditionalGeneration ColQwen2ForRetrieval",
     "siglip": "SiglipModel",
     "qwen3_vl": (
         "Qwen3VLForConditionalGeneration Qwen3VLMoeForConditionalGeneration "

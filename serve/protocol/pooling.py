@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
+from llmjax.engine.front.pairs import Page
 from llmjax.engine.front.scores import Compared, compared
 from llmjax.pooling_params import PoolingParams, PoolingTask
 from llmjax.serve.errors import ApiError
@@ -180,7 +181,7 @@ class PairsBody(TextsBody):
     instruction: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None
     instruct: Annotated[str, Field(max_length=MOST_INSTRUCTION)] | None = None  # SGLang's name of it
 
-    def pairs_of(self, first: str | Sequence[str], second: Sequence[str] | str) -> list[Compared]:
+    def pairs_of(self, first: Sequence[str | Page], second: Sequence[str | Page]) -> list[Compared]:
         """One text with each of the others, or pair by pair, with the instruction."""
         return compared(first, second, instruction=self.instruct if self.instruction is None else self.instruction)
 
@@ -189,16 +190,51 @@ class PairsBody(TextsBody):
 SIDES = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "items"), ("queries", "documents"))
 
 
+Content = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+
+
+class PageContent(ApiModel):
+    """What is compared, where it is a picture: parts of a message, in vLLM's form."""
+
+    content: Content
+
+
+def _kind_of(value: Any) -> str:
+    """Which form of a side, or of one of its entries, a value means to have, so that an error is about that one."""
+    if isinstance(value, list):
+        return "several texts"
+    if not isinstance(value, dict | BaseModel):
+        return "one text"
+    return "a document" if isinstance(value, dict) and "content" not in value else "a page"
+
+
+def _kind_of_side(value: Any) -> str:
+    """The same where an object is always a page."""
+    return "a page" if isinstance(value, dict | BaseModel) else _kind_of(value)
+
+
+TextOrPage = Annotated[
+    Annotated[str, Tag("one text")] | Annotated[PageContent, Tag("a page")], Discriminator(_kind_of_side)
+]
+TextsOrPages = Annotated[list[TextOrPage], Field(fail_fast=True), at_most(MOST_TEXTS)]
+Side = Annotated[
+    Annotated[str, Tag("one text")]
+    | Annotated[PageContent, Tag("a page")]
+    | Annotated[TextsOrPages, Tag("several texts")],
+    Discriminator(_kind_of_side),
+]
+
+
 class ScoreRequest(PairsBody):
     """POST /score. Both sides are there, under one of the pairs of names in ``SIDES``."""
 
-    text_1: str | Texts | None = None
-    text_2: str | Texts | None = None
-    data_1: str | Texts | None = None
-    data_2: str | Texts | None = None
-    queries: str | Texts | None = None
-    items: str | Texts | None = None
-    documents: str | Texts | None = None
+    text_1: Side | None = None
+    text_2: Side | None = None
+    data_1: Side | None = None
+    data_2: Side | None = None
+    queries: Side | None = None
+    items: Side | None = None
+    documents: Side | None = None
     max_tokens_per_query: Any = None
     max_tokens_per_doc: Any = None
 
@@ -225,21 +261,20 @@ class ScoreRequest(PairsBody):
             code="missing_required_parameter" if missing else "invalid_value",
         )
 
-    @property
-    def pairs(self) -> list[Compared]:
-        """What is scored."""
-        first, second = self.sides
-        return self.pairs_of(getattr(self, first), getattr(self, second))
 
-
-Document = Annotated[dict[str, str], object_of(str)]
+Document = Annotated[
+    Annotated[str, Tag("one text")]
+    | Annotated[Annotated[dict[str, str], object_of(str)], Tag("a document")]
+    | Annotated[PageContent, Tag("a page")],
+    Discriminator(_kind_of),
+]
 
 
 class RerankRequest(PairsBody):
     """POST /rerank."""
 
-    query: str
-    documents: Texts | Annotated[list[Document], at_most(MOST_TEXTS)]
+    query: TextOrPage
+    documents: Annotated[list[Document], Field(fail_fast=True), at_most(MOST_TEXTS)]
     top_n: Annotated[int, Field(ge=0)] | None = None
     return_documents: bool = True
     max_tokens_per_query: Any = None
@@ -255,26 +290,23 @@ class RerankRequest(PairsBody):
     reasons: ClassVar[Mapping[str, str]] = {**TextsBody.reasons, **LENGTHS}
 
     @property
-    def pairs(self) -> list[Compared]:
-        """What is scored."""
-        return self.pairs_of(self.query, self.texts)
-
-    @property
-    def texts(self) -> list[str]:
-        """The documents' texts."""
+    def contents(self) -> list[str | PageContent]:
+        """The documents: of each its text, or its parts."""
         if not self.documents:
             raise ApiError("`documents` is empty", param="documents", code="invalid_value")
-        texts = []
+        contents: list[str | PageContent] = []
         for number, document in enumerate(self.documents):
+            if isinstance(document, PageContent):
+                contents.append(document)
+                continue
             text: Any = document.get("text") if isinstance(document, dict) else document
             if text is None:
                 raise ApiError(f"`documents.{number}` has no text", param=f"documents.{number}", code="invalid_value")
-            texts.append(text)
-        return texts
+            contents.append(text)
+        return contents
 
 
 EmbeddingType = Literal["float", "binary", "ubinary", "base64"]
-Content = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
 
 class CohereInput(ApiModel):

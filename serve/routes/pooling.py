@@ -31,8 +31,20 @@ from llmjax.serve.context import Server, cache_salt_of, engine_id, ignored_field
 from llmjax.serve.errors import ApiError
 from llmjax.serve.generation import guarded
 from llmjax.serve.other_names import other_names
-from llmjax.serve.prompts import Truncation, chat_prompt, off_loop, read_tools, template_source, unread_variables
+from llmjax.serve.prompts import (
+    TRUNCATED_PICTURES,
+    Truncation,
+    chat_prompt,
+    off_loop,
+    page_or_text,
+    read_tools,
+    template_source,
+    text_beside,
+    unread_variables,
+)
+from llmjax.serve.protocol.chat import MAX_CONVERSATIONS, ChatMessage, ChatTemplateFields
 from llmjax.serve.protocol.common import ApiModel
+from llmjax.serve.protocol.pictures import Attachment
 from llmjax.serve.protocol.pooling import (
     ClassifyChatRequest,
     ClassifyRequest,
@@ -42,6 +54,8 @@ from llmjax.serve.protocol.pooling import (
     EmbeddingRequest,
     EmbeddingType,
     InputBody,
+    PageContent,
+    PairsBody,
     PooledBody,
     PoolingChatRequest,
     PoolingRequest,
@@ -166,8 +180,9 @@ async def score(request: Request) -> Response:
     body = parse(await read_json(request), ScoreRequest, ignored=ignored_fields(request))
     server.check_task("score")
     first, second = body.sides
+    contents = [await _contents(request, server, body, getattr(body, name), name) for name in (first, second)]
     with other_names({"text_1": first, "text_2": second}):
-        scores, made = await _scores(request, server, body, body.pairs, field="text_2")
+        scores, made = await _scores(request, server, body, body.pairs_of(*contents), field="text_2")
     data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
     return await _answer(server, body.model, "score", {"data": data}, made)
 
@@ -177,16 +192,79 @@ async def rerank(request: Request) -> Response:
     server = server_of(request)
     body = parse(await read_json(request), RerankRequest, ignored=ignored_fields(request))
     server.check_task("score")
-    texts = body.texts
-    scores, made = await _scores(request, server, body, body.pairs, field="documents")
-    order = sorted(range(len(texts)), key=lambda index: -scores[index])[: body.top_n or None]
+    query = await _contents(request, server, body, body.query, "query")
+    documents = await _contents(request, server, body, body.contents, "documents")
+    with other_names({"text_1": "query", "text_2": "documents"}):
+        scores, made = await _scores(request, server, body, body.pairs_of(query, documents), field="documents")
+    order = sorted(range(len(documents)), key=lambda index: -scores[index])[: body.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if body.return_documents:
         for result in results:
-            result["document"] = {"text": texts[result["index"]]}
+            document = documents[result["index"]]
+            result["document"] = {"text": "" if isinstance(document, Page) else document}
     return await _answer(
         server, body.model, "rerank", {"results": results, "meta": {"api_version": {"version": "2"}}}, made
     )
+
+
+async def _contents(
+    request: Request,
+    server: Server,
+    body: PairsBody,
+    given: str | PageContent | Sequence[str | PageContent],
+    field: str,
+) -> list[str | Page]:
+    """One side of pairs, with its pictures read."""
+    several = not isinstance(given, str | PageContent)
+    values: Sequence[str | PageContent] = [given] if isinstance(given, str | PageContent) else given
+    pages = sum(isinstance(value, PageContent) for value in values)
+    if pages > MAX_CONVERSATIONS:
+        problem = f"`{field}` has {pages} entries with `content`; at most {MAX_CONVERSATIONS} are allowed"
+        raise ApiError(problem, param=field, code="invalid_value")
+    if pages:
+        server.check_model(body.model)
+    found: list[str | Page] = []
+    salt = cache_salt_of(request, body.cache_salt)
+    for number, value in enumerate(values):
+        if isinstance(value, PageContent):
+            message = ChatMessage(role="user", content=value.content)
+            name = f"{field}.{number}.content" if several else f"{field}.content"
+            chat = ChatTemplateFields(messages=[message], add_generation_prompt=False)
+            with other_names({r"messages\.0\.content": name, "messages": name}):
+                pictures: list[Attachment] = []
+                text = text_beside(message, None if server.pictures is None else pictures)
+                if not pictures:
+                    found.append(text)
+                    continue
+                prompt = await _conversation(request, server, chat, salt=salt)
+            found.append(prompt if isinstance(prompt, str) else Page(prompt))
+        else:
+            found.append(value)
+    return found
+
+
+async def _conversation(
+    request: Request,
+    server: Server,
+    chat: ChatTemplateFields,
+    *,
+    salt: str | None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    cut: Truncation | None = None,
+) -> str | Prompt:
+    """What is read of a conversation: the prompt that a template makes or, where the model reads pages and texts each
+    by itself, one page's, or a text."""
+    owner, pictures = owner_of(request), server.pictures
+    if pictures is not None and pictures.images.page and chat.chat_template is None and len(chat.messages) == 1:
+        read = await page_or_text(server, chat, owner=owner)
+        if isinstance(read, str):
+            return read
+        if cut is not None:
+            raise ApiError(TRUNCATED_PICTURES, param="truncate_prompt_tokens", code="invalid_value")
+        return Prompt(None, read.token_ids, None, read.media)
+    record_of(request).ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
+    prompt = await chat_prompt(server, chat, tools=tools, owner=owner, cache_salt=salt, truncation=cut)
+    return Prompt(None, prompt.token_ids, None, prompt.media)
 
 
 async def _scores(
@@ -217,13 +295,11 @@ async def _inputs(request: Request, server: Server, body: InputBody | Conversati
     keep, texts, ignored = body.truncate_prompt_tokens, list[Input](), record_of(request).ignored
     cut = None if keep is None else Truncation(server.engine.info.max_model_len if keep == -1 else keep, "right", False)
     tools, named = await read_tools(body), len(ignored)
-    owner, salt = owner_of(request), cache_salt_of(request, body.cache_salt)
+    salt = cache_salt_of(request, body.cache_salt)
     for name, chat in body.chats().items():
         del ignored[named:]  # each says the same of the fields that all have
         with other_names({"messages": name}):
-            ignored += unread_variables(chat, template_source(server, chat, with_tools=bool(tools)))
-            prompt = await chat_prompt(server, chat, tools=tools, owner=owner, cache_salt=salt, truncation=cut)
-        texts.append(Prompt(None, prompt.token_ids, None, prompt.media))
+            texts.append(await _conversation(request, server, chat, salt=salt, tools=tools, cut=cut))
     return texts, "messages"
 
 

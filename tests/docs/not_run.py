@@ -46,9 +46,12 @@ REASONS: Sequence[tuple[str, str]] = (
 )
 # What stands in pages for a model that is large or needs an account, and what the tests put in its place.
 SMALL, EMBEDDER, RERANKER, SEEING, SEEING_TOO = "{small}", "{embedder}", "{reranker}", "{seeing}", "{seeing_too}"
+OF_TOKENS, OF_PAGES = "{of_tokens}", "{of_pages}"
 MODELS: Mapping[str, str] = {
     r"BAAI/bge-small-en-v1\.5|sentence-transformers/all-MiniLM-L6-v2": EMBEDDER,
     r"BAAI/bge-reranker-v2-m3": RERANKER,
+    r"colbert-ir/colbertv2\.0": OF_TOKENS,
+    r"vidore/colqwen2-v1\.0-hf": OF_PAGES,
     r"Qwen/Qwen2\.5-VL-3B-Instruct": SEEING,
     r"/models/gemma-3-4b-it": SEEING_TOO,
     r"Qwen/Qwen[\w.-]+": SMALL,

@@ -26,6 +26,7 @@ from llmjax.cli.serve import parse as parse_serve
 from llmjax.config import EngineConfig
 from llmjax.settings import settings_of
 from tests.checkpoints import SEEING as SEEING_MODELS
+from tests.checkpoints import TOKEN_VECTORS
 from tests.docs import not_run
 from tests.docs.commands import PAGES, Shown, shown
 from tests.import_graph import ROOT
@@ -300,7 +301,7 @@ def session(folder: Path, models: dict[str, str]) -> Iterator[Session]:
     request = {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": body}
     (folder / "requests.jsonl").write_text(json.dumps(request) + "\n", encoding="utf-8")
     images = pytest.importorskip("PIL.Image", reason="needs Pillow, which llmjax brings")
-    for name in ("cat.png", "cat.jpg"):
+    for name in ("cat.png", "cat.jpg", "page.png", "page1.png", "page2.png"):
         images.new("RGB", (64, 64), "orange").save(folder / name)
     for number in range(4):
         images.new("RGB", (64, 64), (0, 60 * number, 0)).save(folder / f"frame{number}.png")
@@ -318,6 +319,8 @@ def models(smollm2_path: Path, minilm_path: Path, tmp_path_factory: pytest.TempP
         not_run.SMALL: str(smollm2_path),
         not_run.EMBEDDER: str(minilm_path),
         not_run.RERANKER: str(write_with_tokenizer("roberta-labels", folder, ends=True)),
+        not_run.OF_TOKENS: str(TOKEN_VECTORS / "colbert"),
+        not_run.OF_PAGES: str(TOKEN_VECTORS / "colqwen2"),
         not_run.SEEING: str(SEEING_MODELS / "qwen2-vl"),
         not_run.SEEING_TOO: str(SEEING_MODELS / "gemma3"),
     }

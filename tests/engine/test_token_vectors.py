@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from llmjax import LLM, PoolingParams
 from llmjax.engine.front.scores import max_sim
@@ -14,7 +15,8 @@ from llmjax.errors import InvalidRequest
 from tests.checkpoints import TOKEN_VECTORS
 
 pytestmark = pytest.mark.jax_api
-NAMES = ["colbert", "pylate"]
+NAMES = ["colbert", "pylate", "colpali", "colqwen2"]
+SEEING = ("colpali", "colqwen2")
 TOLERANCE = 2e-4
 
 
@@ -23,16 +25,21 @@ class Served(NamedTuple):
     llm: LLM
     golden: dict[str, np.ndarray]
 
-    def text(self, key: str) -> str:
-        return self.golden[key].tobytes().decode()
+    def content(self, key: str) -> Any:
+        """A text, or a prompt of a picture."""
+        found = self.golden[key]
+        if found.ndim == 1:
+            return found.tobytes().decode()
+        return {"prompt": "", "multi_modal_data": {"image": Image.fromarray(found)}}
 
     def keys(self, kind: str) -> list[str]:
         return sorted(key for key in self.golden if key.startswith(kind) and "/" not in key)
 
     def made(self, key: str, **params: Any) -> Any:
         """What is made of one of the golden contents."""
-        given = PoolingParams(prompt_name=key.rstrip("0123456789"), **params)
-        return self.llm.encode([self.text(key)], given, use_tqdm=False)[0]
+        content = self.content(key)
+        name = key.rstrip("0123456789") if isinstance(content, str) else None
+        return self.llm.encode([content], PoolingParams(prompt_name=name, **params), use_tqdm=False)[0]
 
 
 def options(compile_cache_dir: str, **settings: Any) -> dict[str, Any]:
@@ -64,16 +71,33 @@ def test_vectors_of_tokens_are_those_of_the_original(served: Served) -> None:
 
 def test_batches_make_the_same_vectors(served: Served) -> None:
     keys = [*served.keys("query"), *served.keys("document")] * 3
-    prompts = [served.golden[f"{key}/tokens"].tolist() for key in keys]
+    contents = {key: served.content(key) for key in keys}
+    texts = {key: served.golden[f"{key}/tokens"].tolist() for key in keys if isinstance(contents[key], str)}
+    prompts = [texts.get(key, contents[key]) for key in keys]
     made = served.llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)
     for key, output in zip(keys, made, strict=True):
         np.testing.assert_allclose(output.outputs.data, served.golden[f"{key}/vectors"], atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("room", [7, 16])
+def test_chunks_make_the_same_vectors(room: int, compile_cache_dir: str) -> None:
+    """Of decoders alone, whose prompts are cut where a step is full, inside pictures too."""
+    name = "colqwen2"
+    llm = LLM(str(TOKEN_VECTORS / name), **options(compile_cache_dir, max_num_batched_tokens=room))
+    served = Served(name, llm, dict(np.load(TOKEN_VECTORS / name / "golden.npz")))
+    try:
+        for key in ("query0", "document0", "document2", "document2"):  # the last one is known, and made again
+            output = served.made(key)
+            np.testing.assert_allclose(output.outputs.data, served.golden[f"{key}/vectors"], atol=TOLERANCE)
+            assert output.num_cached_tokens == 0
+    finally:
+        llm.close()
+
+
 def test_scores_are_sums_of_best_matches(served: Served) -> None:
-    documents = [served.text(key) for key in served.keys("document")]
+    documents = [served.content(key) for key in served.keys("document")]
     for key, expected in zip(served.keys("query"), served.golden["scores"], strict=True):
-        outputs = served.llm.score(served.text(key), documents, use_tqdm=False)
+        outputs = served.llm.score(served.content(key), documents, use_tqdm=False)
         np.testing.assert_allclose([output.outputs.score for output in outputs], expected, atol=TOLERANCE)
 
 

@@ -142,6 +142,8 @@ SEEING_EXAMPLES: Mapping[str, str] = {
     "BlipForConditionalGeneration": "Salesforce/blip-image-captioning-base",
     "HfMoondream": "vikhyatk/moondream2",
     "CLIPModel": "openai/clip-vit-large-patch14",
+    "ColPaliForRetrieval": "vidore/colpali-v1.3-hf",
+    "ColQwen2ForRetrieval": "vidore/colqwen2-v1.0-hf",
     "Cohere2VisionForConditionalGeneration": "CohereLabs/command-a-vision-07-2025",
     "DeepseekVLForConditionalGeneration": "deepseek-community/deepseek-vl-1.3b-chat",
     "DeepseekVLV2ForCausalLM": "deepseek-ai/deepseek-vl2-tiny, deepseek-ai/deepseek-vl2-small",
@@ -348,7 +350,7 @@ def _seeing_lines() -> Iterator[str]:
     """The table of models that see."""
     compared = {
         architecture: names
-        for folder in (SEEING, PICTURE_VECTORS)
+        for folder in (SEEING, PICTURE_VECTORS, TOKEN_VECTORS)
         for architecture, names in architectures(sorted(path.name for path in folder.iterdir()), folder).items()
     }
     projectors: dict[str, list[str]] = {}

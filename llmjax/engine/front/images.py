@@ -39,6 +39,7 @@ class Images:
         info: what the engine takes.
         tokenize: text to ids, for the texts in videos.
         placeholder, video_placeholder: the text that stands for an image in a prompt, and for a video.
+        page: the prompt of a picture that is given alone; empty: there is none.
         limit, video_limit: most images and most videos of a prompt.
         special: ids that a tokenizer puts around texts.
         source: makes processors that have other keywords; None: there are none.
@@ -55,13 +56,14 @@ class Images:
         tokenize: Callable[[str], list[int]],
         placeholder: str = "",
         video_placeholder: str = "",
+        page: str = "",
         limit: int | None = None,
         video_limit: int | None = None,
         special: Collection[int] = (),
         source: ProcessorSource | None = None,
     ) -> None:
         self.processor = processor
-        self.placeholder, self.video_placeholder = placeholder, video_placeholder
+        self.placeholder, self.video_placeholder, self.page = placeholder, video_placeholder, page
         self.limit, self.video_limit = limit, video_limit
         self.keywords = b""
         self._source, self._special = source, special
@@ -113,6 +115,7 @@ class Images:
             tokenize=tokenize,
             placeholder=detokenize(list(processor.placeholder)),
             video_placeholder=detokenize(list(processor.video_placeholder)),
+            page=detokenize(list(processor.page)),
             limit=limit,
             video_limit=video_limit,
             special=special,
@@ -235,6 +238,8 @@ class Images:
             )
         if processor.single and images:
             ids = self._alone(ids, len(images))
+        if processor.page and len(images) == 1 and self._nothing_beside(ids):
+            ids = list(processor.page)
         if not images and not videos and not {*processor.placeholder[:1], *processor.video_placeholder[:1]} & set(ids):
             return ids, None
         if processor.video_placeholder:
@@ -279,11 +284,16 @@ class Images:
                 f"this model makes a vector of one picture; there are {count}: give each a prompt of its own",
                 field="multi_modal_data",
             )
-        if [token for token in ids if token not in self._special] not in ([], placeholder):
+        if not self._nothing_beside(ids):
             raise InvalidRequest(
                 "this model makes a vector of a picture or of a text: give each a prompt of its own", field="prompt"
             )
         return placeholder
+
+    def _nothing_beside(self, ids: Sequence[int]) -> bool:
+        """Whether a prompt has no tokens beside a placeholder, but for those that a tokenizer puts around texts."""
+        own = list(self.processor.placeholder)
+        return ids == own or [token for token in ids if token not in self._special] in ([], own)
 
     def _texts(self, times: Sequence[float]) -> tuple[list[int], list[int]]:
         before, after = self.processor.frame_texts(times)

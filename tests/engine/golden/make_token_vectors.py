@@ -160,7 +160,7 @@ def _seeing(folder: Path, inner: str, kind: str) -> dict[str, np.ndarray]:
     if not of_qwen:  # whose norms multiply by 1 + weight
         for name, parameter in model.named_parameters():
             if name.endswith("norm.weight") and "vision_tower" not in name:
-                parameter.data.sub_(1)
+                parameter.data.copy_((parameter - 1).bfloat16().float())
     model.save_pretrained(folder)
     tensors = {name: value.bfloat16() for name, value in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
