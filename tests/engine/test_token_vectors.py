@@ -81,7 +81,7 @@ def test_batches_make_the_same_vectors(served: Served) -> None:
 
 @pytest.mark.parametrize("room", [7, 16])
 def test_chunks_make_the_same_vectors(room: int, compile_cache_dir: str) -> None:
-    """Of decoders alone, whose prompts are cut where a step is full, inside pictures too."""
+    """A decoder's prompts are cut where a step is full, inside pictures too."""
     name = "colqwen2"
     llm = LLM(str(TOKEN_VECTORS / name), **options(compile_cache_dir, max_num_batched_tokens=room))
     served = Served(name, llm, dict(np.load(TOKEN_VECTORS / name / "golden.npz")))
