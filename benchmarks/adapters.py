@@ -29,13 +29,16 @@ PROMPT = 16  # tokens
 
 
 def write_adapter(folder: Path, shape: Shape, *, rank: int, seed: int) -> None:
-    """Writes a PEFT folder with an adapter of every matrix in the layers."""
+    """Writes a PEFT folder with an adapter of every matrix in the layers but routers, those of experts one by one."""
     rng, tensors = np.random.default_rng(seed), {}
     for name, size in shape.tensors().items():
-        if ".layers." in name and len(size) == 2:
-            stem = f"base_model.model.{name.removesuffix('.weight')}"
-            tensors[f"{stem}.lora_A.weight"] = rng.random((rank, size[1]), np.float32) * size[1] ** -0.5
-            tensors[f"{stem}.lora_B.weight"] = rng.random((size[0], rank), np.float32) * 1e-3
+        if ".layers." not in name or len(size) == 1 or name.endswith(".mlp.gate.weight"):
+            continue
+        before, experts, after = name.removesuffix(".weight").partition(".experts.")
+        for stem in [f"{before}{experts}{i}.{after}" for i in range(size[0])] if experts else [before]:
+            a = rng.random((rank, size[-1]), np.float32) * size[-1] ** -0.5
+            tensors[f"base_model.model.{stem}.lora_A.weight"] = a
+            tensors[f"base_model.model.{stem}.lora_B.weight"] = rng.random((size[-2], rank), np.float32) * 1e-3
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank}))

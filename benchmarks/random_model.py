@@ -116,6 +116,7 @@ SHAPES = {
     "least": Shape(64, 64, 1, 1, 1, 512),
     "tiny": Shape(64, 128, 2, 4, 2, 512),
     "tiny-moe": MoEShape(64, 32, 2, 4, 2, 512, experts=8, experts_per_token=2, size_of_head=16),
+    "0.2b-moe": MoEShape(1024, 512, 4, 16, 4, 32000, experts=32, experts_per_token=4, size_of_head=64),
     "135m": Shape(576, 1536, 30, 9, 3, 49152),
     "360m": Shape(960, 2560, 32, 15, 5, 49152),
     "0.5b": Shape(896, 4864, 24, 14, 2, 151936),
