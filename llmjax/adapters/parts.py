@@ -18,11 +18,10 @@ class StoredParts:
         products: low-rank changes, by names of the base's tensors; those of embeddings are of the matrix [vocabulary,
             hidden size].
         replaced: tensors that take the place of the base's, by their names.
-        rows: rows that take the place of an embedding's, by the name of its tensor: numbers and values [n, hidden].
-        ties: whether a tied head has the changes of the embedding's products as well.
+        rows: rows that take the place of an embedding's, or a head's, by the name of its tensor: numbers and values
+            [n, hidden].
     """
 
     products: Mapping[str, Product]
     replaced: Mapping[str, StoredStack] = field(default_factory=dict)
     rows: Mapping[str, tuple[tuple[int, ...], Floats]] = field(default_factory=dict)
-    ties: bool = False

@@ -101,7 +101,7 @@ class _Reader:
             products[product.name] = product
         for name in self._whole:
             self._check_whole(name)
-        return StoredParts(products=products, replaced=self._whole, rows=rows, ties=self._config.ties)
+        return StoredParts(products=products, replaced=self._whole, rows=rows)
 
     def _product(self, module: str, own: dict[str, SafetensorsTensor]) -> Product:
         config, embeds = self._config, "lora_embedding_A" in own
@@ -178,7 +178,7 @@ class _Reader:
 
     def _rows(self, module: str, tensor: SafetensorsTensor) -> tuple[tuple[int, ...], Floats]:
         table = self._config.token_rows
-        rows = next((rows for end, rows in table.items() if module == end or module.endswith(f".{end}")), None)
+        rows = next((rows for end, rows in table.items() if not end or f".{module}".endswith(f".{end}")), None)
         if rows is None or len(tensor.shape) != 2 or len(rows) != tensor.shape[0]:
             raise CheckpointError(
                 f"{self._path}: tensor {tensor.name!r} of shape {list(tensor.shape)} does not go with "
@@ -189,14 +189,29 @@ class _Reader:
     def _check_whole(self, name: str) -> None:
         """Refuses a tensor that the configuration gives no reason for."""
         module, _, kind = name.rpartition(".")
-        saved = any(
-            module == one or module.endswith(f".{one}") or f".{one}." in f".{name}" for one in self._config.saved
-        )
         # PEFT stores adapted embeddings and heads as well, in case the vocabulary has grown.
         adapted = kind == "weight" and module in self._by_module
-        if saved or (kind == "bias" and self._config.biases) or adapted:
+        if self._is_saved(name) or (kind == "bias" and self._config.biases) or adapted or self._is_tied(name):
             return
         raise CheckpointError(
             f"{self._path}: tensor {self._whole[name].name!r} is not understood: it belongs to no low-rank change, and "
             f"{self._config.path.name} names it neither in modules_to_save nor in bias"
         )
+
+    def _is_saved(self, name: str) -> bool:
+        module = name.rpartition(".")[0]
+        return any(
+            module == one or module.endswith(f".{one}") or f".{one}." in f".{name}" for one in self._config.saved
+        )
+
+    def _is_tied(self, name: str) -> bool:
+        """Whether a tensor is a copy of a saved one, whose module shares it."""
+        own = self._whole[name]
+        return self._config.ties and any(
+            self._is_saved(other) and tensor.shape == own.shape and np.array_equal(self._floats(tensor), self._floats(own))
+            for other, tensor in self._whole.items()
+        )
+
+    @staticmethod
+    def _floats(tensor: SafetensorsTensor) -> Floats:
+        return tensor.read(np.dtype(np.float32))

@@ -67,8 +67,9 @@ class PeftConfig:
         rank, alpha: numbers of modules without an entry of their own.
         ranks, alphas: by pattern of a module's name; the first that matches counts.
         by_root: whether the scale is alpha / sqrt(rank), and not alpha / rank (rsLoRA).
-        token_rows: numbers of the rows that token adapters hold, by the end of the module's name.
-        ties: whether a tied head has the adapter of the embedding.
+        token_rows: numbers of the rows that token adapters hold, by the end of the module's name; without one, they are
+            of the embedding.
+        ties: whether modules that are tied to adapted or saved ones are among the tensors as well.
         dora, lora_bias: whether there are magnitudes, and biases of ``b``.
         saved: ends of names of modules of which whole matrices are stored.
         biases: whether biases of the base are replaced.
@@ -232,7 +233,7 @@ class _Keys:
     def rows(self, name: str) -> dict[str, tuple[int, ...]]:
         """Numbers of rows by module; a list alone is of the embedding."""
         value = self.get(name, {})
-        table = {"embed_tokens": value} if isinstance(value, list) else value
+        table = {"": value} if isinstance(value, list) else value
         if not isinstance(table, dict):
             self.fail(name, f"is {value!r}, neither a list nor an object")
         for rows in table.values():

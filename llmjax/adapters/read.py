@@ -68,7 +68,7 @@ class AdapterReader:
         seeing, products = self.base.of_encoder(stored.products)
         seeing_replaced, replaced = self.base.of_encoder(stored.replaced)
         found = [
-            self._text.products(self.base.by_model_names(products), path, ties=stored.ties),
+            self._text.products(self.base.by_model_names(products), path),
             self._text.replaced(self.base.by_model_names(replaced), path),
             self._rows(stored, path),
         ]
@@ -104,27 +104,33 @@ class AdapterReader:
         return ExpertSizes(mixtures[0].count, mixtures[0].latent or self.model.hidden_size, mixtures[0].inner)
 
     def _rows(self, stored: StoredParts, path: Path) -> dict[str, LowRank]:
-        """Changes of single rows of the embedding, which a tied head has too."""
-        found = {}
-        for name, (numbers, values) in stored.rows.items():
-            if self._embedding_name(name) is None or values.shape[1] != self.shapes[EMBEDDING][1]:
-                raise CheckpointError(f"{path}: rows of {name} are replaced, which is supported of the embedding alone")
-            size = self.shapes[EMBEDDING][0]
+        """Changes of single rows of the embedding, which a tied head without any of its own has too, and of the head."""
+        found = dict[str, LowRank]()
+        for stored_name, (numbers, values) in stored.rows.items():
+            name = self._vocabulary_name(stored_name)
+            if name is None or values.shape[1] != self.shapes[name][1]:
+                raise CheckpointError(
+                    f"{path}: rows of {stored_name} are replaced, which is supported of the embedding and the head"
+                )
+            size = self.shapes[name][0]
             if max(numbers) >= size:
                 raise CheckpointError(f"{path}: trainable_token_indices has {max(numbers)}; there are {size} tokens")
             chosen = np.zeros((size, len(numbers)), np.float32)
             chosen[list(numbers), range(len(numbers))] = 1
-            change = values - self._text.of_base(EMBEDDING)[list(numbers)]
+            change = values - self._text.of_base(name)[list(numbers)]
+            if name == HEAD:
+                found[HEAD] = LowRank(a=change, b=chosen)
+                continue
             found[EMBEDDING] = LowRank(a=_transposed(chosen), b=_transposed(change))
             if self.model.tie_word_embeddings and HEAD in self.shapes:
-                found[HEAD] = LowRank(a=change, b=chosen)
+                found.setdefault(HEAD, LowRank(a=change, b=chosen))
         return found
 
-    def _embedding_name(self, name: str) -> str | None:
-        """The model's name of a tensor, if it is the embedding."""
+    def _vocabulary_name(self, name: str) -> str | None:
+        """The model's name of a tensor, if it is the embedding or the head and may be adapted."""
         base = self.base.tensors.get(EMBEDDING)
         renamed = self.base.by_model_names({} if base is None else {name: base})  # type: ignore[dict-item]
-        return EMBEDDING if EMBEDDING in renamed else None
+        return next((one for one in (EMBEDDING, HEAD) if one in renamed and one in self.shapes), None)
 
 
 @dataclass(frozen=True)
@@ -141,7 +147,7 @@ class _Part:
     shapes: Mapping[str, tuple[int, ...]]
     has_unit_head: bool = False
 
-    def products(self, tensors: Mapping[str, StoredTensor], path: Path, *, ties: bool = False) -> dict[str, LowRank]:
+    def products(self, tensors: Mapping[str, StoredTensor], path: Path) -> dict[str, LowRank]:
         """Low-rank changes from products by the model's names."""
         found = {}
         for name, tensor in tensors.items():
@@ -149,8 +155,6 @@ class _Part:
             assert factors is not None, "only products were given"
             self._check(name, factors.shape, path)
             if name == EMBEDDING:
-                if ties and HEAD in self.shapes:
-                    found[HEAD] = LowRank(a=factors.a, b=factors.b)
                 found[name] = LowRank(a=_transposed(factors.b), b=_transposed(factors.a))
             else:
                 found[name] = self._low_rank(name, factors)

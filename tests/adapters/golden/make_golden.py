@@ -171,6 +171,19 @@ CASES = {
     "llava": Case("llava", {"target_modules": "all-linear"}, sees=True),
     "llava-dora": Case("llava", {"target_modules": ["linear_1", "fc1", "v_proj"], "use_dora": True}, sees=True),
     "llava-text": Case("llava", {"target_modules": r".*language_model.*\.(q|v)_proj"}, sees=True),
+    "untied-embedding": Case("llama", {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}),
+    "tied-embedding": Case(
+        "gemma2", {"target_modules": ["embed_tokens", "q_proj"], "ensure_weight_tying": True}, merges=False
+    ),
+    "tied-saved": Case(
+        "gemma2", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}
+    ),
+    "gpt2-rows": Case(
+        "gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "trainable_token_indices": [3, 17, 40]}
+    ),
+    "head-rows": Case(
+        "llama", {"target_modules": ["v_proj"], "trainable_token_indices": {"embed_tokens": [3, 17], "lm_head": [4]}}
+    ),
 }
 
 
