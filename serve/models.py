@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from starlette.requests import Request
 
+from llmjax.adapter_settings import AdapterModule, modules_of
 from llmjax.config import EngineConfig
 from llmjax.serve.context import Server
 from llmjax.serve.errors import ApiError
 from llmjax.serve.interfaces import Engine
-
-if TYPE_CHECKING:
-    from llmjax.engine.front.adapters import NamedAdapter
 
 State = Literal["unloaded", "loading", "loaded", "sleeping", "failed"]
 
@@ -49,23 +47,28 @@ class Entry:
     pinned: bool | None = None
 
     @property
-    def adapters(self) -> list[NamedAdapter]:
-        """Adapters that requests may name as its models."""
-        return [] if self.last is None else self.last.engine.adapters.listed
+    def adapters(self) -> list[AdapterModule]:
+        """Adapters that requests may name as its models; of one that has not been loaded yet, those of its settings."""
+        if self.last is None:
+            return list(modules_of(self.config.lora_modules))
+        return [
+            AdapterModule(name=adapter.reference.name, path=adapter.reference.path, base=adapter.base)
+            for adapter in self.last.engine.adapters.listed
+        ]
 
     @property
     def listed(self) -> tuple[str, ...]:
         """Its names, and those of its adapters."""
-        return (*self.names, *(adapter.reference.name for adapter in self.adapters))
+        return (*self.names, *(adapter.name for adapter in self.adapters))
 
-    def adapter(self, name: str | None) -> NamedAdapter | None:
+    def adapter(self, name: str | None) -> AdapterModule | None:
         """Its adapter of that name."""
-        return None if name is None or self.last is None else self.last.engine.adapters.named(name)
+        return next((adapter for adapter in self.adapters if adapter.name == name), None)
 
     def shown_name(self, name: str | None) -> str:
         """What it is called where a request calls it ``name``."""
         found = self.adapter(name)
-        return self.name if found is None else found.reference.name
+        return self.name if found is None else found.name
 
 
 class Models(Protocol):

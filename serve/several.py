@@ -16,7 +16,7 @@ from llmjax.serve.context import Server, unknown_model
 from llmjax.serve.models import Entry, State
 
 if TYPE_CHECKING:
-    from llmjax.several.pool import ModelPool, PooledModel
+    from llmjax.several.pool import Engine, ModelPool, PooledModel
 
 MakeServer = Callable[..., Server]
 
@@ -80,17 +80,21 @@ class SeveralModels:
         if (model := self._models.get(name)) is None:  # it has been deleted meanwhile
             raise unknown_model(name, list(self._models), pulls=True)
         async with self._pool.using(name, keep_alive=keep_alive) as engine:
-            server = self._servers.get(name)
-            if server is None or server.engine is not engine:
-                server = self._servers[name] = self._make(
-                    engine,
-                    model.server,
-                    names=frozenset(names_of(model)),
-                    any_name=model.engine.any_name,
-                    holding=partial(self._pool.holding, name),
-                    created=self._created,
-                )
-            yield server
+            yield self._server_of(model, engine)
+
+    def _server_of(self, model: ServedModel, engine: Engine) -> Server:
+        """The server of a model's engine, which is made when it is first asked for."""
+        server = self._servers.get(model.name)
+        if server is None or server.engine is not engine:
+            server = self._servers[model.name] = self._make(
+                engine,
+                model.server,
+                names=frozenset(names_of(model)),
+                any_name=model.engine.any_name,
+                holding=partial(self._pool.holding, model.name),
+                created=self._created,
+            )
+        return server
 
     def is_there(self, name: str) -> bool:
         """Whether ``using`` it waits for nothing."""
@@ -146,7 +150,8 @@ class SeveralModels:
 
     def _entry(self, model: ServedModel) -> Entry:
         pooled = self._pool.models[model.name]
-        last = self._servers.get(model.name)
+        engine = pooled.engine
+        last = self._servers.get(model.name) if engine is None else self._server_of(model, engine)
         expires = None if pooled.expires is None else max(0.0, pooled.expires - asyncio.get_running_loop().time())
         return Entry(
             name=model.name,

@@ -208,7 +208,9 @@ class _Reader:
         """Whether a tensor is a copy of a saved one, whose module shares it."""
         own = self._whole[name]
         return self._config.ties and any(
-            self._is_saved(other) and tensor.shape == own.shape and np.array_equal(self._floats(tensor), self._floats(own))
+            self._is_saved(other)
+            and tensor.shape == own.shape
+            and np.array_equal(self._floats(tensor), self._floats(own))
             for other, tensor in self._whole.items()
         )
 

@@ -104,7 +104,7 @@ class AdapterReader:
         return ExpertSizes(mixtures[0].count, mixtures[0].latent or self.model.hidden_size, mixtures[0].inner)
 
     def _rows(self, stored: StoredParts, path: Path) -> dict[str, LowRank]:
-        """Changes of single rows of the embedding, which a tied head without any of its own has too, and of the head."""
+        """Changes of single rows of the embedding and of the head; a tied head has those of the embedding."""
         found = dict[str, LowRank]()
         for stored_name, (numbers, values) in stored.rows.items():
             name = self._vocabulary_name(stored_name)

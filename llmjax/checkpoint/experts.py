@@ -32,7 +32,8 @@ ONE = re.compile(
     r"(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>\w+)\.weight"
 )
 STACK = re.compile(
-    r"(?P<layer>.*)\.(?:(?:mlp\.|(?<=\d\.))experts\.(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
+    r"(?P<layer>.*)\.(?:(?:(?:mlp|mixer|block_sparse_moe|feed_forward)\.|(?<=\d\.))experts\."
+    r"(?P<projection>gate_proj|up_proj|down_proj|gate_up_proj)"
     r"|block_sparse_moe\.(?P<granite>input_linear|output_linear))(?:\.weight)?"
 )
 BIAS = re.compile(r"(?P<module>.*\.mlp\.experts)\.(?P<projection>gate_up_proj|down_proj)_bias")
@@ -123,6 +124,10 @@ def with_stacked_experts(
         elif router := OTHER_ROUTER.fullmatch(name):
             suffix = CORRECTIONS.get(router["suffix"], router["suffix"])
             found[f"{router['layer']}.mlp.gate.{suffix}"] = tensor
+        elif (stack := LLAMA4.fullmatch(name)) and len(tensor.shape) == 3 and isinstance(tensor, SafetensorsTensor):
+            _check_plain(tensor, tensors, path)
+            for own in _cut_columns(tensor, f"{stack['layer']}.mlp.experts", stack["projection"], path):
+                found[own.name] = own
         elif (stack := STACK.fullmatch(name)) and len(tensor.shape) == 3:
             _check_plain(tensor, tensors, path)
             projection = stack["projection"] or GRANITE_PROJECTIONS[stack["granite"]]
@@ -130,10 +135,6 @@ def with_stacked_experts(
             for own in cut(tensor, f"{stack['layer']}.mlp.experts", projection, path):
                 if own.name in found:
                     raise CheckpointError(f"{path}: tensor {own.name!r} is there twice, once in {tensor.name!r}")
-                found[own.name] = own
-        elif (stack := LLAMA4.fullmatch(name)) and len(tensor.shape) == 3 and isinstance(tensor, SafetensorsTensor):
-            _check_plain(tensor, tensors, path)
-            for own in _cut_columns(tensor, f"{stack['layer']}.mlp.experts", stack["projection"], path):
                 found[own.name] = own
         elif (stack := DBRX.fullmatch(name)) and len(tensor.shape) == 2 and isinstance(tensor, SafetensorsTensor):
             beside = tensors.get(f"{stack['module']}.router.layer.weight")

@@ -256,6 +256,8 @@ def _template_message(message: ChatMessage, path: str, pictures: list[Attachment
     content = message.content
     if message.role == "assistant":
         content = content or message.refusal or content  # what it said instead
+    elif message.role == "tool":
+        content = content or ""  # a tool may have nothing to say
     elif content is None or content == []:
         raise ApiError(
             f"`{path}.content` is required in a message of role {message.role}",

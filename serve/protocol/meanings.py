@@ -196,6 +196,10 @@ MEANINGS: Mapping[str, str] = {
     "OllamaChatRequest.stream": "false: the answer comes whole, and not as JSON lines",
     "OllamaGenerateRequest.stream": "false: the answer comes whole, and not as JSON lines",
     "OllamaNameRequest.stream": "false: the answer comes whole, and not as JSON lines",
+    **dict.fromkeys(
+        ("OllamaChatRequest.truncate", "OllamaGenerateRequest.truncate"), "taken: a prompt that is too long is an error"
+    ),
+    "shift": "taken: an answer ends where the context does",
     "think": "whether to reason, or how much, for templates that know it",
     "images": "pictures before the text, in base64, for models that see",
     "raw": "the prompt goes to the model as it is, without a chat's template",

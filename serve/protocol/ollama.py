@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
 from llmjax.durations import parse_duration
 from llmjax.serve.errors import ApiError
@@ -20,6 +21,15 @@ OWN_TEMPLATE = "is not supported: a model's chat template is its own"
 Images = Annotated[Strings, at_most(MAX_IMAGES)]
 Think = bool | Literal["low", "medium", "high"]
 Format = Literal["", "json"] | dict[str, Any]
+
+
+def a_duration(value: str | float) -> str | float:
+    """A duration as it is given; others are errors."""
+    try:
+        parse_duration(value)
+    except ValueError:
+        raise PydanticCustomError("duration", "must be a duration such as 5m, or a number of seconds") from None
+    return value
 
 
 class OllamaOptions(LlamaCppSampling):
@@ -78,20 +88,17 @@ class OllamaRequest(ApiModel):
 
     model: str | None = None
     options: OllamaOptions | None = None
-    keep_alive: str | float | None = None
+    keep_alive: Annotated[str | float, AfterValidator(a_duration)] | None = None
 
     @property
     def lets_go(self) -> bool:
         """Whether the model is to be unloaded."""
-        try:
-            return self.keep_alive is not None and parse_duration(self.keep_alive) == 0
-        except ValueError:
-            return False
+        return self.keep_alive is not None and parse_duration(self.keep_alive) == 0
 
     def without_effect(self) -> list[str]:
         """What is given and changes nothing: the only model stays loaded, whatever is asked."""
         options = [] if self.options is None else self.options.without_effect()
-        return [*options, *(["keep_alive"] if self.keep_alive is not None else [])]
+        return [*options, *(["keep_alive"] if self.keep_alive is not None else []), *self.unheeded_hints()]
 
 
 class OllamaGenerating(OllamaRequest):
@@ -102,7 +109,10 @@ class OllamaGenerating(OllamaRequest):
     think: Think | None = None
     logprobs: bool | None = None
     top_logprobs: Any = None
+    truncate: bool | None = None
+    shift: bool | None = None
 
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {"truncate": (False,), "shift": (False,)}
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"logprobs": (False,), "top_logprobs": (0,)}
     reasons: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("logprobs", "top_logprobs"), "is not supported here; /v1/chat/completions has log-probabilities"

@@ -1,7 +1,8 @@
-"""GET /v1/models and /v1/models/{id}."""
+"""GET /v1/models and /v1/models/{id}, in the shapes of OpenAI and of Anthropic."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -14,11 +15,12 @@ from llmjax.serve.context import Server, model_root
 from llmjax.serve.models import Entry, models_of
 
 
-def _card(entry: Entry, name: str) -> dict[str, Any]:
+def card_of(entry: Entry, name: str) -> dict[str, Any]:
+    """What is shown of a model, or of one of its adapters, by its name."""
     known, adapter = entry.last, entry.adapter(name)
     root, parent = model_root(entry.name, entry.config), None
-    if adapter is not None and known is not None:
-        root = shown_path(known.config.lora_root, adapter.reference.path)
+    if adapter is not None:
+        root = shown_path(None if known is None else known.config.lora_root, adapter.path)
         parent = adapter.base or entry.name
     card = {
         "id": name,
@@ -38,6 +40,25 @@ def _card(entry: Entry, name: str) -> dict[str, Any]:
     return card
 
 
+def _of_anthropic(card: dict[str, Any]) -> dict[str, Any]:
+    """The card with the fields of Anthropic's own."""
+    created = datetime.fromtimestamp(card["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    most = card["max_model_len"]
+    return card | {
+        "type": "model",
+        "display_name": card["id"],
+        "lifecycle": "active",
+        "created_at": created,
+        "max_input_tokens": most,
+        "max_tokens": most,
+    }
+
+
+def _asks_anthropic(request: Request) -> bool:
+    """Whether the client is one of Anthropic's API, whose route has the same path as OpenAI's."""
+    return "anthropic-version" in request.headers
+
+
 def _modalities(server: Server) -> list[str]:
     """What the model reads."""
     if server.pictures is None:
@@ -47,16 +68,21 @@ def _modalities(server: Server) -> list[str]:
 
 async def list_models(request: Request) -> Response:
     """The models, under each of their names, their adapters, and which of the models are loaded."""
-    cards = [_card(entry, name) for entry in models_of(request).entries for name in entry.listed]
-    return Response(orjson.dumps({"object": "list", "data": cards}), media_type="application/json")
+    cards = [card_of(entry, name) for entry in models_of(request).entries for name in entry.listed]
+    answer: dict[str, Any] = {"object": "list", "data": cards}
+    if _asks_anthropic(request):
+        shown = [_of_anthropic(card) for card in cards]
+        answer |= {"data": shown, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 async def get_model(request: Request) -> Response:
     """One of them."""
     name = request.path_params["model_id"]
     entry = models_of(request).find(name)
-    card = _card(entry, name if name in entry.names else entry.shown_name(name))
-    return Response(orjson.dumps(card), media_type="application/json")
+    card = card_of(entry, name if name in entry.names else entry.shown_name(name))
+    answer = _of_anthropic(card) if _asks_anthropic(request) else card
+    return Response(orjson.dumps(answer), media_type="application/json")
 
 
 # Model ids may hold slashes.

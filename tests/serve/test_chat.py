@@ -177,6 +177,20 @@ def test_what_servers_add_to_answers_can_be_sent_back(http: httpx.Client) -> Non
     assert tokens({"role": "assistant"}) == tokens({"role": "assistant", "content": ""})
 
 
+@pytest.mark.parametrize("content", [None, []])
+def test_tools_that_have_nothing_to_say(http: httpx.Client, content: Any) -> None:
+    def tokens(said: Any) -> list[int]:
+        call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+        result = {"role": "tool", "tool_call_id": "1", "content": said}
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [call]}, result]
+        response = http.post("/tokenize", json={"messages": messages})
+        assert response.status_code == 200, response.text
+        ids: list[int] = response.json()["tokens"]
+        return ids
+
+    assert tokens(content) == tokens("")
+
+
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_obfuscated_chunks_have_one_size(http: httpx.Client, path: str) -> None:
     body = {"max_tokens": 60, "temperature": 0, "ignore_eos": True, "stream": True}

@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import httpx
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from llmjax.config import ServerConfig
@@ -322,6 +322,17 @@ def test_anthropics_client(client: anthropic.Anthropic) -> None:
         client.messages.create(**{**fields, "model": "claude"})
     with pytest.raises(anthropic.AuthenticationError):
         client.with_options(api_key="wrong").messages.create(**fields)
+
+
+def test_models_are_those_of_anthropics_client(client: anthropic.Anthropic, running: Any) -> None:
+    (listed,) = client.models.list()
+    for model in (listed, client.models.retrieve("scripted")):
+        TypeAdapter(ModelInfo).validate_python(model.to_dict(mode="python"), strict=False)
+        assert (model.type, model.id, model.display_name) == ("model", "scripted", "scripted")
+        assert model.created_at.tzinfo is not None
+    assert client.models.list().has_more is False
+    plain = httpx.get(f"{running.url}/v1/models", headers={"authorization": f"Bearer {KEY}"}).json()
+    assert "type" not in plain["data"][0] and "has_more" not in plain
 
 
 async def test_anthropics_async_client(running: Any) -> None:

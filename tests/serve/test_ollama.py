@@ -197,6 +197,12 @@ def test_what_the_engine_refuses_is_named_by_ollamas_names(client: ollama.Client
         assert "format" in str(error.value) and "response_format" not in str(error.value)
 
 
+def test_a_model_stays_for_a_duration(client: ollama.Client) -> None:
+    for wrong in ("soon", "5 minutes or so"):
+        with pytest.raises(ollama.ResponseError, match=r"keep_alive.*a duration such as 5m"):
+            client.chat(**ask("plain"), keep_alive=wrong)
+
+
 def test_a_key_is_needed(running: Any) -> None:
     with ollama.Client(host=running.url) as client, pytest.raises(ollama.ResponseError, match="key") as error:
         client.chat(**ask("plain"))
@@ -207,6 +213,9 @@ def test_what_is_without_effect_is_told(running: Any) -> None:
     body = {**ask("plain"), "keep_alive": "5m", "stream": False, "options": {"num_ctx": 4096, "temperature": 0}}
     response = httpx.post(f"{running.url}/api/chat", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
     assert response.headers["x-ignored-fields"] == "options.num_ctx,keep_alive"
+    body = {**ask("plain"), "truncate": True, "shift": False, "stream": False}
+    response = httpx.post(f"{running.url}/api/chat", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    assert (response.status_code, response.headers["x-ignored-fields"]) == (200, "truncate")
 
 
 def test_the_model_is_shown(client: ollama.Client, running: Any) -> None:

@@ -12,6 +12,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmjax.config import EngineConfig, ServerConfig
+from llmjax.serve.models import Entry
+from llmjax.serve.routes.models import card_of
 from tests.pooled_models import write_with_tokenizer
 from tests.serve.several import EACH, Several, served, start_several
 from tests.waiting import until
@@ -116,6 +118,14 @@ def test_all_models_are_listed_with_their_states(client: httpx.Client) -> None:
     shown = client.post("/api/show", json={"model": "embed:latest"}).json()
     assert shown["capabilities"] == ["embedding"]
     assert client.get("/").text.startswith("llmjax") and "chat, embed, rank" in client.get("/").text
+
+
+def test_adapters_are_listed_before_their_model_is_loaded() -> None:
+    config = EngineConfig(lora_modules=["sql=adapters/sql", '{"name": "chat", "path": "a", "base_model_name": "base"}'])
+    entry = Entry(name="m", names=("m",), config=config, state="unloaded", created=0)
+    assert entry.listed == ("m", "sql", "chat") and entry.shown_name("sql") == "sql"
+    assert [card_of(entry, name)["parent"] for name in entry.listed] == [None, "m", "base"]
+    assert card_of(entry, "sql")["root"] == "sql"
 
 
 def metrics(client: httpx.Client, name: str, **labels: str) -> dict[str, float]:

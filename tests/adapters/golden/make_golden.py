@@ -110,6 +110,7 @@ def one_by_one_in_turn(tensors: dict[str, torch.Tensor], config: dict[str, Any])
 
 
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+EXPERTS_ALONE = ["experts.gate_up_proj", "experts.down_proj"]
 CASES = {
     "plain": Case("llama", {"target_modules": "all-linear"}),
     "other": Case("llama", {"target_modules": [*ATTENTION, "gate_proj"], "r": 3, "lora_alpha": 5}),
@@ -184,6 +185,8 @@ CASES = {
     "head-rows": Case(
         "llama", {"target_modules": ["v_proj"], "trainable_token_indices": {"embed_tokens": [3, 17], "lm_head": [4]}}
     ),
+    "granite-moe": Case("granite-moe", {"target_modules": ["q_proj"], "target_parameters": EXPERTS_ALONE}),
+    "jamba": Case("jamba", {"target_modules": ["q_proj", "in_proj"], "target_parameters": EXPERTS_ALONE}),
 }
 
 
