@@ -75,21 +75,22 @@ class Fields:
     def optional_integer(self, key: str, *, minimum: int = 1) -> int | None:
         return None if self.get(key) is None else self.integer(key, minimum=minimum)
 
-    def number(self, key: str) -> float:
-        """A positive, finite number."""
+    def number(self, key: str, *, zero: bool = False) -> float:
+        """A positive, finite number; ``zero``: or 0."""
         value = self.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
-            raise self.error(key, "must be a positive number")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not (0 < value <= sys.float_info.max or (zero and value == 0)):
+            raise self.error(key, "must be 0 or a positive number" if zero else "must be a positive number")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
         return None if self.get(key) is None else self.number(key)
 
-    def numbers(self, key: str, *, count: int) -> tuple[float, ...]:
+    def numbers(self, key: str, *, count: int, zero: bool = False) -> tuple[float, ...]:
         values = self.get(key)
         if not isinstance(values, list | tuple) or len(values) != count:
             raise self.error(key, f"must be a list of {count} numbers")
-        return tuple(Fields({key: value}, name=self.name).number(key) for value in values)
+        return tuple(Fields({key: value}, name=self.name).number(key, zero=zero) for value in values)
 
     def flag(self, key: str) -> bool:
         value = self.get(key)

@@ -45,6 +45,7 @@ from llmjax.models.vision.preparation import (
 
 MAX_ASPECT = 200
 MOST_PIXELS = 4096  # along the longer side of what is split
+MOST_RESIZED = 50_000_000  # pixels of a resized picture, which keywords may enlarge
 SHRUNK_FROM = 1.1  # times the side that rows may have
 CORNERS = 4
 LEAST_SHOWN = 10  # pixels along a side of a picture on white
@@ -88,7 +89,7 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
         several: whether the prompt has more pictures than ``preparation.alone``.
 
     Raises:
-        InvalidRequest: its sides differ too much.
+        InvalidRequest: its sides differ too much, or it becomes too large.
     """
     layout = preparation.layout
     match layout:
@@ -838,5 +839,12 @@ def _whole(image: Image.Image, size: tuple[int, int], preparation: Preparation) 
 
 
 def resized(image: Image.Image, size: tuple[int, int], preparation: Preparation) -> Image.Image:
-    """A picture of another height and width."""
-    return image.resize((size[1], size[0]), resample=Image.Resampling(preparation.resample))
+    """A picture of another height and width.
+
+    Raises:
+        InvalidRequest: it would have more pixels than a file may.
+    """
+    height, width = size
+    if height * width > MOST_RESIZED:
+        raise InvalidRequest(f"the image becomes {width} x {height} pixels, more than {MOST_RESIZED}")
+    return image.resize((width, height), resample=Image.Resampling(preparation.resample))

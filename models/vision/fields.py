@@ -158,14 +158,19 @@ def preparation(
 
 
 def mean_color(fields: Fields) -> tuple[int, int, int]:
-    """The color of a picture's mean values, which some families fill pictures up with."""
-    red, green, blue = (int(each * 255) for each in _three(fields, "image_mean"))
+    """The color of a picture's mean values, which some families fill pictures up with.
+
+    Raises:
+        UnsupportedModel: they are not three numbers from 0 to 1.
+    """
+    mean = _three(fields, "image_mean")
+    if max(mean) > 1:
+        raise fields.error("image_mean", "must be numbers from 0 to 1")
+    red, green, blue = (int(each * 255) for each in mean)
     return red, green, blue
 
 
 def _three(fields: Fields, key: str) -> tuple[float, ...]:
     values = fields.get(key)
     values = [values] * 3 if isinstance(values, int | float) else values
-    if isinstance(values, list) and any(value == 0 for value in values) and key == "image_mean":
-        return tuple(float(value) for value in values)
-    return Fields({key: values}, name=fields.name).numbers(key, count=3)
+    return Fields({key: values}, name=fields.name).numbers(key, count=3, zero=key == "image_mean")

@@ -14,6 +14,7 @@ from llmjax.models.vision.fields import (
     OPENAI_STD,
     activation,
     cropped,
+    mean_color,
     preparation,
     resolutions,
     siglip_layers,
@@ -151,8 +152,7 @@ def pictures(sight: Sight) -> Preparation:
     if shortest != side:
         raise files.error("size", f"is not {side}, which is what the encoder takes")
     most = sight.whole.get("vision_aspect_ratio")
-    mean = files.get("image_mean")
-    square_color = tuple(int(value * 255) for value in mean) if most is not None and isinstance(mean, list) else None
+    square_color = mean_color(files) if most is not None and files.get("image_mean") is not None else None
     number = None if most is None else str(most).removeprefix("anyres_max_")
     if number is not None and not number.isdecimal():
         raise sight.whole.error("vision_aspect_ratio", "is not supported; supported is anyres_max_ with a number")
@@ -162,7 +162,7 @@ def pictures(sight: Sight) -> Preparation:
             sizes=tuple(resolutions(sight.whole, "image_grid_pinpoints", tile=side, names="heights and widths")),
             tile=side,
             most=None if number is None else int(number),
-            padding=square_color,  # type: ignore[arg-type]
+            padding=square_color,
         ),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -23,6 +25,7 @@ from llmjax.media.layouts import (
     unpadded,
 )
 from llmjax.models.vision.preparation import (
+    Budgeted,
     Cropped,
     Layout,
     NearestGrid,
@@ -81,6 +84,20 @@ def test_sides_that_differ_too_much_are_refused() -> None:
         smart_size(1, 201, SMART)
     with pytest.raises(InvalidRequest, match="differ too much"):
         rounded_up(1, 200, RoundedUp(unit=12, longest=60))
+
+
+@pytest.mark.parametrize(
+    ("layout", "size"),
+    [
+        (replace(SMART, min_pixels=10**8, max_pixels=10**9), "10024 x 10024"),
+        (Budgeted(unit=12, rows=10**6), "12000 x 12000"),
+        (Cropped(shortest=10**6, crop=84), "1000000 x 1000000"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_pictures_that_would_become_too_large_are_refused(layout: Layout, size: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"the image becomes {size} pixels, more than"):
+        laid_out(Image.new("RGB", (30, 30)), preparation(layout))
 
 
 @settings(max_examples=60, deadline=None)

@@ -78,6 +78,10 @@ def test_keywords_do_what_transformers_does(
         ("gemma3", {"do_pan_and_scan": "yes"}, "do_pan_and_scan = 'yes' must be"),
         ("gemma3", {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 99}, "must be an integer from 1 to 16"),
         ("gemma3", {"size": {"height": 9, "width": 9}}, "which is what the encoder takes"),
+        ("idefics3", {"image_mean": [0, 0]}, "must be a list of 3 numbers"),
+        ("idefics3", {"image_mean": [0, 0, "x"]}, "image_mean = 'x' must be 0 or a positive number"),
+        ("llava-onevision", {"image_mean": [[1], [1], [1]]}, r"image_mean = \[1\] must be 0 or a positive number"),
+        ("llava-onevision", {"image_mean": [9, 9, 9]}, "must be numbers from 0 to 1"),
         ("idefics3", {"size": {"longest_edge": 10**9}}, "must have a longest_edge from 1 to"),
     ],
 )
