@@ -145,7 +145,9 @@ SERVER = [
     *accepted("--metrics|--slots", "", neutral="true false", takes=SWITCH),
     *refused("--props", "settings do not change while the server runs", takes=NOTHING),
     *refused("--slot-save-path", "pages are not written to disk"),
-    *refused("--path|--media-path", "no files are served"),
+    *refused("--path", "no files are served"),
+    *refused("--media-path", "give --allowed-local-media-path; file: URLs then have whole paths"),
+    *refused("--image-min-tokens|--image-max-tokens", "give --mm-processor-kwargs with keys of the model's own processor"),
     *means("--ui --webui", "web", True, off=False),
     *refused(
         "--models-dir|--models-preset|--models-max",
