@@ -18,7 +18,8 @@ from llmjax.bench.random_mm import random_picture, random_text
 from llmjax.bench.report import check_writable, write_json
 from llmjax.cli.parser import Parser, add_config_flags, add_model, add_settings, configs_of
 from llmjax.config import setting
-from llmjax.errors import ConfigError
+from llmjax.errors import ConfigError, InvalidRequest
+from llmjax.media.files import IMAGE_BYTES, file_content
 from llmjax.migration import vllm_bench
 from llmjax.sampling.params import SamplingParams
 from llmjax.settings import settings_of
@@ -126,6 +127,7 @@ def main(argv: list[str]) -> int:
     config = configs_of(values, model=values.positional_model).engine
     if options.beside:
         return _beside(config, options)
+    files = _files(options, seed=config.seed)
     from llmjax import LLM
 
     llm = LLM.from_config(config)
@@ -136,7 +138,6 @@ def main(argv: list[str]) -> int:
         if options.input_vision_file is not None:
             asked = _asked(llm, options)
             Console().print(asked, markup=False)
-        files = _files(options, seed=config.seed)
         parts = [_measured(llm, options, files, size, count) for size in files for count in options.num_images]
     finally:
         llm.close()
@@ -186,9 +187,9 @@ def _files(options: VisionOptions, *, seed: int) -> dict[str, list[bytes]]:
     if options.input_vision_file is not None:
         path = Path(options.input_vision_file).expanduser()
         try:
-            return {path.name: [path.read_bytes()]}
-        except OSError as error:
-            raise ConfigError(f"--input-vision-file {path}: {error.strerror}") from None
+            return {path.name: [file_content(path, most=IMAGE_BYTES)]}
+        except InvalidRequest as error:
+            raise ConfigError(f"--input-vision-file {path}: {error}") from None
     import base64
 
     rng, count = np.random.default_rng(seed), max(options.num_images) * options.batch_size * (options.num_iters + 1)

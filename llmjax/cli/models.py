@@ -8,11 +8,11 @@ from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from llmjax.config import EngineConfig
 from llmjax.errors import ConfigError, InvalidRequest
+from llmjax.media.files import IMAGE_BYTES, file_content
 from llmjax.parsing.choice import Parsers, switches_of_thinking, tools_variable
 from llmjax.parsing.events import Arguments, CallBegun, Content, Event, Reasoning
 from llmjax.parsing.parser import OutputParser
@@ -85,9 +85,9 @@ def user_message(text: str, pictures: Sequence[str]) -> Message:
     images = []
     for picture in pictures:
         try:
-            data = Path(picture).expanduser().read_bytes()
-        except OSError as error:
-            raise InvalidRequest(f"{picture} cannot be read: {error.strerror}") from error
+            data = file_content(picture, most=IMAGE_BYTES)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{picture}: {error}") from error
         url = f"data:image/*;base64,{b64encode(data).decode()}"
         images.append({"type": "image_url", "image_url": {"url": url}})
     return {"role": "user", "content": [*images, {"type": "text", "text": text}]}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from llmjax.errors import InvalidRequest
+from llmjax.media.files import IMAGE_BYTES
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 ORIENTATION = 0x0112  # the EXIF tag
@@ -24,7 +25,7 @@ class ImageLimits:
         side: pixels along either side.
     """
 
-    nbytes: int = 20 * 2**20
+    nbytes: int = IMAGE_BYTES
     pixels: int = 50_000_000
     side: int = 16384
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from llmjax.errors import InvalidRequest
+from llmjax.media.files import VIDEO_BYTES
 from llmjax.models.vision.preparation import Sampling
 
 EXTRA = "videos are decoded by PyAV, which is not installed: pip install 'llmjax[video]'"
@@ -31,7 +32,7 @@ class VideoLimits:
         side: pixels along either side.
     """
 
-    nbytes: int = 100 * 2**20
+    nbytes: int = VIDEO_BYTES
     frames: int = 200_000
     pixels: int = 500_000_000
     side: int = 8192

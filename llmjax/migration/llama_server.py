@@ -147,7 +147,6 @@ SERVER = [
     *refused("--slot-save-path", "pages are not written to disk"),
     *refused("--path", "no files are served"),
     *refused("--media-path", "give --allowed-local-media-path; file: URLs then have whole paths"),
-    *refused("--image-min-tokens|--image-max-tokens", "give --mm-processor-kwargs with keys of the model's processor"),
     *means("--ui --webui", "web", True, off=False),
     *refused(
         "--models-dir|--models-preset|--models-max",

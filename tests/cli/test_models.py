@@ -23,5 +23,5 @@ def test_pictures_stand_before_the_text(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_is_not_there() -> None:
-    with pytest.raises(InvalidRequest, match=r"^/nowhere/a\.png cannot be read: No such file"):
+    with pytest.raises(InvalidRequest, match=r"^/nowhere/a\.png: the file cannot be read: No such file"):
         user_message("What?", ["/nowhere/a.png"])

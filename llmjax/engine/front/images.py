@@ -19,6 +19,7 @@ from llmjax.engine.core.media import PromptImage, PromptMedia, Whole
 from llmjax.engine.front.named_media import NamedMedia, names_of
 from llmjax.engine.info import VisionInfo
 from llmjax.errors import InvalidRequest
+from llmjax.media.files import IMAGE_BYTES, VIDEO_BYTES, file_content
 from llmjax.media.image import PreparedImage, PreparedVideo
 from llmjax.media.prompt import MediaPrompt, mrope_positions, with_images, with_videos
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
 
+ORIENTATION = 0x0112  # the EXIF tag
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})  # modes of Pillow that PNG keeps as they are
 
 
@@ -165,7 +167,7 @@ class Images:
     def _prepared(self, picture: Any, *, several: bool) -> PreparedImage:
         if isinstance(picture, PreparedImage):
             return picture
-        return self.processor.prepare(_bytes_of(picture), several=several)
+        return self.processor.prepare(bytes_of(picture, most=IMAGE_BYTES), several=several)
 
     def prepared_videos(self, videos: Any, uuids: Any = None) -> list[PreparedVideo]:
         """Prepared videos of one video or several: of files, their bytes, or what `frames_of` takes.
@@ -192,7 +194,7 @@ class Images:
         from llmjax.media.video import frames_of  # with Pillow
 
         file = isinstance(video, str | Path | bytes | bytearray | memoryview)
-        return self.processor.prepare_video(_bytes_of(video) if file else frames_of(video))
+        return self.processor.prepare_video(bytes_of(video, most=VIDEO_BYTES) if file else frames_of(video))
 
     def check_count(self, count: int) -> None:
         """Raises InvalidRequest if a prompt may have fewer images."""
@@ -365,18 +367,28 @@ def _wholes(prompt: MediaPrompt, images: Sequence[PromptImage], info: VisionInfo
     return (Whole(start, end, hashlib.sha256(seen).digest(), tokens),)
 
 
-def _bytes_of(picture: Any) -> bytes:
-    """The content of a picture's file."""
+def bytes_of(picture: Any, *, most: int) -> bytes:
+    """The content of a picture's file, or one that holds an image of Pillow, which is turned as its file says.
+
+    Args:
+        most: bytes that a file may have.
+
+    Raises:
+        InvalidRequest: it is no picture, or its file cannot be read or is larger.
+    """
     match picture:
         case bytes() | bytearray() | memoryview():
             return bytes(picture)
         case str() | Path():
-            try:
-                return Path(picture).expanduser().read_bytes()
-            except OSError as error:
-                raise InvalidRequest(f"the file cannot be read: {error.strerror}") from error
+            return file_content(picture, most=most)
     if hasattr(picture, "save") and hasattr(picture, "mode"):  # one of Pillow
+        from PIL.Image import Exif
+
+        exif, turned = Exif(), picture.getexif().get(ORIENTATION)
+        if turned in range(2, 9):
+            exif[ORIENTATION] = turned
+        mode = "RGBA" if "A" in picture.getbands() else "RGB"
         file = io.BytesIO()
-        (picture if picture.mode in PNG_MODES else picture.convert("RGB")).save(file, format="PNG")
+        (picture if picture.mode in PNG_MODES else picture.convert(mode)).save(file, format="PNG", exif=exif)
         return file.getvalue()
     raise InvalidRequest(f"a {type(picture).__name__} is not a picture: give a path, bytes or an image of Pillow")
