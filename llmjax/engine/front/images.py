@@ -374,7 +374,7 @@ def bytes_of(picture: Any, *, most: int) -> bytes:
         most: bytes that a file may have.
 
     Raises:
-        InvalidRequest: it is no picture, or its file cannot be read or is larger.
+        InvalidRequest: it is not a picture, or its file cannot be read or is larger.
     """
     match picture:
         case bytes() | bytearray() | memoryview():
