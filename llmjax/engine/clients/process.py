@@ -94,7 +94,7 @@ class ProcessEngine(RunningEngine):
         self._error: Exception | None = None
         self._failed: Exception | None = None  # the error that the process has sent
         self._code = 0  # the exit code
-        self._stopping = False
+        self._stopping = threading.Event()  # it is told to end, or this process ends
         self._stacks_shown = threading.Event()
         self._lock = threading.Lock()  # guards the fields below, and the change from running to ended
         self._questions: dict[int, tuple[Control, Future[Any]]] = {}
@@ -107,7 +107,7 @@ class ProcessEngine(RunningEngine):
             future.set_running_or_notify_cancel()
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         connection, self._process = _start_process()
-        self._end = weakref.finalize(self, _kill, connection, self._process)  # at exit, too
+        self._end = weakref.finalize(self, _kill, connection, self._process, self._stopping)  # at exit, too
         self._channel = Channel(connection, FromEngine)
         self._send(Start(config, share, logging.getLogger().getEffectiveLevel(), asks))
         self._reader = threading.Thread(target=self._read, name="from-engine", daemon=True)
@@ -182,7 +182,7 @@ class ProcessEngine(RunningEngine):
         return answer
 
     def stop(self) -> None:
-        self._stopping = True
+        self._stopping.set()
         self._send(Leave())
 
     def kill(self) -> None:
@@ -253,7 +253,7 @@ class ProcessEngine(RunningEngine):
         with self._lock:
             if self._ended:
                 return
-            self._ended, self._error = True, None if self._stopping else error
+            self._ended, self._error = True, self._failed if self._stopping.is_set() else error
             questions, self._questions = self._questions, {}
             died = self._died
         for _, answer in questions.values():
@@ -332,7 +332,8 @@ def signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _kill(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _kill(connection: socket.socket, process: subprocess.Popen[bytes], stopping: threading.Event) -> None:
+    stopping.set()
     process.kill()
     process.wait()
     with suppress(OSError):
