@@ -18,7 +18,7 @@ from llmjax.serve.documents import with_files_read
 from llmjax.serve.errors import ApiError, cut
 from llmjax.serve.literal_texts import LiteralTexts
 from llmjax.serve.protocol.chat import ChatMessage, ChatTemplateFields, num_parts, template_messages
-from llmjax.serve.protocol.common import MAX_IGNORED, GenerationRequest
+from llmjax.serve.protocol.common import AS_MANY_AS_FIT, MAX_IGNORED, GenerationRequest
 from llmjax.serve.protocol.pictures import TEXT_ONLY, Attachment
 from llmjax.serve.protocol.tools import checked_tools
 from llmjax.tokenizer.infill import InfillTokens, encode_suffix
@@ -391,6 +391,11 @@ def check_queue(server: Server, *, prompts: int, choices: int, field: str = "pro
             param=field,
             code="invalid_value",
         )
+
+
+def wanted_tokens(asked: int | None, default: int | None) -> tuple[int | None, int | None]:
+    """What a request asks for, and what it gets without that, for `output_budget`; -1 asks for all that fit."""
+    return (None, None) if asked == AS_MANY_AS_FIT else (asked, default)
 
 
 def output_budget(

@@ -28,6 +28,7 @@ from llmjax.serve.prompts import (
     read_tools,
     template_source,
     unread_variables,
+    wanted_tokens,
 )
 from llmjax.serve.protocol.chat import ChatRequest
 from llmjax.serve.protocol.common import (
@@ -149,8 +150,8 @@ async def prepare(
     check_truncation(body)
     priority = body.priority or 0
     limits.check_priority(priority)
-    asked = body.requested_tokens
     defaults = engine.info.default_sampling_params
+    asked, default = wanted_tokens(body.requested_tokens, defaults.get("max_tokens"))
     tools = await read_tools(body)
     tools = tools if calls_allowed(body.tool_choice, tools) else []
     source = template_source(server, body, with_tools=bool(tools))
@@ -172,7 +173,6 @@ async def prepare(
     record.moved_lines = prompt.moved_lines
     form = answer_format(server, body, prompt, tools=tools, template=source, custom=custom)
     named = body.max_tokens_field
-    default = defaults.get("max_tokens")
     wanted = {"asked": None, "default": asked} if cut and asked else {"asked": asked, "default": default}
     budget = output_budget(server, prompt, **wanted, field="messages", asked_field=named)
     forced = forced_tools(body.tool_choice, tools) is not None

@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from llmjax.serve.errors import ApiError, cut
-from llmjax.serve.protocol.common import ApiModel, GenerationRequest, at_most, object_of
+from llmjax.serve.protocol.common import ApiModel, at_most, object_of
+from llmjax.serve.protocol.llama_cpp import LlamaCppGeneration
 from llmjax.serve.protocol.pictures import PICTURE_PARTS, Attachment, picture_of
 from llmjax.serve.protocol.pictures import TEXT_ONLY as READS_TEXT
 from llmjax.serve.protocol.tools import MAX_TOOLS, template_calls
@@ -86,7 +87,7 @@ class ChatTemplateFields(ApiModel):
 Documents = Annotated[list[Annotated[dict[str, str], object_of(str)]], Field(fail_fast=True), at_most(MAX_DOCUMENTS)]
 
 
-class ChatRequest(GenerationRequest, ChatTemplateFields):
+class ChatRequest(LlamaCppGeneration, ChatTemplateFields):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -115,7 +116,7 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
     media_io_kwargs: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **{name: ok for name, ok in GenerationRequest.neutral_values.items() if name != "thinking_token_budget"},
+        **{name: ok for name, ok in LlamaCppGeneration.neutral_values.items() if name != "thinking_token_budget"},
         "modalities": (["text"],),
         "audio": (),
         "moderation": (),
@@ -123,13 +124,14 @@ class ChatRequest(GenerationRequest, ChatTemplateFields):
         "media_io_kwargs": ({},),
     }
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **LlamaCppGeneration.hints,
         "prediction": (),
         "prompt_cache_options": ({},),
         "prompt_cache_retention": ("in_memory",),
         "verbosity": ("medium",),
     }
     reasons: ClassVar[Mapping[str, str]] = {
-        **GenerationRequest.reasons,
+        **LlamaCppGeneration.reasons,
         "media_io_kwargs": PREPARED,
         "modalities": TEXT_ONLY,
         "audio": TEXT_ONLY,

@@ -54,6 +54,8 @@ def object_of(*types: type) -> PlainValidator:
     return PlainValidator(check, json_schema_input_type=dict[str, reduce(or_, types)])  # type: ignore[misc]
 
 
+AS_MANY_AS_FIT = -1  # tokens of an answer
+
 MAX_IGNORED = 16  # unknown fields of a request that are named where they are ignored
 
 
@@ -105,6 +107,7 @@ class ApiModel(BaseModel):
         return names
 
 
+MAX_BIASES = 2**14  # entries of a `logit_bias` that is a list
 MAX_METADATA = 16  # entries, of keys of at most 64 and values of at most 512 characters, as OpenAI has it
 
 Name = Annotated[str, Field(max_length=512)]
@@ -125,6 +128,20 @@ def _stop_of_candle(value: Any) -> Any:
     if isinstance(value, dict) and len(value) == 1 and (kind := next(iter(value))) in ("Single", "Multi"):
         return value[kind]
     return value
+
+
+def _of_pairs(value: Any) -> Any:
+    """Pairs of a token id and what is added to its logit, as llama-server has them; false is -100."""
+    if not isinstance(value, list) or len(value) > MAX_BIASES:
+        return value
+    found = {}
+    for pair in value:
+        match pair:
+            case [int() as token, int() | float() as bias] if not isinstance(token, bool) and bias is not True:
+                found[str(token)] = -100.0 if bias is False else bias
+            case _:
+                return value
+    return found
 
 
 class StreamOptions(ApiModel):
@@ -167,7 +184,7 @@ class GenerationRequest(ApiModel):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    logit_bias: Annotated[dict[str, float], object_of(int, float)] | None = None
+    logit_bias: Annotated[Annotated[dict[str, float], object_of(int, float)] | None, BeforeValidator(_of_pairs)] = None
     allowed_token_ids: Ints | None = None
     bad_words: Strings | None = None
     prompt_logprobs: int | None = None

@@ -8,12 +8,13 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.common import GenerationRequest, Ints, Strings
+from llmjax.serve.protocol.common import Ints, Strings
+from llmjax.serve.protocol.llama_cpp import LlamaCppGeneration
 
 IntLists = Annotated[list[Ints], Field(fail_fast=True)]
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(LlamaCppGeneration):
     prompt: str | Strings | Ints | IntLists
     echo: bool = False
     logprobs: int | None = None
@@ -23,11 +24,11 @@ class CompletionRequest(GenerationRequest):
     prompt_embeds: Any = None
 
     neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **GenerationRequest.neutral_values,
+        **LlamaCppGeneration.neutral_values,
         "prompt_embeds": (),
     }
     reasons: ClassVar[Mapping[str, str]] = {
-        **GenerationRequest.reasons,
+        **LlamaCppGeneration.reasons,
         "thinking_token_budget": "is not supported here: only chats separate reasoning from the text",
         "prompt_embeds": "is not supported: prompts are text or token ids",
     }

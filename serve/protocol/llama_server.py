@@ -9,23 +9,20 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llmjax.serve.errors import ApiError
-from llmjax.serve.protocol.common import AdapterScales, ApiModel, Strings, at_most
-from llmjax.serve.protocol.llama_cpp import LlamaCppSampling
+from llmjax.serve.protocol.common import MAX_BIASES, AdapterScales, ApiModel, Strings, at_most
+from llmjax.serve.protocol.llama_cpp import (
+    HINTS,
+    NEUTRAL_VALUES,
+    REASONS,
+    SAMPLERS,
+    LlamaCppOthers,
+    LlamaCppSampling,
+    Samplers,
+)
 from llmjax.serve.protocol.pooling import Inputs
 
-MAX_BIASES = 2**14  # entries of a request's `logit_bias`
 MAX_EXTRA = 1024  # files beside the one with the gap
-OTHER_SAMPLERS = "is not supported: tokens are chosen by temperature, top_k, top_p and min_p"
 MIXED = "must be a text, token ids, a list that mixes both, or a list of such prompts"
-
-# By the name of a sampler that `samplers` may leave out: the fields that it reads, with values that switch it off.
-SAMPLERS: Mapping[str, Mapping[str, float]] = {
-    "top_k": {"top_k": 0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "temperature": {"temperature": 1.0},
-    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-}
 
 Part = str | int
 Bias = tuple[str | int, float]  # a token's id, or a text whose tokens are meant, and what is added to its logits
@@ -38,7 +35,7 @@ class Prompt:
     parts: Sequence[Part]
 
 
-class LlamaSampling(LlamaCppSampling):
+class LlamaSampling(LlamaCppSampling, LlamaCppOthers):
     """How an answer is made; None: as the model's makers recommend, and not as llama-server does."""
 
     model: str | None = None
@@ -46,7 +43,7 @@ class LlamaSampling(LlamaCppSampling):
     n_predict: Annotated[int, Field(ge=-2)] | None = None
     max_tokens: Annotated[int, Field(ge=-2)] | None = None
     ignore_eos: bool | None = None
-    samplers: Strings | None = None
+    samplers: Samplers | None = None
     logit_bias: Annotated[list[Any], at_most(MAX_BIASES)] | dict[str, Any] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | None = None
@@ -57,60 +54,11 @@ class LlamaSampling(LlamaCppSampling):
     response_fields: Strings | None = None
     lora: AdapterScales | None = None
 
-    id_slot: Any = None
-    n_keep: Any = None
-    n_discard: Any = None
-    n_indent: Any = None
-    n_cache_reuse: Any = None
-    min_keep: Any = None
-    t_max_prompt_ms: Any = None
-    t_max_predict_ms: Any = None
-    return_progress: Any = None
-    sse_ping_interval: Any = None
-    dynatemp_exponent: Any = None
-    dry_base: Any = None
-    dry_allowed_length: Any = None
-    dry_penalty_last_n: Any = None
-    dry_sequence_breakers: Any = None
-    xtc_threshold: Any = None
-    mirostat_tau: Any = None
-    mirostat_eta: Any = None
-    adaptive_decay: Any = None
-
     n_cmpl: Any = None
-    typical_p: Any = None
-    dynatemp_range: Any = None
-    dry_multiplier: Any = None
-    xtc_probability: Any = None
-    top_n_sigma: Any = None
-    mirostat: Any = None
-    adaptive_target: Any = None
-    post_sampling_probs: Any = None
 
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "id_slot": (-1,),
-        **dict.fromkeys(("n_keep", "n_discard", "n_indent", "n_cache_reuse", "min_keep"), (0,)),
-        **dict.fromkeys(("t_max_prompt_ms", "t_max_predict_ms"), (0,)),
-        "return_progress": (False,),
-        "sse_ping_interval": (),
-        **dict.fromkeys(("dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n"), ()),
-        **dict.fromkeys(("dry_sequence_breakers", "xtc_threshold", "mirostat_tau", "mirostat_eta"), ()),
-        "adaptive_decay": (),
-    }
-    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "n_cmpl": (1,),
-        "typical_p": (1, 1.0),
-        **dict.fromkeys(("dynatemp_range", "dry_multiplier", "xtc_probability"), (0, 0.0)),
-        **dict.fromkeys(("top_n_sigma", "adaptive_target"), (-1, -1.0)),
-        "mirostat": (0,),
-        "post_sampling_probs": (False,),
-    }
-    reasons: ClassVar[Mapping[str, str]] = {
-        "n_cmpl": "is not supported here: /v1/completions has n",
-        **dict.fromkeys(("typical_p", "dynatemp_range", "dry_multiplier", "xtc_probability"), OTHER_SAMPLERS),
-        **dict.fromkeys(("top_n_sigma", "adaptive_target", "mirostat"), OTHER_SAMPLERS),
-        "post_sampling_probs": "is not supported: n_probs gives log-probabilities of the model",
-    }
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS
+    neutral_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {"n_cmpl": (1,), **NEUTRAL_VALUES}
+    reasons: ClassVar[Mapping[str, str]] = {"n_cmpl": "is not supported here: /v1/completions has n", **REASONS}
 
     def check(self) -> None:
         """Raises ``ApiError`` for fields that exclude each other."""

@@ -250,6 +250,20 @@ MEANINGS: Mapping[str, str] = {
     "with_pieces": "the text of each token beside its id",
     **dict.fromkeys(("id_slot", "n_keep", "n_discard", "n_indent", "n_cache_reuse", "min_keep"), TAKEN),
     **dict.fromkeys(("t_max_prompt_ms", "t_max_predict_ms", "return_progress", "sse_ping_interval"), TAKEN),
+    "backend_sampling": TAKEN,
+    # llama-server's in requests of OpenAI's API.
+    **{
+        f"{request}.{field}": meaning
+        for request in ("ChatRequest", "BatchChatRequest", "CompletionRequest")
+        for field, meaning in {
+            "n_predict": "`max_tokens` in llama-server's words",
+            "repeat_penalty": "`repetition_penalty` in llama-server's words",
+            "grammar": "`guided_grammar` in llama-server's words",
+            "json_schema": "`guided_json` in llama-server's words",
+            **dict.fromkeys(("timings_per_token", "return_tokens", "response_fields"), TAKEN),
+            **dict.fromkeys(("n_probs", "reasoning_format", "parse_tool_calls"), TAKEN),
+        }.items()
+    },
     **dict.fromkeys(("dynatemp_exponent", "dry_base", "dry_allowed_length", "dry_penalty_last_n"), TAKEN),
     **dict.fromkeys(("dry_sequence_breakers", "xtc_threshold", "adaptive_decay"), TAKEN),
     # Hints, and what requests that only count tokens have beside.

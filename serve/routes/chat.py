@@ -66,7 +66,7 @@ def read_custom_tools(body: ChatRequest) -> CustomTools:
 
 async def turn_of(request: Request, server: Server, body: ChatRequest, custom: CustomTools) -> Turn:
     """What a chat asks of the engine; raises the errors of `prepare`."""
-    with other_names({} if body.functions is None else NAMES_OF_FUNCTIONS):
+    with other_names({**body.llama_names, **({} if body.functions is None else NAMES_OF_FUNCTIONS)}):
         return await prepare(
             server,
             body,
@@ -129,7 +129,8 @@ class ChatAnswer:
 
     async def whole(self) -> bytes:
         """OpenAI's ``ChatCompletion`` as JSON."""
-        output = await self.turn.whole()
+        with other_names(self.body.llama_names):  # forms are read where the answer begins
+            output = await self.turn.whole()
         written = num_logprobs(output.prompt_logprobs, *(choice.logprobs for choice in output.outputs))
         read = 0 if self.turn.form.grammar is None else sum(len(choice.text) for choice in output.outputs)
         answer, body = await off_loop(lambda: self._written(output), size=4 * written + read)
@@ -194,19 +195,20 @@ class ChatAnswer:
         first, last = True, None
         readers = [self.turn.form.reader() for _ in range(self.body.choices)]
         joined_text = Joined()
-        async with aclosing(self.turn.outputs()) as parts:
-            async for part in parts:
-                if first:
-                    first = False
-                    for index in range(self.body.choices):
-                        yield self._opening(index)
-                        if echoed := self.body.echoed:
-                            yield self._event(self._chunk(index, {"content": echoed}))
-                last = part.output
-                for choice in last.outputs:
-                    self.turn.tally.add_tokens(choice)
-                    for chunk in self._deltas(choice, readers[choice.index], joined_text):
-                        yield chunk
+        with other_names(self.body.llama_names):
+            async with aclosing(self.turn.outputs()) as parts:
+                async for part in parts:
+                    if first:
+                        first = False
+                        for index in range(self.body.choices):
+                            yield self._opening(index)
+                            if echoed := self.body.echoed:
+                                yield self._event(self._chunk(index, {"content": echoed}))
+                    last = part.output
+                    for choice in last.outputs:
+                        self.turn.tally.add_tokens(choice)
+                        for chunk in self._deltas(choice, readers[choice.index], joined_text):
+                            yield chunk
         if self.conversation is not None:
             self.conversation.record(joined_text.message())
         if self.body.include_usage:

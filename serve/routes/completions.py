@@ -31,7 +31,15 @@ from llmjax.serve.logprobs import (
     prompt_logprobs,
     prompt_offsets,
 )
-from llmjax.serve.prompts import EncodedPrompt, Truncation, check_queue, completion_prompts, off_loop, output_budget
+from llmjax.serve.other_names import other_names
+from llmjax.serve.prompts import (
+    Truncation,
+    check_queue,
+    completion_prompts,
+    off_loop,
+    output_budget,
+    wanted_tokens,
+)
 from llmjax.serve.protocol.common import (
     beam_search_params,
     check_beam_search,
@@ -53,7 +61,8 @@ async def completions(request: Request) -> Response | ASGIApp:
     server = server_of(request)
     config = server.config
     body = parse(await read_json(request), CompletionRequest, ignored=ignored_fields(request))
-    job = await completion_job(server, body, request)
+    with other_names(body.llama_names):
+        job = await completion_job(server, body, request)
     tally = Tally(job, record_of(request), count_completion=not body.prompt_only)
     answer = CompletionAnswer(server=server, body=body, job=job, tally=tally, created=int(time.time()))
     if body.stream:
@@ -87,7 +96,8 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
     priority = body.priority or 0
     limits.check_priority(priority)
     check_queue(server, prompts=len(body.prompts), choices=body.continuations)
-    asked = 1 if body.prompt_only else body.max_tokens
+    default = engine.info.default_sampling_params.get("max_tokens", DEFAULT_MAX_TOKENS)
+    asked, default = (1, None) if body.prompt_only else wanted_tokens(body.max_tokens, default)
     salt = cache_salt_of(request, body.cache_salt)
     prompts = await completion_prompts(
         server,
@@ -95,7 +105,7 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
         add_special_tokens=body.add_special_tokens,
         echo=body.echo or bool(body.return_prompt_text),
         skip_special_tokens=body.skip_special_tokens is True,
-        truncation=Truncation.of(server, body, room=asked or DEFAULT_MAX_TOKENS),
+        truncation=Truncation.of(server, body, room=asked or default or 1),
         suffix=body.suffix,
         kept_for=salt or "",
     )
@@ -111,7 +121,14 @@ async def completion_job(server: Server, body: CompletionRequest, request: Reque
     fills_gap = body.suffix and not body.ignore_eos
     ends = InfillTokens.of(server.tokenizer).ends if fills_gap else frozenset[int]()
     params = [
-        _params(server, body, prompt, asked=asked, structured=structured, kv_transfer=transfer, ends=ends)
+        _params(
+            server,
+            body,
+            max_tokens=output_budget(server, prompt, asked=asked, default=default, field="prompt"),
+            structured=structured,
+            kv_transfer=transfer,
+            ends=ends,
+        )
         for prompt in prompts
     ]
     return Job(
@@ -143,15 +160,13 @@ def with_room(server: Server, job: Job, *, most: int | None) -> Job:
 def _params(
     server: Server,
     body: CompletionRequest,
-    prompt: EncodedPrompt,
     *,
-    asked: int | None,
+    max_tokens: int,
     structured: StructuredOutputsParams | None,
     kv_transfer: KVTransfer | None,
     ends: frozenset[int],
 ) -> SamplingParams:
     defaults = server.engine.info.default_sampling_params
-    default = defaults.get("max_tokens", DEFAULT_MAX_TOKENS)
     # Echoed tokens have log-probabilities too.
     changes: dict[str, Any] = {"prompt_logprobs": body.logprobs} if body.echo and body.prompt_logprobs is None else {}
     if ends:
@@ -159,7 +174,7 @@ def _params(
     return sampling_params(
         body,
         defaults=defaults,
-        max_tokens=output_budget(server, prompt, asked=asked, default=default, field="prompt"),
+        max_tokens=max_tokens,
         logprobs=body.logprobs,
         detokenize=server.engine.tokenizer is not None,
         structured_outputs=structured,
@@ -195,7 +210,8 @@ class CompletionAnswer:
 
     async def whole(self) -> bytes:
         """OpenAI's ``Completion`` as JSON."""
-        outputs = await collect(self.server.engine, self.job, self.tally)
+        with other_names(self.body.llama_names):  # forms are read where the answer begins
+            outputs = await collect(self.server.engine, self.job, self.tally)
         offsets = await self._prompt_offsets()
         written = sum(
             num_logprobs(choice.logprobs, output.prompt_logprobs) for output in outputs for choice in output.outputs
@@ -232,20 +248,21 @@ class CompletionAnswer:
         scores = _PromptScores(needed=self.body.scores_echo)
         offsets = await self._prompt_offsets()
         last = None
-        async with aclosing(run_job(self.server.engine, self.job, self.tally)) as parts:
-            async for arrived in parts:
-                last = arrived.output
-                for part in scores.admit(arrived):
-                    for choice in part.output.outputs:
-                        self.tally.add_tokens(choice)
-                        index = part.prompt * self.body.choices + choice.index
-                        echoed = None
-                        if index not in states:
-                            states[index] = _Choice(self, part.prompt, offsets[part.prompt])
-                            echoed = scores.of(part.prompt)
-                        entry = partial(states[index].entry, choice, echoed)
-                        if chunk := self._delta(await off_loop(entry, size=4 * num_logprobs(echoed))):
-                            yield chunk
+        with other_names(self.body.llama_names):
+            async with aclosing(run_job(self.server.engine, self.job, self.tally)) as parts:
+                async for arrived in parts:
+                    last = arrived.output
+                    for part in scores.admit(arrived):
+                        for choice in part.output.outputs:
+                            self.tally.add_tokens(choice)
+                            index = part.prompt * self.body.choices + choice.index
+                            echoed = None
+                            if index not in states:
+                                states[index] = _Choice(self, part.prompt, offsets[part.prompt])
+                                echoed = scores.of(part.prompt)
+                            entry = partial(states[index].entry, choice, echoed)
+                            if chunk := self._delta(await off_loop(entry, size=4 * num_logprobs(echoed))):
+                                yield chunk
         if self.body.include_usage:
             end = {**self._envelope([]), "usage": self.tally.usage()}
             if self.server.config.enable_per_request_metrics and last is not None:

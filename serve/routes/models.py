@@ -72,7 +72,8 @@ async def list_models(request: Request) -> Response:
     answer: dict[str, Any] = {"object": "list", "data": cards}
     if _asks_anthropic(request):
         shown = [_of_anthropic(card) for card in cards]
-        answer |= {"data": shown, "has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
+        first, last = (cards[0]["id"], cards[-1]["id"]) if cards else (None, None)
+        answer |= {"data": shown, "has_more": False, "first_id": first, "last_id": last}
     return Response(orjson.dumps(answer), media_type="application/json")
 
 

@@ -53,6 +53,8 @@ def empty(http: httpx.Client) -> None:
     """What a server says that has no models."""
     assert http.get("/health").status_code == 200
     assert http.get("/v1/models").json()["data"] == []
+    of_anthropic = http.get("/v1/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert (of_anthropic["data"], of_anthropic["first_id"], of_anthropic["last_id"]) == ([], None, None)
     assert http.get("/api/tags").json() == {"models": []} == http.get("/api/ps").json()
     assert "llmjax:model_state" in http.get("/metrics").text
     assert http.get("/", headers={"accept": "text/html"}).text.startswith("<!doctype html>")
