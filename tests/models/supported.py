@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
-from llmjax.checkpoint.gguf.mmproj import PROJECTOR_TYPES
+from llmjax.checkpoint.gguf.projectors import PROJECTOR_TYPES
 from llmjax.models import families
 from llmjax.models.registry import family_of
 from llmjax.models.vision import registry

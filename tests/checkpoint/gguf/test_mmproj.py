@@ -13,6 +13,7 @@ import pytest
 
 from llmjax.checkpoint.gguf import mmproj
 from llmjax.checkpoint.gguf.file import GGUFFile
+from llmjax.checkpoint.gguf.projectors import PROJECTOR_TYPES, Projector
 from llmjax.checkpoint.vision import vision_tensors
 from llmjax.errors import CheckpointError
 from llmjax.models.vision.registry import preparation_of, vision_family
@@ -60,14 +61,14 @@ def test_files_are_read_as_the_original(name: str, tmp_path: Path) -> None:
     )
 
 
-def _arguments(file: Any, projector: mmproj.Projector, spec: Any, path: Path) -> tuple[Any, ...]:
+def _arguments(file: Any, projector: Projector, spec: Any, path: Path) -> tuple[Any, ...]:
     tensors, names = mmproj.tensors(file, projector)
     return tensors, spec, names, path
 
 
 def test_queries_keys_and_values_may_be_in_one(tmp_path: Path) -> None:
     """Kimi K2.5's converter moves rows of queries and keys alone."""
-    projector, whole = mmproj.PROJECTOR_TYPES["kimik25"], np.arange(60, dtype=np.float32)
+    projector, whole = PROJECTOR_TYPES["kimik25"], np.arange(60, dtype=np.float32)
     stored = np.concatenate([*(axes_apart(5)(part) for part in np.split(whole, 3)[:2]), whole[40:]])
     files = []
     for name, values in (("attn_qkv", stored), ("attn_q", whole[:18])):
