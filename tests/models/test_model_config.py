@@ -1308,6 +1308,7 @@ PARTLY_ROTATED = {
 ROPELESS = {
     *(f"{name}{end}" for name in ("Bert", "Roberta", "XLMRoberta") for end in ENCODERS),
     "BlipTextLMHeadModel",
+    "HF_ColBERT",
     "FalconMambaForCausalLM",
     "JambaForCausalLM",
     "KimiLinearForCausalLM",

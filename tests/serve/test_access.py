@@ -20,7 +20,7 @@ from llmjax.errors import ConfigError
 from llmjax.serve.app import create_app
 from llmjax.serve.context import engine_id, is_of
 from llmjax.serve.routes.admin import ADMIN_ROUTES
-from llmjax.serve.routes.models import _card
+from llmjax.serve.routes.models import card_of
 
 
 class Idle:
@@ -312,7 +312,7 @@ def test_models_show_no_path_of_this_machine(tmp_path: Path) -> None:
     for path in ("/v1/models", "/v1/models/tiny-llama", "/", "/metrics"):
         response = ask(app, "GET", path)
         assert response.status_code == 200 and "secret" not in response.text
-    assert _card(app.state.models.entries[0], "tiny-llama")["root"] == "tiny-llama"
+    assert card_of(app.state.models.entries[0], "tiny-llama")["root"] == "tiny-llama"
     wrong = ask(app, "POST", "/v1/completions", json={"model": "other", "prompt": [1]})
     assert wrong.status_code == 404 and "secret" not in wrong.text
     hub = create_app(Idle("Qwen/Qwen3-0.6B", "small"), ServerConfig())  # type: ignore[arg-type]
