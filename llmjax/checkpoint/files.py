@@ -91,6 +91,11 @@ def read_object(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> di
     return content
 
 
+def object_if_there(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> dict[str, Any]:
+    """The object in a JSON file, empty if there is no such file; arguments and errors as for `read_object`."""
+    return read_object(path, error=error) if path.exists() else {}
+
+
 def read_list(path: Path, *, error: type[LLMJaxError] = CheckpointError) -> list[Any]:
     """Reads the list in a JSON file; arguments and errors as for `read_object`."""
     content = _read_json(path, error)

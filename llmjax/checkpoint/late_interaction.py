@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmjax.checkpoint.files import read_object
+from llmjax.checkpoint.files import object_if_there
 from llmjax.checkpoint.sentence_transformers import SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
@@ -86,7 +86,7 @@ def token_modules(
 
 
 def _marks(folder: Path) -> dict[str, TextPrompt]:
-    values = _object_if_there(folder / COLBERT_FILE)
+    values = object_if_there(folder / COLBERT_FILE)
     marks = {name: values.get(key, missing) for name, (key, missing) in MARKS.items()}
     if wrong := next((name for name, mark in marks.items() if not isinstance(mark, str)), None):
         raise CheckpointError(f"{folder / COLBERT_FILE}: {MARKS[wrong][0]} must be a token")
@@ -95,10 +95,10 @@ def _marks(folder: Path) -> dict[str, TextPrompt]:
 
 def _questions(folder: Path, asked: _Asked) -> dict[str, TextPrompt]:
     """Queries as a processor writes them, and documents that are texts as they are."""
-    prefix = _object_if_there(folder / PROCESSOR).get("query_prefix") or asked.prefix
+    prefix = object_if_there(folder / PROCESSOR).get("query_prefix") or asked.prefix
     if not isinstance(prefix, str):
         raise CheckpointError(f"{folder / PROCESSOR}: query_prefix must be a text")
-    tokens = _object_if_there(folder / TOKENIZER)
+    tokens = object_if_there(folder / TOKENIZER)
     first = _token(tokens, "bos_token", folder) if asked.begun else ""
     after = f"{_token(tokens, 'pad_token', folder) * AUGMENTING}\n"
     return {QUERY: TextPrompt(before=first + prefix, after=after, complete=True), DOCUMENT: TextPrompt()}
@@ -110,7 +110,3 @@ def _token(tokens: Mapping[str, Any], key: str, folder: Path) -> str:
     if not isinstance(text, str) or not text:
         raise CheckpointError(f"{folder / TOKENIZER}: {key} is missing, which stands in queries")
     return text
-
-
-def _object_if_there(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.exists() else {}

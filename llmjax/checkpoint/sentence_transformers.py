@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from llmjax.checkpoint.files import read_list, read_object
+from llmjax.checkpoint.files import object_if_there, read_list, read_object
 from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
@@ -93,7 +93,7 @@ class SentenceModules:
                     tensors.update(found)
                 case _:
                     raise CheckpointError(f"{folder / MODULES}: module {name[:80]!r} is not supported")
-        settings = _object_if_there(folder / SETTINGS)
+        settings = object_if_there(folder / SETTINGS)
         marks: dict[str, TextPrompt] = {}
         if kind is None:
             if not dense:
@@ -104,7 +104,7 @@ class SentenceModules:
             raise CheckpointError(f"{folder / SETTINGS}: prompts must be an object of texts")
         if default is not None and default not in prompts:
             raise CheckpointError(f"{folder / SETTINGS}: default_prompt_name {default!r} is not among the prompts")
-        texts = _object_if_there(folder / LENGTHS)
+        texts = object_if_there(folder / LENGTHS)
         length = texts.get("max_seq_length")
         if length is not None and (not isinstance(length, int) or length < 1):
             raise CheckpointError(f"{folder / LENGTHS}: max_seq_length must be a positive integer")
@@ -152,7 +152,7 @@ class LogitScore:
         if found is None:
             return None
         path = _inside(folder, found) / "config.json"
-        values, settings = read_object(path), _object_if_there(folder / SETTINGS)
+        values, settings = read_object(path), object_if_there(folder / SETTINGS)
         if (given := values.get("module_input_name", CAUSAL_LOGITS)) != CAUSAL_LOGITS:
             raise CheckpointError(f"{path}: module_input_name = {str(given)[:80]!r} is not supported")
         yes, no = values.get("true_token_id"), values.get("false_token_id")
@@ -221,7 +221,3 @@ def _dense(folder: Path, *, number: int) -> tuple[Dense, dict[str, StoredTensor]
         if f"linear.{kind}" in stored
     }
     return Dense(size=size, bias=bias, activation=ACTIVATIONS[name]), tensors
-
-
-def _object_if_there(path: Path) -> dict[str, Any]:
-    return read_object(path) if path.exists() else {}

@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from llmjax.checkpoint.files import read_object
+from llmjax.checkpoint.files import object_if_there
 from llmjax.errors import TokenizerError
 from llmjax.tokenizer import sentencepiece_proto as proto
 from llmjax.tokenizer.backend import CutRules, HuggingFaceBackend, SentencePieceBackend
@@ -78,8 +78,8 @@ class TokenizerConfig:
 
     @staticmethod
     def read(folder: Path) -> TokenizerConfig:
-        values = _object_if_there(folder / "tokenizer_config.json")
-        older = _object_if_there(folder / "special_tokens_map.json")
+        values = object_if_there(folder / "tokenizer_config.json", error=TokenizerError)
+        older = object_if_there(folder / "special_tokens_map.json", error=TokenizerError)
         texts = {name: _text(values.get(f"{name}_token")) or _text(older.get(f"{name}_token")) for name in _NAMES}
         added: dict[int, AddedToken] = {}
         for token_id, entry in (values.get("added_tokens_decoder") or {}).items():
@@ -87,7 +87,7 @@ class TokenizerConfig:
             added[int(token_id)] = AddedToken(entry["content"], **flags)
         if not added:
             special = {text for text in texts.values() if text}
-            for text, token_id in _object_if_there(folder / "added_tokens.json").items():
+            for text, token_id in object_if_there(folder / "added_tokens.json", error=TokenizerError).items():
                 added[int(token_id)] = AddedToken(text, normalized=False, special=text in special)
         return TokenizerConfig(
             values, {name: text for name, text in texts.items() if text}, dict(sorted(added.items()))
@@ -111,11 +111,6 @@ def _text(value: Any) -> str | None:
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
-
-
-def _object_if_there(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty if there is no such file."""
-    return read_object(path, error=TokenizerError) if path.exists() else {}
 
 
 def tokenizer_from_folder(folder: Path, *, chat_template: ChatTemplate | None = None) -> Tokenizer:

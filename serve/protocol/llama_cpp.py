@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -21,6 +21,13 @@ SAMPLERS: Mapping[str, Mapping[str, float]] = {
     "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
 }
 LETTERS: Mapping[str, str] = {"k": "top_k", "p": "top_p", "m": "min_p", "t": "temperature", "e": "penalties"}
+
+
+def switched_off(samplers: Sequence[str] | None) -> dict[str, float]:
+    """The fields of samplers that a request leaves out, with values that switch them off; None: it leaves out none."""
+    if samplers is None:
+        return {}
+    return {name: value for one, off in SAMPLERS.items() if one not in samplers for name, value in off.items()}
 
 
 def _spelled(value: Any) -> Any:
@@ -166,8 +173,6 @@ class LlamaCppGeneration(GenerationRequest, LlamaCppOthers):
             setattr(self, ours, max(value, AS_MANY_AS_FIT) if theirs == "n_predict" else value)
         if self.cache_prompt is False:
             self.skip_reading_prefix_cache = True
-        for sampler, off in SAMPLERS.items():
-            if self.samplers is not None and sampler not in self.samplers:
-                for name, value in off.items():
-                    setattr(self, OWN_WORDS.get(name, name), value)
+        for name, value in switched_off(self.samplers).items():
+            setattr(self, OWN_WORDS.get(name, name), value)
         return self

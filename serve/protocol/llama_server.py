@@ -14,10 +14,10 @@ from llmjax.serve.protocol.llama_cpp import (
     HINTS,
     NEUTRAL_VALUES,
     REASONS,
-    SAMPLERS,
     LlamaCppOthers,
     LlamaCppSampling,
     Samplers,
+    switched_off,
 )
 from llmjax.serve.protocol.pooling import Inputs
 
@@ -69,11 +69,7 @@ class LlamaSampling(LlamaCppSampling, LlamaCppOthers):
 
     def sampled(self, name: str) -> Any:
         """A field that a sampler reads: what leaves it out, if ``samplers`` does."""
-        if self.samplers is not None:
-            for sampler, off in SAMPLERS.items():
-                if name in off and sampler not in self.samplers:
-                    return off[name]
-        return getattr(self, name)
+        return switched_off(self.samplers).get(name, getattr(self, name))
 
     def without_effect(self) -> list[str]:
         """What is given and changes nothing."""

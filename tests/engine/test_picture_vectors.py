@@ -11,23 +11,11 @@ from PIL import Image
 from llmjax import LLM, PoolingParams
 from llmjax.errors import InvalidRequest
 from tests.checkpoints import PICTURE_VECTORS
+from tests.vector_models import options
 
 pytestmark = pytest.mark.jax_api
 NAMES = ["clip", "metaclip2", "siglip"]
 COUNT = 3  # of pictures and of texts in each archive
-
-
-def options(compile_cache_dir: str, **settings: Any) -> dict[str, Any]:
-    return {
-        "dtype": "float32",
-        "page_size": 4,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 72,
-        "kv_cache_memory_bytes": 2**20,
-        "compilation_cache_dir": compile_cache_dir,
-        "compile_threads": 1,
-        **settings,
-    }
 
 
 def golden(name: str) -> dict[str, np.ndarray]:

@@ -13,6 +13,7 @@ from llmjax import LLM, PoolingParams
 from llmjax.engine.front.scores import max_sim
 from llmjax.errors import InvalidRequest
 from tests.checkpoints import TOKEN_VECTORS
+from tests.vector_models import options
 
 pytestmark = pytest.mark.jax_api
 NAMES = ["colbert", "pylate", "colpali", "colqwen2"]
@@ -40,19 +41,6 @@ class Served(NamedTuple):
         content = self.content(key)
         name = key.rstrip("0123456789") if isinstance(content, str) else None
         return self.llm.encode([content], PoolingParams(prompt_name=name, **params), use_tqdm=False)[0]
-
-
-def options(compile_cache_dir: str, **settings: Any) -> dict[str, Any]:
-    return {
-        "dtype": "float32",
-        "page_size": 4,
-        "max_num_seqs": 4,
-        "max_num_batched_tokens": 72,
-        "kv_cache_memory_bytes": 2**20,
-        "compilation_cache_dir": compile_cache_dir,
-        "compile_threads": 1,
-        **settings,
-    }
 
 
 @pytest.fixture(scope="module", params=NAMES)

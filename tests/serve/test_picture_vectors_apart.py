@@ -10,6 +10,7 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from tests.checkpoints import PICTURE_VECTORS
 from tests.serve.pictures import png, url_of
+from tests.vector_models import options
 
 pytestmark = pytest.mark.jax_api
 
@@ -18,15 +19,7 @@ pytestmark = pytest.mark.jax_api
 def test_a_picture_or_a_text(start_server: Any, compile_cache_dir: str, name: str) -> None:
     golden = dict(np.load(PICTURE_VECTORS / name / "golden.npz"))
     settings = EngineConfig(
-        model=str(PICTURE_VECTORS / name),
-        dtype="float32",
-        page_size=4,
-        max_num_seqs=2,
-        max_num_batched_tokens=72,
-        kv_cache_memory_bytes=2**20,
-        compilation_cache_dir=compile_cache_dir,
-        compile_threads=1,
-        served_model_name="apart",
+        model=str(PICTURE_VECTORS / name), served_model_name="apart", **options(compile_cache_dir, max_num_seqs=2)
     )
     running, stop = start_server(settings, ServerConfig(port=0))
     text = golden["text1"].tobytes().decode()

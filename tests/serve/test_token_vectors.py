@@ -12,22 +12,13 @@ import pytest
 from llmjax.config import EngineConfig, ServerConfig
 from tests.checkpoints import TOKEN_VECTORS
 from tests.serve.pictures import png, url_of
+from tests.vector_models import options
 
 pytestmark = pytest.mark.jax_api
 
 
 def settings(name: str, compile_cache_dir: str) -> EngineConfig:
-    return EngineConfig(
-        model=str(TOKEN_VECTORS / name),
-        served_model_name=name,
-        dtype="float32",
-        page_size=4,
-        max_num_seqs=4,
-        max_num_batched_tokens=72,
-        kv_cache_memory_bytes=2**20,
-        compilation_cache_dir=compile_cache_dir,
-        compile_threads=1,
-    )
+    return EngineConfig(model=str(TOKEN_VECTORS / name), served_model_name=name, **options(compile_cache_dir))
 
 
 def golden(name: str) -> dict[str, np.ndarray]:

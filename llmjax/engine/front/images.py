@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 TEXT_ONLY = "this model reads text only; one that sees is, for example, Qwen/Qwen2.5-VL-3B-Instruct"
 
-ORIENTATION = 0x0112  # the EXIF tag
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})  # modes of Pillow that PNG keeps as they are
 
 
@@ -383,6 +382,8 @@ def bytes_of(picture: Any, *, most: int) -> bytes:
             return file_content(picture, most=most)
     if hasattr(picture, "save") and hasattr(picture, "mode"):  # one of Pillow
         from PIL.Image import Exif
+
+        from llmjax.media.decoding import ORIENTATION
 
         exif, turned = Exif(), picture.getexif().get(ORIENTATION)
         if turned in range(2, 9):
