@@ -228,18 +228,20 @@ def test_what_cannot_be_loaded(served: Served, tmp_path: Path, name: str, path: 
 
 
 def test_metrics_name_the_adapters_that_run(served: Served) -> None:
-    with httpx.Client(base_url=served.server.url, timeout=60, headers=OPERATOR) as client:
-        long = {**PROMPT, "max_tokens": 300, "model": "sql", "stream": True}
-        with client.stream("POST", "/v1/completions", json=long) as answer:
-            lines = answer.iter_lines()
-            for _ in range(8):
-                next(lines)
-            running = httpx.get(f"{served.server.url}/metrics").text
-        served.server.wait_idle()
-        idle = served.text("tiny-llama") and httpx.get(f"{served.server.url}/metrics").text
-    labels = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters=""}'
-    assert labels % "sql" in running
-    assert labels % "" in idle
+    engine, read = served.server.engine, served.server.http
+    # More than run at once, so that it does not end before it is stopped, and some of its texts wait.
+    long = {**PROMPT, "max_tokens": 480, "n": 32, "model": "sql", "stream": True}
+    with read() as client, client.stream("POST", "/v1/completions", json=long, headers=OPERATOR) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        served.server.call(engine.pause_generation("keep"))
+        running = client.get("/metrics").text
+        served.server.call(engine.resume_generation())
+    served.server.wait_idle()
+    assert served.text("tiny-llama")
+    labels = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="%s"}'
+    assert labels % ("sql", "sql") in running
+    assert labels % ("", "") in read().get("/metrics").text
 
 
 def test_the_benchmark_sends_requests_to_adapters(served: Served) -> None:
