@@ -17,8 +17,9 @@ from PIL import Image
 from llmjax.errors import InvalidRequest
 from llmjax.media.decoding import ImageLimits, decoded
 from llmjax.media.image import PreparedImage, PreparedVideo
-from llmjax.media.layouts import Interpolated, laid_out, resized, smart_size
+from llmjax.media.layouts import Interpolated, laid_out, resized
 from llmjax.media.prompt import Frame
+from llmjax.media.sizes import smart_size
 from llmjax.media.video import Frames, VideoLimits, decoded_video
 from llmjax.models.vision.preparation import Fenced, Preparation, SmartResize
 
