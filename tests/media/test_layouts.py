@@ -1,4 +1,4 @@
-"""Layouts of pictures: tiles that agree with what is said of them, and bounds. Golden tests have the rest."""
+"""Layouts of pictures: shapes of their tiles, numbers of rows, and bounds. Golden tests have the rest."""
 
 from __future__ import annotations
 
