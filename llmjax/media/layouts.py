@@ -53,6 +53,7 @@ from llmjax.models.vision.preparation import (
     PaddedViews,
     PanAndScan,
     Pinpoints,
+    Pooled,
     Preparation,
     Quartered,
     RoundedUp,
@@ -125,6 +126,8 @@ def laid_out(image: Image.Image, preparation: Preparation, *, several: bool = Fa
             return _whole(image, (height, width), preparation)
         case Cropped():
             return _cropped(image, layout, preparation)
+        case Pooled():
+            return _pooled(image, layout, preparation)
         case Split():
             return _split(image, layout, preparation)
         case Squared():
@@ -392,6 +395,19 @@ def _cropped(image: Image.Image, layout: Cropped, preparation: Preparation) -> L
     scaled = resized(image, size, preparation)
     top, left = ((side - layout.crop) // 2 for side in size)
     return _one(scaled.crop((left, top, left + layout.crop, top + layout.crop)), preparation)
+
+
+def _pooled(image: Image.Image, layout: Pooled, preparation: Preparation) -> LaidOut:
+    whole, side = laid_out(image, replace(preparation, layout=layout.of)), layout.side
+    height, width = whole.arrangement.height, whole.arrangement.width
+    grid = np.arange(height * width).reshape(height, width)
+    if layout.mixed:
+        sources, shares = bilinear(grid, -(-height // side), -(-width // side))
+        return _summed(whole.tiles, sources.reshape(-1, CORNERS), shares.reshape(-1, CORNERS))
+    rows, columns = height // side, width // side
+    squares = grid[: rows * side, : columns * side].reshape(rows, side, columns, side).swapaxes(1, 2)
+    sources = squares.reshape(-1, side**2)
+    return _summed(whole.tiles, sources, np.full(sources.shape, 1 / side**2))
 
 
 def _split(image: Image.Image, layout: Split, preparation: Preparation) -> LaidOut:

@@ -169,28 +169,39 @@ class PillowProcessor:
 
     def prepare(self, data: bytes, *, several: bool = False) -> PreparedImage:
         """See ``ImageProcessor.prepare``."""
-        preparation = self.preparation
         picture = decoded(data, self.limits)
-        laid = laid_out(picture.image, preparation, several=several)
+        about = (picture.image.size, picture.mode, picture.orientation, several)
+        return self._prepared(picture.image, self.preparation, about, several=several)
+
+    def _prepared(
+        self, image: Image.Image, preparation: Preparation, about: tuple[object, ...], *, several: bool = False
+    ) -> PreparedImage:
+        """A picture, or a frame that is laid out as one.
+
+        Args:
+            about: what decides the rows beside its values and the preparation.
+        """
+        laid = laid_out(image, preparation, several=several)
         tiles = np.concatenate([patches_of(tile, preparation) for tile in laid.tiles])
         grids = [
             (len(list(group)), height // preparation.patch, width // preparation.patch)
             for (width, height), group in groupby(tile.size for tile in laid.tiles)
         ]
         tokens: list[int] = []
+        row_token = preparation.row_token if isinstance(preparation.row_token, int) else self.row_token_id
         for part in preparation.text.parts(laid.arrangement):
-            tokens += [self.row_token_id] * part if isinstance(part, int) else self.ids[part]
-        settings = (picture.image.size, picture.mode, picture.orientation, several, preparation)
+            tokens += [row_token] * part if isinstance(part, int) else self.ids[part]
         return PreparedImage(
             patches=tiles,
             grid=grids[0],
             further=tuple(grids[1:]),
             num_rows=laid.arrangement.num_rows,
             tokens=tuple(tokens),
-            digest=hashlib.sha256(repr(settings).encode() + b"\0" + picture.image.tobytes()).digest(),
+            digest=hashlib.sha256(repr((*about, preparation)).encode() + b"\0" + image.tobytes()).digest(),
             sources=laid.sources,
             shares=laid.shares,
             unseen=laid.unseen,
+            row_token=None if row_token == self.row_token_id else row_token,
         )
 
     def frame_texts(self, times: Sequence[float]) -> tuple[str, str]:
@@ -209,7 +220,11 @@ class PillowProcessor:
         if missing := -len(images) % how.frames:
             images, indices = images + images[-1:] * missing, indices + indices[-1:] * missing
         frame, layout = how.frame, how.frame.layout
-        assert isinstance(layout, SmartResize) and isinstance(frame.row_token, int)
+        if not isinstance(layout, SmartResize):
+            found = [self._prepared(image, frame, (image.size,)) for image in images]
+            last = _ended(found[-1]) if how.ended else found[-1]
+            return PreparedVideo((*found[:-1], last), tuple((index / video.fps,) for index in indices))
+        assert isinstance(frame.row_token, int)
         # Files that are shorter than a patch count as one, as padded ones do.
         counted = max(len(video.images), how.frames) if how.together else 1
         size = smart_size(images[0].height, images[0].width, replace(layout, frames=counted))
@@ -223,6 +238,22 @@ class PillowProcessor:
             pictures.append(_picture(frames, frame, moment))
             times.append(tuple(index / video.fps for index in indices[part]))
         return PreparedVideo(tuple(pictures), tuple(times))
+
+
+def _ended(frame: PreparedImage) -> PreparedImage:
+    """A frame with the first learned row after its own."""
+    assert frame.sources is not None and frame.shares is not None
+    last = np.zeros((1, frame.sources.shape[1]))
+    share = last.copy()
+    last[0, 0], share[0, 0] = -1, 1
+    return replace(
+        frame,
+        num_rows=frame.num_rows + 1,
+        tokens=(*frame.tokens, frame.tokens[-1]),
+        sources=np.concatenate([frame.sources, last]).astype(np.int32),
+        shares=np.concatenate([frame.shares, share]).astype(np.float32),
+        digest=hashlib.sha256(b"ended" + frame.digest).digest(),
+    )
 
 
 def _picture(frames: Sequence[Image.Image], preparation: Preparation, moment: int | None) -> PreparedImage:

@@ -71,7 +71,10 @@ def sampled(total: int, fps: float, sampling: Sampling) -> list[int]:
         return _by_seconds(total, fps, sampling)
     if sampling.order == "length":
         return _by_length(total, fps, sampling)
-    wished = total / fps * sampling.fps
+    wished = sampling.most if sampling.fps is None else total / fps * sampling.fps
+    if sampling.order == "parts":
+        count = max(min(int(wished), sampling.most, total), 1)
+        return [number * total // count for number in range(count)]
     if sampling.order == "ends":
         count = min(max(int(wished), sampling.least), sampling.most, total)
         return [int(index) for index in np.linspace(0, total - 1, count).round()]
@@ -83,6 +86,7 @@ def sampled(total: int, fps: float, sampling: Sampling) -> list[int]:
 
 
 def _by_seconds(total: int, fps: float, sampling: Sampling) -> list[int]:
+    assert sampling.fps is not None
     last, seconds = total - 1, total / fps
     if seconds <= sampling.most / sampling.fps:
         count = max(math.floor(seconds * sampling.fps), 1)
@@ -96,6 +100,7 @@ def _by_seconds(total: int, fps: float, sampling: Sampling) -> list[int]:
 
 
 def _by_length(total: int, fps: float, sampling: Sampling) -> list[int]:
+    assert sampling.fps is not None
     duration = total / fps
     length = min(duration, LONGEST)
     pace = sampling.fps * (3 if length <= SHORT else 1 if length <= LONG else 0.5)

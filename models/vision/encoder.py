@@ -163,7 +163,8 @@ class VisionEncoder(nnx.Module):
         self.resampler = _resampler(spec, dtype)
         self.taps = nnx.List([Steps(spec.tap, size, dtype=dtype) for _ in spec.tapped])
         self.arranged = len(spec.projector) if spec.arranged is None else spec.arranged
-        learned = (self.projector.sizes[self.arranged],)
+        self.inserted = self.arranged if spec.inserted is None else spec.inserted
+        learned = (self.projector.sizes[self.inserted],)
         self.learned = nnx.List([parameter(learned, jnp.float32, axes=(None,)) for _ in range(spec.learned)])
         self.added = None if spec.tokens is None else parameter((spec.out,), jnp.float32, axes=(None,))
 
@@ -225,7 +226,10 @@ class VisionEncoder(nnx.Module):
         if self.windowed is not None:
             return self._of_windows(self.windowed, x, batch)
         rows = self._gathered(self.projector(x, end=self.arranged), batch)
-        return self.projector(rows, start=self.arranged)
+        if self.inserted == self.arranged:
+            return self.projector(rows, start=self.arranged)
+        rows = self._inserted(self.projector(rows, start=self.arranged, end=self.inserted), batch)
+        return self.projector(rows, start=self.inserted)
 
     def _of_windows(self, windowed: WindowPooling, x: jax.Array, batch: PatchBatch) -> jax.Array:
         """The rows of windows of patches, with the learned ones between them."""
@@ -233,6 +237,11 @@ class VisionEncoder(nnx.Module):
         rows = self.projector(windowed(x, batch.sources, batch.source_shares))
         if self.added is not None:
             rows = (rows + self.added.get_value()).astype(rows.dtype)
+        return self._inserted(rows, batch)
+
+    def _inserted(self, rows: jax.Array, batch: PatchBatch) -> jax.Array:
+        """Feature rows with the learned ones in their places, each of which has no other source."""
+        assert batch.sources is not None
         for number, learned in enumerate(self.learned):
             rows = jnp.where(batch.sources[:, :1] == -1 - number, learned.get_value().astype(rows.dtype), rows)
         return rows
@@ -271,7 +280,7 @@ class VisionEncoder(nnx.Module):
         if self.spec.sources > FEW:  # one after another, for all at once would take as many times the memory
             return _summed(rows, batch.sources, batch.source_shares)
         found = rows[jnp.maximum(batch.sources, 0)].astype(jnp.float32)  # [N, J, D]
-        for number, learned in enumerate(self.learned):
+        for number, learned in enumerate(self.learned if self.inserted == self.arranged else ()):
             found = jnp.where(batch.sources[..., None] == -1 - number, learned.get_value(), found)
         return jnp.einsum("njd,nj->nd", found, batch.source_shares).astype(rows.dtype)
 

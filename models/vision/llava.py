@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from llmjax.models.fields import Fields
@@ -16,12 +18,22 @@ from llmjax.models.vision.fields import (
     cropped,
     mean_color,
     preparation,
+    require_sides,
     resolutions,
     siglip_layers,
     siglip_tensors,
     square,
 )
-from llmjax.models.vision.preparation import Layout, Pinpoints, Preparation
+from llmjax.models.vision.preparation import (
+    FrameText,
+    Layout,
+    Pinpoints,
+    Pooled,
+    Preparation,
+    Sampling,
+    Stretched,
+    VideoPreparation,
+)
 from llmjax.models.vision.spec import Projected, Standardized, Step, TablePositions, VisionSpec
 
 # What Hugging Face's CLIPVisionConfig means by a missing key, in a LLaVA model.
@@ -54,11 +66,18 @@ WHOLE = {
     "vision_feature_select_strategy": "default",
 }
 NEXT = {**WHOLE, "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]}
-NEXT_VIDEO = {**NEXT, "image_token_index": 32001}
+NEXT_VIDEO = {
+    **NEXT,
+    "image_token_index": 32001,
+    "video_token_index": 32000,
+    "spatial_pool_mode": "average",
+    "spatial_pool_stride": 2,
+}
 SIZES = [[384 * rows, 384 * columns] for rows in range(1, 7) for columns in range(1, 7)]
 ONEVISION = {
     **WHOLE,
     "image_token_index": 151646,
+    "video_token_index": 151647,
     "image_grid_pinpoints": SIZES,
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "full",
@@ -73,6 +92,8 @@ PROCESSOR = {
     "image_mean": OPENAI_MEAN,
     "image_std": OPENAI_STD,
 }
+FRAMES = {"num_frames": 32, "fps": None}  # of a video, where files do not say it: as many as vLLM takes
+HALVED = 2  # patches along each side of which OneVision makes one row of a frame
 PROJECTOR = {
     "multi_modal_projector.linear_1": "projector.step0",
     "multi_modal_projector.linear_2": "projector.step1",
@@ -112,14 +133,15 @@ def encoder(sight: Sight) -> VisionSpec:
     """See ``VisionFamily.encoder``."""
     vision, whole = sight.vision, sight.whole
     vision.require("num_channels", 3)
-    clip = vision.get("model_type") != "siglip_vision_model"
-    if clip != (whole.choice("vision_feature_select_strategy", ("default", "full")) == "default"):
+    clip, cut = vision.get("model_type") != "siglip_vision_model", whole.get("image_grid_pinpoints") is not None
+    full = whole.choice("vision_feature_select_strategy", ("default", "full")) == "full"
+    if not (clip or full) or (clip and full and cut):
         raise whole.error("vision_feature_select_strategy", "is not supported for this encoder")
     seen = feature_layers(whole, vision.integer("num_hidden_layers", maximum=MAX_LAYERS))
     patch, out = square(vision, "patch_size"), sight.text.integer("hidden_size")
     along = square(vision, "image_size") // patch
-    fields: dict[str, Any] = {}
-    if whole.get("image_grid_pinpoints") is not None:
+    fields: dict[str, Any] = {"class_row": "first"} if clip and full else {}
+    if cut:
         fields = {"learned": 1, "sources": 1 if whole.get("vision_aspect_ratio") is None else 4}
     steps: tuple[Step, ...] = projector(whole, out)
     if (factor := sight.text.optional_number("embedding_multiplier")) is not None:  # Granite's, of all embeddings
@@ -140,6 +162,44 @@ def encoder(sight: Sight) -> VisionSpec:
     )
 
 
+def next_video_encoder(sight: Sight) -> VisionSpec:
+    """`encoder` for LLaVA-NeXT-Video, where rows of frames are means of patches before they are projected."""
+    spec = encoder(sight)
+    sight.whole.require("spatial_pool_mode", "average")
+    count = sight.whole.integer("spatial_pool_stride", maximum=math.isqrt(spec.tile or 1)) ** 2
+    return replace(spec, sources=count, arranged=0, inserted=len(spec.projector))
+
+
+def next_video_pictures(sight: Sight) -> Preparation:
+    """See ``VisionFamily.preparation``; of videos each frame is a square from its middle."""
+    files, side = sight.video, square(sight.vision, "image_size")
+    size = files.get("size")
+    layout = cropped(files, shortest=size.get("shortest_edge") if isinstance(size, dict) else size, side=side)
+    pooled = Pooled(of=layout, mixed=False, side=sight.whole.integer("spatial_pool_stride"))
+    return replace(pictures(sight), video=_video(sight, pooled, ended=False))
+
+
+def onevision_pictures(sight: Sight) -> Preparation:
+    """See ``VisionFamily.preparation``; of videos each frame is stretched to a tile."""
+    side = square(sight.vision, "image_size")
+    require_sides(sight.video, side)
+    pooled = Pooled(of=Stretched(height=side, width=side), mixed=True, side=HALVED)
+    return replace(pictures(sight), video=_video(sight, pooled, ended=True))
+
+
+def _video(sight: Sight, layout: Pooled, *, ended: bool) -> VideoPreparation:
+    files = sight.video
+    fps = files.optional_number("fps")
+    return VideoPreparation(
+        frame=laid(sight, layout, video=True),
+        frames=1,
+        together=False,
+        sampling=Sampling(order="parts", fps=fps, least=1, most=files.integer("num_frames")),
+        text=FrameText(before="", after=""),
+        ended=ended,
+    )
+
+
 def pictures(sight: Sight) -> Preparation:
     """See ``VisionFamily.preparation``."""
     files, vision = sight.processor, sight.vision
@@ -148,7 +208,9 @@ def pictures(sight: Sight) -> Preparation:
     side = square(vision, "image_size")
     if sight.whole.get("image_grid_pinpoints") is None:
         files.require("do_pad", False)
-        return laid(sight, cropped(files, shortest=shortest, side=side))
+        full = sight.whole.get("vision_feature_select_strategy") == "full"
+        class_row = full and vision.get("model_type") != "siglip_vision_model"
+        return replace(laid(sight, cropped(files, shortest=shortest, side=side)), class_row=class_row)
     if shortest != side:
         raise files.error("size", f"is not {side}, which is what the encoder takes")
     most = sight.whole.get("vision_aspect_ratio")
@@ -167,16 +229,16 @@ def pictures(sight: Sight) -> Preparation:
     )
 
 
-def laid(sight: Sight, layout: Layout) -> Preparation:
-    """The preparation of pictures that are nothing but feature rows in a prompt."""
-    whole = sight.whole
-    key = "image_token_id" if whole.get("image_token_id") is not None else "image_token_index"
+def laid(sight: Sight, layout: Layout, *, video: bool = False) -> Preparation:
+    """The preparation of pictures, or of a video's frames, that are nothing but feature rows in a prompt."""
+    whole, what = sight.whole, "video" if video else "image"
+    key = f"{what}_token_id" if whole.get(f"{what}_token_id") is not None else f"{what}_token_index"
     return preparation(
-        sight.processor,
+        sight.video if video else sight.processor,
         layout=layout,
         patch=square(sight.vision, "patch_size"),
         side=1,
-        placeholder="<image>",
+        placeholder=f"<{what}>",
         row_token=whole.integer(key, minimum=0),
     )
 
@@ -191,22 +253,24 @@ FAMILIES = (
     ),
     VisionFamily(
         ("LlavaNextVideoForConditionalGeneration",),
-        encoder,
-        pictures,
+        next_video_encoder,
+        next_video_pictures,
         TENSORS,
         CLIP,
         NEXT_VIDEO,
         PROCESSOR,
+        {**PROCESSOR, **FRAMES},
         vision_types=TOWERS,
     ),
     VisionFamily(
         ("LlavaOnevisionForConditionalGeneration",),
         encoder,
-        pictures,
+        onevision_pictures,
         TENSORS,
         SIGLIP,
         ONEVISION,
         {**PROCESSOR, "size": {"height": 384, "width": 384}},
+        {**PROCESSOR, **FRAMES, "size": {"height": 384, "width": 384}},
         vision_types=TOWERS,
     ),
 )

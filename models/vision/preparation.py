@@ -74,6 +74,22 @@ class Cropped:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pooled:
+    """Each row is made of several patches of a picture that is not cut (frames of LLaVA's videos).
+
+    Attributes:
+        of: how the picture is laid out.
+        mixed: a row is mixed of the four patches around its place on a grid of half the size; else it is the mean of a
+            square of patches, and what is less than a square is left out.
+        side: patches along each side of that.
+    """
+
+    of: Cropped | Stretched
+    mixed: bool
+    side: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Split:
     """The longer side becomes ``longest``, then both become multiples of a tile, and the whole picture is a last tile.
 
@@ -316,6 +332,7 @@ Layout = (
     | RoundedUp
     | Padded
     | Cropped
+    | Pooled
     | Split
     | Pinpoints
     | PaddedViews
@@ -635,15 +652,16 @@ class Sampling:
     Attributes:
         order: "steps": an even number of them at equal distances (Qwen2-VL); "ends": the first, the last, and
             others evenly between (Qwen3-VL); "seconds": those at or after each part of a second, and the last again
-            where they are odd (GLM-4V); "length": the same at a pace that depends on how long the video is (GLM-4.6V).
+            where they are odd (GLM-4V); "length": the same at a pace that depends on how long the video is (GLM-4.6V);
+            "parts": the first one of each of equal parts (LLaVA).
         fps: frames of a second; where the length decides, those of a video of 30 to 300 seconds, of which shorter ones
-            have three times as many, and longer ones half.
+            have three times as many, and longer ones half. None: as many as there may be.
         least: frames of a video that has as many.
         most: frames of the longest video.
     """
 
-    order: Literal["steps", "ends", "seconds", "length"]
-    fps: float
+    order: Literal["steps", "ends", "seconds", "length", "parts"]
+    fps: float | None
     least: int
     most: int
 
@@ -678,6 +696,7 @@ class VideoPreparation:
         sampling: which frames are taken.
         text: what is around the rows of a patch's frames; None: they follow one another.
         pace: positions on the axis of time for a second, where rows follow one another; None: one for each patch.
+        ended: whether the first learned row stands after the last frame's.
     """
 
     frame: Preparation
@@ -686,6 +705,7 @@ class VideoPreparation:
     sampling: Sampling
     text: FrameText | None = None
     pace: float | None = None
+    ended: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -302,7 +302,8 @@ class VisionSpec:
         beside: layers whose outputs, one beside another in this order, are what is projected; empty: the last one's.
         learned: learned rows that stand between a picture's own, such as at the ends of lines.
         sources: merged patches of which a feature row is a sum; 0: rows are merged patches as they are.
-        arranged: the step of the projector before which rows are put so, with learned ones; None: after the last.
+        arranged: the step of the projector before which rows are put so; None: after the last.
+        inserted: the step before which learned rows take their places among them; None: where rows are put so.
         bidirectional: in the text model, a picture's rows see each other whatever their order (Gemma 3).
         whole_text: what stands around a picture's rows in its text is among what they see, and sees them (Moondream).
         whole_images: the same, and all pictures of a prompt are among it, but not the text between them (Molmo 2).
@@ -338,6 +339,7 @@ class VisionSpec:
     learned: int = 0
     sources: int = 0
     arranged: int | None = None
+    inserted: int | None = None
     bidirectional: bool = False
     whole_text: bool = False
     whole_images: bool = False

@@ -70,6 +70,7 @@ NAMES = [
     "molmo2",
     "molmo2-olmo",
     "granite-vision",
+    "llava-full",
     "vipllava",
     "lighton-ocr",
     "phi4_multimodal",
@@ -83,7 +84,7 @@ WHOLE_PROMPTS = ("paligemma", "paligemma2")
 RECURRENT = ("qwen3_5",)
 WINDOWED = ("gemma3", "gemma4", "gemma4-layered", "paligemma2", "aya-vision", "cohere2-vision")
 SIZES = {name: WHOLE.get(name, CHUNKS) for name in NAMES}
-VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v", "glm46v"]
+VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v", "glm46v", "llava-next-video", "llava-onevision"]
 MORE = [f"{name} in chunks of {chunk}" for name in NAMES for chunk in SIZES[name]]
 FAST = ["qwen2-vl in chunks of 1", "qwen2_5-vl in chunks of 7", "qwen3-vl in chunks of 64", "gemma3 in chunks of 20"]
 SLOW = [f"{name} in chunks of {SIZES[name][0] if name in WHOLE else 7}" for name in NAMES[4:]]
@@ -275,7 +276,7 @@ def test_logits_behind_videos_are_those_of_transformers(name: str, compile_cache
     found = test_video.golden(name)
     metadata = {"fps": float(found["fps"]), "frames_indices": found["indices"], "total_num_frames": int(found["total"])}
     data: dict[str, Any] = {"video": (found["frames"], metadata)}
-    if not name.startswith("glm4"):
+    if name not in test_video.ALONE:
         data["image"] = Image.fromarray(golden(name)["image0"])
     prompt: Any = {"prompt": found["prompt"].tobytes().decode(), "multi_modal_data": data}
     expected = log_softmax(found["logits"])

@@ -15,6 +15,7 @@ from llmjax.models.vision.preparation import (
     Padded,
     PaddedViews,
     PanAndScan,
+    Pinpoints,
     ShownTiles,
     Slices,
     SmartResize,
@@ -299,6 +300,32 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[int, ...], Layo
         (23, 1024, 4096, 588),
         Cropped(shortest=336, crop=336),
     ),
+    "llava-hf/LLaVA-NeXT-Video-7B-hf": (
+        {
+            "architectures": ["LlavaNextVideoForConditionalGeneration"],
+            "model_type": "llava_next_video",
+            "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+            "image_token_index": 32001,
+            "video_token_index": 32000,
+            "spatial_pool_mode": "average",
+            "spatial_pool_stride": 2,
+            "text_config": {"model_type": "llama", "hidden_size": 4096},
+            "vision_config": {
+                "model_type": "clip_vision_model",
+                "hidden_size": 1024,
+                "image_size": 336,
+                "intermediate_size": 4096,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 24,
+                "patch_size": 14,
+            },
+            "vision_feature_layer": -2,
+            "vision_feature_select_strategy": "default",
+        },
+        {"crop_size": {"height": 336, "width": 336}, "resample": 3, "size": {"shortest_edge": 336}},
+        (23, 1024, 4096, 588),
+        Pinpoints(sizes=((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)), tile=336),
+    ),
 }
 
 
@@ -316,7 +343,8 @@ def test_published_files_are_read(name: str) -> None:
     [
         ("google/gemma-3-27b-it", "mm_tokens_per_image", 200, "is not a square"),
         ("llava-hf/llava-1.5-7b-hf", "vision_feature_layer", [-2, 0], "from -24 to 24, not 0"),
-        ("llava-hf/llava-1.5-7b-hf", "vision_feature_select_strategy", "full", "not supported for this encoder"),
+        ("llava-hf/LLaVA-NeXT-Video-7B-hf", "vision_feature_select_strategy", "full", "not supported for this encoder"),
+        ("llava-hf/LLaVA-NeXT-Video-7B-hf", "spatial_pool_mode", "conv", "is not supported"),
         ("HuggingFaceTB/SmolVLM-256M-Instruct", "scale_factor", 5, "does not divide 32 patches a side"),
     ],
 )

@@ -524,6 +524,8 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         {
             "image_token_id": 259,
             "image_token_index": 259,
+            "video_token_id": 260,
+            "video_token_index": 260,
             "image_grid_pinpoints": [[18 * r, 18 * c] for r in range(1, 7) for c in range(1, 7)],
             "vision_feature_layer": -1,
             "vision_feature_select_strategy": "full",
@@ -1099,7 +1101,7 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
         {
             "image_token_index": 260,
             "video_token_index": 259,
-            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36], [54, 18], [18, 54]],
+            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]],
             "tie_word_embeddings": True,
             "text_config": {**TEXT, "model_type": "llama", "num_hidden_layers": 2},
             "vision_config": {
@@ -1109,15 +1111,15 @@ CHECKPOINTS: dict[str, Callable[[], Checkpoint]] = {
                 "num_hidden_layers": 3,
                 "num_attention_heads": 5,
                 "patch_size": 6,
-                "image_size": 18,
+                "image_size": 24,
                 "projection_dim": 32,
             },
         },
         "LlavaNextImageProcessorPil",
         {
-            "size": {"shortest_edge": 18},
-            "crop_size": {"height": 18, "width": 18},
-            "image_grid_pinpoints": [[18, 36], [36, 18], [36, 36], [54, 18], [18, 54]],
+            "size": {"shortest_edge": 24},
+            "crop_size": {"height": 24, "width": 24},
+            "image_grid_pinpoints": [[24, 48], [48, 24], [48, 48], [72, 24], [24, 72]],
         },
         tokens=["<video>", "<image>"],
         picture="<image>",
@@ -1333,6 +1335,33 @@ CHECKPOINTS["phi4_multimodal"] = lambda: Checkpoint(
     processor="Phi4MultimodalProcessor",
     named={"image_token": "<|image|>", "audio_token": "<|audio|>"},
 )
+CHECKPOINTS["llava-full"] = lambda: Checkpoint(
+    "LlavaForConditionalGeneration",
+    {
+        "image_token_index": 259,
+        "image_seq_length": 10,
+        "vision_feature_layer": [-2, 1],
+        "vision_feature_select_strategy": "full",
+        "tie_word_embeddings": False,
+        "text_config": {**TEXT, "model_type": "llama", "num_hidden_layers": 2},
+        "vision_config": {
+            "model_type": "clip_vision_model",
+            "hidden_size": 63,
+            "intermediate_size": 44,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 7,
+            "patch_size": 10,
+            "image_size": 30,
+            "projection_dim": 32,
+        },
+    },
+    "CLIPImageProcessorPil",
+    {"size": {"shortest_edge": 40}, "crop_size": {"height": 30, "width": 30}},
+    tokens=["<image>"],
+    picture="<image>",
+    processor="LlavaProcessor",
+    settings={"patch_size": 10, "vision_feature_select_strategy": "full", "num_additional_image_tokens": 1},
+)
 TEMPLATE = """{%- for message in messages -%}
 {{ message.role }}: {% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content -%}
 {%- if part.type == 'image' %}PICTURE{% elif part.type == 'text' %}{{ part.text }}{% endif -%}
@@ -1425,7 +1454,7 @@ def write(name: str, checkpoint: Checkpoint, folder: Path, seed: int) -> None:
     config._attn_implementation = "eager"
     model = cls(config).eval().float()
     for part in ("vqmodel", "generation_embeddings", "generation_aligner", "generation_head"):
-        if hasattr(model.model, part):  # by which Janus draws
+        if hasattr(getattr(model, "model", None), part):  # by which Janus draws
             setattr(model.model, part, torch.nn.Identity())
     randomize(model, seed)
     # The copy's buffers are rounded too, which the model's must not be.

@@ -5,11 +5,11 @@ Needs what ``make_golden`` does, which writes those first:
     python -m tests.models.vision.golden.make_video [name ...]
 
 An archive holds ``config``, a video_preprocessor_config.json; ``frames`` u8 [T, H, W, 3], which have the size that the
-processor gives them, their ``indices`` and the video's ``total`` and ``fps``; ``pixels`` and ``grid`` of the processor;
-``odd`` frames of another size with ``odd/pixels``; ``rows`` f32 [N, D] and ``tapped`` f32 [K, N, D], the feature rows;
-``prompt``, ``tokens``, ``positions`` i32 [3, n], ``delta`` and ``logits`` f32 [n, V] of a prompt with the video and,
-except for GLM-4V, then picture 0; ``videos`` f64 [m, 2], frames and frames a second of other videos, and
-``sampled/<i>``, which of their frames are taken.
+processor gives them, their ``indices`` and the video's ``total`` and ``fps``; ``pixels`` and, where positions have
+three axes, ``grid`` of the processor; ``odd`` frames of another size with ``odd/pixels``; ``rows`` f32 [N, D] and
+``tapped`` f32 [K, N, D], the feature rows; ``prompt``, ``tokens``, ``logits`` f32 [n, V] and, with three axes,
+``positions`` i32 [3, n] and ``delta`` of a prompt with the video and, except for GLM-4V and Molmo 2, then picture 0;
+``videos`` f64 [m, 2], frames and frames a second of other videos, and ``sampled/<i>``, which of their frames are taken.
 """
 
 from __future__ import annotations
@@ -59,10 +59,21 @@ VIDEOS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {**SIZE, "size": {"shortest_edge": 1152, "longest_edge": 8001}},
         *["<|begin_of_video|><|video|><|end_of_video|>"] * 2,
     ),
+    "llava-next-video": (
+        "LlavaNextVideoVideoProcessor",
+        {"size": {"shortest_edge": 24}, "crop_size": {"height": 24, "width": 24}, "num_frames": 6},
+        *["<video>"] * 2,
+    ),
+    "llava-onevision": (
+        "LlavaOnevisionVideoProcessor",
+        {"size": {"height": 18, "width": 18}, "num_frames": 6},
+        *["<video>"] * 2,
+    ),
 }
+KNOWN = {"llava-next-video": (24, 35), "llava-onevision": (18, 18)}  # heights and widths that are not resized
 TAKEN, TOTAL = [0, 4, 8, 13, 19], 21
 # Frames of Qwen2.5-VL's are so near in time that transformers 5 goes on after the last of them, as models are trained.
-FPS = {"qwen2-vl": 7.5, "qwen2_5-vl": 30.0, "qwen3-vl": 7.5, "glm4v": 7.5, "glm46v": 7.5}
+FPS = {**dict.fromkeys(VIDEOS, 7.5), "qwen2_5-vl": 30.0}
 OTHERS = [(7, 24.0), (30, 29.97), (100, 23.976), (61, 30.0), (1000, 25.0), (2000, 60.0), (33, 10.0), (20000, 24.0)]
 
 
@@ -85,13 +96,17 @@ def write(name: str) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     pictures = getattr(transformers, checkpoint.image_processor)(**checkpoint.pixels)
     videos = getattr(transformers, kind)(**settings)
+    three = hasattr(model.model, "get_rope_index")  # axes of positions
     made = getattr(transformers, checkpoint.processor)
     made.check_argument_for_proper_class = lambda self, *args, **kwargs: None
-    processor = made(image_processor=pictures, tokenizer=tokenizer, video_processor=videos)
-    clip, metadata = frames(36, 48), VideoMetadata(total_num_frames=TOTAL, fps=FPS[name], frames_indices=list(TAKEN))
+    processor = made(image_processor=pictures, tokenizer=tokenizer, video_processor=videos, **checkpoint.settings)
+    clip, metadata = (
+        frames(*KNOWN.get(name, (36, 48))),
+        VideoMetadata(total_num_frames=TOTAL, fps=FPS[name], frames_indices=list(TAKEN)),
+    )
     with np.load(folder / "golden.npz") as archive:
         picture = archive["image0"]
-    alone = name.startswith("glm4")  # of which transformers takes a video or pictures, not both
+    alone = name.startswith(("glm4", "molmo2"))  # of which transformers takes a video or pictures, not both
     text = "See\n%s\n which?" if alone else f"See\n%s\n and {checkpoint.picture} which?"
     inputs = processor(
         text=text % given,
@@ -103,8 +118,10 @@ def write(name: str) -> None:
         add_special_tokens=False,
     )
     inputs = {key: value for key, value in inputs.items() if isinstance(value, torch.Tensor | list)}
-    grid = inputs["video_grid_thw"]
-    out = model.model.get_video_features(inputs["pixel_values_videos"], grid, return_dict=True)
+    names = ("pixel_values_videos", "video_grid_thw", "video_token_pooling", "video_grids")
+    out = model.model.get_video_features(*(inputs[key] for key in names if key in inputs), return_dict=True)
+    rows = out.pooler_output
+    rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows.flatten(0, 1)
     cases = {
         "config": np.frombuffer(json.dumps(settings).encode(), np.uint8),
         "frames": clip,
@@ -112,10 +129,10 @@ def write(name: str) -> None:
         "total": np.array(TOTAL),
         "fps": np.array(FPS[name]),
         "pixels": inputs["pixel_values_videos"].numpy(),
-        "grid": grid[0].numpy(),
+        **({"grid": inputs["video_grid_thw"][0].numpy()} if three else {}),
         "odd": (odd := frames(40, 57)),
         "odd/pixels": videos([torch.tensor(odd).permute(0, 3, 1, 2)], do_sample_frames=False)["pixel_values_videos"],
-        "rows": torch.cat(list(out.pooler_output)).numpy(),
+        "rows": rows.numpy(),
         "prompt": np.frombuffer((text % ours).encode(), np.uint8),
         "tokens": inputs["input_ids"][0].numpy().astype(np.int32),
         "logits": model(**{key: value for key, value in inputs.items() if key != "video_metadata"}).logits[0].numpy(),
@@ -124,19 +141,22 @@ def write(name: str) -> None:
         cases["tapped"] = np.stack(
             [torch.cat(list(each)) if isinstance(each, list | tuple) else each for each in tapped]
         )
-    keys = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts")
-    known = {key: inputs[key] for key in keys if key in inputs}
-    positions, delta = model.model.get_rope_index(inputs["input_ids"], **known)
-    cases["positions"], cases["delta"] = positions[:, 0].numpy().astype(np.int32), delta.reshape(-1)[:1].numpy()
+    if three:
+        keys = ("mm_token_type_ids", "image_grid_thw", "video_grid_thw", "second_per_grid_ts")
+        known = {key: inputs[key] for key in keys if key in inputs}
+        positions, delta = model.model.get_rope_index(inputs["input_ids"], **known)
+        cases["positions"], cases["delta"] = positions[:, 0].numpy().astype(np.int32), delta.reshape(-1)[:1].numpy()
     cases["odd/pixels"] = np.asarray(cases["odd/pixels"])
     cases["videos"] = np.array(OTHERS)
     for number, (total, fps) in enumerate(OTHERS):
         of = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
-        taken = videos.sample_frames(of, fps=2)
+        if (most := settings.get("num_frames", 0)) > total:  # which transformers refuses
+            continue
+        taken = videos.sample_frames(of, **({} if most else {"fps": 2}))
         cases[f"sampled/{number}"] = np.array(taken)
     OUT.mkdir(exist_ok=True)
     np.savez_compressed(OUT / f"{name}.npz", allow_pickle=False, **cases)
-    print(name, grid.tolist(), known.get("second_per_grid_ts"), cases["tokens"].tolist())
+    print(name, cases["pixels"].shape, cases["tokens"].tolist())
 
 
 if __name__ == "__main__":

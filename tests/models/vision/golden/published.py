@@ -79,6 +79,7 @@ class MiniCPMV(Published):
         vision = transformers.models.idefics2.configuration_idefics2.Idefics2VisionConfig(
             **{key: value for key, value in config["vision_config"].items() if key != "model_type"}
         )
+        vision.num_hidden_layers -= config.get("drop_vision_last_layer", False)
         vision._attn_implementation = "eager"
         self.vpm = transformers.models.idefics2.modeling_idefics2.Idefics2VisionTransformer(vision)
         self.resampler = Resampler(config["query_num"], config["hidden_size"], vision.hidden_size)
@@ -129,7 +130,8 @@ class MiniCPMVProcessor:
             grid, cut = self.sliced(image)
             row = self.settings["image_feature_size"] * "<unk>"
             slices = "\n".join([f"<slice>{row}</slice>" * grid[0]] * grid[1])
-            out += f"<image_id>{number}</image_id><image>{row}</image>{slices}{after}"
+            counted = f"<image_id>{number}</image_id>" if self.settings["use_image_id"] else ""
+            out += f"{counted}<image>{row}</image>{slices}{after}"
             for tile in cut:
                 values = (np.asarray(tile).astype(np.float32) / 255 - np.float32(0.5)) / np.float32(0.5)
                 tiles.append(torch.from_numpy(values).permute(2, 0, 1))
