@@ -1,13 +1,11 @@
-"""Matrices of bf16 in the order in which the tile registers of Intel's processors take them."""
+"""Matrices of bf16 in the order in which tile registers, and vectors, multiply many rows with them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from llmjax.kernels.qtensor import CPU_TILE
 from llmjax.kernels.row_format import CHUNK
@@ -22,8 +20,9 @@ class PanelTensor:
 
     Attributes:
         panels: bf16 [panels, chunks, 2, 16, 32]. A panel has 32 rows of the matrix, a chunk 32 of its columns: two
-            tiles of 16 rows each, in which the rows' numbers of two columns lie side by side. What rows and columns
-            lack is zeros.
+            tiles of 16 rows each, in which the rows' numbers of two columns lie side by side. That is what a tile
+            register holds, and each pair of columns is a vector for bf16's dot products. What rows and columns lack is
+            zeros.
         size_out: rows.
         size_in: columns.
     """
@@ -56,21 +55,3 @@ class PanelTensor:
 def panels_shape(size_out: int, size_in: int) -> tuple[int, ...]:
     """The shape of the panels of a matrix."""
     return (-(-size_out // ROWS_OF_PANEL), -(-size_in // CHUNK), 2, CPU_TILE, 2 * CPU_TILE)
-
-
-def fill_panels(weight: np.ndarray[Any, Any], panels: np.ndarray[Any, Any]) -> None:
-    """Brings a matrix into panels on the host.
-
-    Args:
-        weight: bf16 [out, in].
-        panels: bf16 of `panels_shape`, contiguous; it is filled.
-    """
-    num_panels, chunks = panels.shape[:2]
-    to = panels.view(np.uint32).reshape(num_panels, chunks, 2, CPU_TILE, CPU_TILE)
-    for number, panel in enumerate(to):
-        rows = weight[number * ROWS_OF_PANEL : (number + 1) * ROWS_OF_PANEL]
-        missing = (ROWS_OF_PANEL - len(rows), chunks * CHUNK - weight.shape[1])
-        if any(missing):
-            rows = np.pad(rows, [(0, count) for count in missing])
-        pairs = np.ascontiguousarray(rows).view(np.uint32).reshape(2, CPU_TILE, chunks, CPU_TILE)
-        panel[...] = pairs.transpose(2, 0, 3, 1)

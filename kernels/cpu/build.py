@@ -69,6 +69,8 @@ BY_ISA = {
     "linear": (GENERIC, "avx2", "avx512", "avx512bf16", "amx"),
     "int16_panels": ("avx2", "avxvnni", "avx512vnni"),
     "bf16_panels": ("avx512bf16",),
+    "kept_floats": ("avx2", "avx512"),
+    "kept_pairs": ("avx512bf16",),
     "quantizers": (GENERIC, "avx2"),
     "searches": (GENERIC, "avx2"),
 }

@@ -37,6 +37,7 @@ FFI_TARGETS = (
 )
 FUNCTIONS = (  # that Python calls; an older library, made before a source was changed, may lack one
     "llmjax_digest",
+    "llmjax_fill_panels",
     "llmjax_fit_affine",
     "llmjax_fit_symmetric",
     "llmjax_force_isa",

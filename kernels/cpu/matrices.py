@@ -17,7 +17,7 @@ from llmjax.kernels.panels import PanelTensor
 from llmjax.kernels.qtensor import CPU_TILE, INT8_VECTORS, QTensor
 from llmjax.kernels.row_format import NUMBER_BITS, RowFormat
 
-# In the order of the enumerations in src/quantized.h.
+# In the order of the enumerations in src/quantized.h, whose further methods take matrices in panels alone.
 METHODS = ("float vectors", "float panels", "int8 vectors", "bf16 panels", "bf16 tiles", "int16 panels", "int8 tiles")
 KINDS = ("uint", "int", "e4m3", "e5m2")
 NUMBERS = tuple(NUMBER_BITS)
@@ -33,7 +33,14 @@ MAX_EXACT_ROWS = 16  # of x that are not rounded to bf16 beside plain matrices i
 MAX_ROWS = MappingProxyType({"avx512bf16": 128})
 MAX_WIDE_ROWS = 128  # with matrices of f32, with which XLA's dot is faster for more
 
+WITHOUT_PANELS = ("generic", "dotprod", "i8mm")  # of which nothing multiplies matrices in panels
+
 Matrix: TypeAlias = jax.Array | QTensor | PanelTensor
+
+
+def takes_panels(native: Library) -> bool:
+    """Whether the library multiplies matrices in panels with the instruction set that calls get."""
+    return native.best not in WITHOUT_PANELS
 
 
 def refuses(weight: jax.Array | QTensor | PanelTensor | Adapted, rows: int = 1) -> str | None:
@@ -46,7 +53,7 @@ def refuses(weight: jax.Array | QTensor | PanelTensor | Adapted, rows: int = 1) 
         return "adapters change it"
     if isinstance(weight, PanelTensor):
         native = library()
-        return None if native is not None and native.best == "amx" else "its panels are for tile registers"
+        return None if native is not None and takes_panels(native) else "this instruction set does not take panels"
     if not isinstance(weight, QTensor):
         if weight.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
             return f"weights are {weight.dtype}"

@@ -1,4 +1,4 @@
-"""Which matrices are kept in panels for tile registers, and how they get there."""
+"""Which matrices are kept in panels, and how they get there."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from llmjax.kernels.cpu import matrices
 from llmjax.kernels.cpu.library import library
-from llmjax.kernels.panels import PanelTensor, fill_panels, panels_shape
+from llmjax.kernels.cpu.packing import fill_panels
+from llmjax.kernels.panels import PanelTensor, panels_shape
 from llmjax.weights.memory import HugePages
 
 LAYERS = "layers."  # what names of an encoder's layers begin with
@@ -20,7 +22,7 @@ def panels_help(name: str, weight: jax.ShapeDtypeStruct | jax.Array) -> bool:
     """
     native = library()
     is_matrix = name.startswith(LAYERS) and name.endswith(".weight") and len(weight.shape) == 2
-    return is_matrix and weight.dtype == jnp.bfloat16 and native is not None and native.best == "amx"
+    return is_matrix and weight.dtype == jnp.bfloat16 and native is not None and matrices.takes_panels(native)
 
 
 def in_panels(weight: jax.Array, memory: HugePages) -> PanelTensor:

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from llmjax.kernels.blocks import Projection
 from llmjax.kernels.cpu import encoder_layer as cpu
 from llmjax.kernels.cpu.library import library
+from llmjax.kernels.cpu.matrices import WITHOUT_PANELS
 from llmjax.kernels.encoder_layer import EncoderLayerRules, EncoderLayerWeights
 from llmjax.kernels.norm import Norm
 from llmjax.kernels.qtensor import QTensor
 from llmjax.weights.memory import HugePages
 from llmjax.weights.panels import in_panels
-from tests.kernels.instruction_sets import NATIVE, each_isa
+from tests.kernels.instruction_sets import USABLE, each_isa
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the C++ library is not built")
 
@@ -182,9 +183,9 @@ def test_a_layer(name: str, dtype: str, isa: str, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(out[USED:], 0)
 
 
-@pytest.mark.skipif(NATIVE is None or NATIVE.best != "amx", reason="this machine or build has no tile registers")
+@pytest.mark.parametrize("isa", [isa for isa in USABLE if isa not in WITHOUT_PANELS], indirect=True)
 @pytest.mark.parametrize("name", CASES)
-def test_matrices_in_panels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matrices_in_panels(name: str, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "usable_cores", lambda: 1)
     monkeypatch.setattr(cpu, "ROWS_OF_CORE", 20)
     of = given(CASES[name])

@@ -10,17 +10,22 @@ import numpy as np
 import pytest
 
 from llmjax.kernels.cpu import matrices
-from llmjax.kernels.cpu.library import forced_isa, library
+from llmjax.kernels.cpu.library import forced_isa
+from llmjax.kernels.cpu.packing import fill_panels
 from llmjax.kernels.dense_linear import PANEL_LINEAR
 from llmjax.kernels.linear import linear
-from llmjax.kernels.panels import PanelTensor, fill_panels, panels_shape
+from llmjax.kernels.panels import PanelTensor, panels_shape
 from llmjax.kernels.registry import traced_for
+from tests.kernels.instruction_sets import NATIVE, USABLE
 
 RNG = np.random.default_rng(3)
-NATIVE = library()
-tiles = pytest.mark.skipif(NATIVE is None or NATIVE.best != "amx", reason="this machine or build has no tile registers")
+each_taking_isa = pytest.mark.parametrize(
+    "isa", [isa for isa in USABLE if isa not in matrices.WITHOUT_PANELS], indirect=True
+)
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
 # Some of them do not fill their last panel, chunk or pair of columns.
-SHAPES = [(64, 64), (32, 608), (40, 72), (81, 33), (7, 1)]
+SHAPES = [(64, 64), (32, 608), (40, 72), (81, 33), (7, 1), (100, 700)]
+ROUNDING = ("avx512bf16", "amx")  # which multiply x as bf16; the others as it is
 
 
 def in_panels(weight: jax.Array) -> PanelTensor:
@@ -33,9 +38,9 @@ def matrix(*shape: int) -> jax.Array:
     return jnp.asarray(RNG.standard_normal(shape) / np.sqrt(shape[1]), jnp.bfloat16)
 
 
-def expected(x: Any, weight: jax.Array, bias: Any) -> Any:
-    rounded = np.asarray(jnp.asarray(x, jnp.bfloat16), np.float64)
-    return rounded @ np.asarray(weight, np.float64).T + np.asarray(bias, np.float64)
+def expected(x: Any, weight: jax.Array, bias: Any, isa: str) -> Any:
+    taken = np.asarray(jnp.asarray(x, jnp.bfloat16) if isa in ROUNDING else x, np.float64)
+    return taken @ np.asarray(weight, np.float64).T + np.asarray(bias, np.float64)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -51,21 +56,21 @@ def test_panels_hold_the_matrix(shape: tuple[int, int]) -> None:
     assert np.count_nonzero(kept) == np.count_nonzero(weight)
 
 
-@tiles
-@pytest.mark.parametrize("rows", [1, 16, 33, 200])
+@each_taking_isa
+@pytest.mark.parametrize("rows", [1, 13, 16, 33, 200])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_products_are_those_of_the_rows(shape: tuple[int, int], rows: int) -> None:
+def test_products_are_those_of_the_rows(shape: tuple[int, int], rows: int, isa: str) -> None:
     weight, bias = matrix(*shape), jnp.asarray(RNG.standard_normal(shape[0]), jnp.float32)
     x = jnp.asarray(RNG.standard_normal((rows, shape[1])), jnp.float32)
     panels = in_panels(weight)
     assert PANEL_LINEAR.pick("cpu", x, panels, bias).name == "C++"
     with traced_for("cpu"):
         out = jax.jit(linear)(x, panels, bias)
-    np.testing.assert_allclose(out, expected(x, weight, bias), atol=2e-6 * np.sqrt(shape[1]) + 1e-6)
+    np.testing.assert_allclose(out, expected(x, weight, bias, isa), atol=2e-6 * np.sqrt(shape[1]) + 1e-6)
 
 
-@tiles
-def test_a_row_does_not_depend_on_the_others() -> None:
+@each_taking_isa
+def test_a_row_does_not_depend_on_the_others(isa: str) -> None:
     panels, bias = in_panels(matrix(96, 1200)), jnp.asarray(RNG.standard_normal(96), jnp.float32)
     x = jnp.asarray(RNG.standard_normal((300, 1200)), jnp.float32)
     with traced_for("cpu"):
@@ -75,12 +80,11 @@ def test_a_row_does_not_depend_on_the_others() -> None:
             np.testing.assert_array_equal(product(x[begin:end], panels, bias), together[begin:end])
 
 
-@pytest.mark.skipif(NATIVE is None, reason="the C++ library is not built")
 def test_narrower_instruction_sets_take_the_rows() -> None:
     weight, bias = matrix(40, 72), jnp.zeros(40, jnp.float32)
     x = jnp.asarray(RNG.standard_normal((20, 72)), jnp.float32)
     panels = in_panels(weight)
     with forced_isa("generic"), traced_for("cpu"):
-        assert matrices.refuses(panels) == "its panels are for tile registers"
+        assert matrices.refuses(panels) == "this instruction set does not take panels"
         out = jax.block_until_ready(jax.jit(lambda x, panels: linear(x, panels, bias))(x, panels))
-    np.testing.assert_allclose(out, expected(x, weight, bias), atol=0.02)
+    np.testing.assert_allclose(out, expected(x, weight, bias, "generic"), atol=0.02)

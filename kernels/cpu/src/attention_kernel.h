@@ -537,7 +537,7 @@ class AttentionKernel {
 #if defined(__AVX512BF16__)
     if (way_ == Way::kBf16) {
       multiply_bf16(w_.narrow_q + static_cast<size_t>(m) * head_dim_, head_dim_, reinterpret_cast<uint32_t*>(w_.keys),
-                    kBlock, rows, first, end, 0, head_dim_, w_.scores, kBlock, false);
+                    kBlock, rows, first, end, 0, round_up(head_dim_ - call_.filled, kMultipleOfBf16), w_.scores, kBlock, false);
       return;
     }
 #endif
@@ -662,8 +662,8 @@ class AttentionKernel {
     float* sums = w_.sums + static_cast<size_t>(m) * value_dim_;
 #if defined(__AVX512BF16__)
     if (way_ == Way::kBf16) {
-      multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), value_dim_, rows, 0, value_dim_, first, end,
-                    sums, value_dim_, true);
+      multiply_bf16(w_.weights, kBlock, reinterpret_cast<uint32_t*>(w_.values), value_dim_, rows, 0, round_up(value_dim_ - call_.filled, kLanes), first,
+                    end, sums, value_dim_, true);
       return;
     }
 #endif

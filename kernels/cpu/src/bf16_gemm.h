@@ -31,8 +31,15 @@ struct DensePairs {
   }
 };
 
+// What k is a multiple of.
+#if defined(__AMX_BF16__)
+constexpr int kMultipleOfBf16 = 32;
+#else
+constexpr int kMultipleOfBf16 = 2;
+#endif
+
 // c[rows, n_begin..n_end] (+)= a[rows, k] * b[k, n], b paired; `rows` 16 at most, of which tiles compute all; n in multiples
-// of 16, k of 32.
+// of 16, k of kMultipleOfBf16.
 inline void multiply_bf16(const uint16_t* a, int stride_a, const uint32_t* b, int stride_b, int rows, int n_begin, int n_end,
                           int k_begin, int k_end, float* c, int stride_c, bool add) {
 #if defined(__AMX_BF16__)

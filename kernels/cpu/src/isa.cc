@@ -30,6 +30,8 @@ using TableOf_int16_panels = QuantizedMethod;
 using TableOf_bf16_panels = QuantizedMethod;
 using TableOf_bf16_tiles = QuantizedMethod;
 using TableOf_int8_tiles = QuantizedMethod;
+using TableOf_kept_floats = QuantizedMethod;
+using TableOf_kept_pairs = QuantizedMethod;
 using TableOf_searches = Searches;
 using TableOf_quantizers = Quantizers;
 
@@ -49,7 +51,7 @@ struct Compiled {
   ByIsa<LinearKernels> linear = {};
   ByIsa<RowKernels> rows = {};
   ByIsa<QuantizedMethod> float_vectors = {}, float_panels = {}, int8_vectors = {}, int16_panels = {}, bf16_panels = {};
-  ByIsa<QuantizedMethod> bf16_tiles = {}, int8_tiles = {};
+  ByIsa<QuantizedMethod> bf16_tiles = {}, int8_tiles = {}, kept_floats = {}, kept_pairs = {};
   ByIsa<Searches> searches = {};
   ByIsa<Quantizers> quantizers = {};
 
@@ -121,6 +123,8 @@ const QuantizedMethod* find_method(Method method) {
     case Method::kBf16Tiles: return widest(compiled().bf16_tiles, current_isa());
     case Method::kInt16Panels: return widest(compiled().int16_panels, current_isa());
     case Method::kInt8Tiles: return widest(compiled().int8_tiles, current_isa());
+    case Method::kKeptFloats: return widest(compiled().kept_floats, current_isa());
+    case Method::kKeptPairs: return widest(compiled().kept_pairs, current_isa());
   }
   return nullptr;
 }

@@ -39,6 +39,7 @@ struct Attention {
   size_t record_bytes;
   bool token_scales;  // page_size f32 at the end of each record
   Affine keys, values;  // of all tokens, where there are no token_scales
+  int filled = 0;       // the number of zeros at the end of each query, key and value; products may leave them out
 
   int group() const { return heads / kv_heads; }
   bool latent() const { return records == 1; }

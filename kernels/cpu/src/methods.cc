@@ -11,7 +11,9 @@ constexpr int kMaxVectorRows = 4, kMaxByteRowsBesideTiles = 8;
 constexpr int kMinRowsOfByteTiles = 65;
 
 bool takes(const QuantizedMatrix& w, Method method) {
-  if (w.kind == CodeKind::kBf16 || w.kind == CodeKind::kBf16Panels) return method == Method::kBf16Tiles;
+  const bool kept = method == Method::kKeptFloats || method == Method::kKeptPairs;
+  if (w.kind == CodeKind::kBf16Panels) return kept || method == Method::kBf16Tiles;
+  if (kept || w.kind == CodeKind::kBf16) return method == Method::kBf16Tiles;
   const bool integers = w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
   switch (method) {
     case Method::kInt8Vectors:

@@ -1,5 +1,6 @@
 // Blocks of GGUF files become the records of packed matrices (row_format.py) at the speed of memory: what
-// llmjax/weights/ggml/unpack.py and `QuantizedRows.write` do, with their names. Little-endian machines alone.
+// llmjax/weights/ggml/unpack.py and `QuantizedRows.write` do, with their names. Matrices of 16 bits become panels (panels.py) as
+// fast. Little-endian machines alone.
 
 #include <algorithm>
 #include <cstddef>
@@ -246,11 +247,35 @@ constexpr Packer kPackers[] = {
     packer<Mxfp4>(39),
 };
 
+// Words of two columns of each row, of 16 rows and 32 columns: [pairs of columns][rows]. What is not there is zeros.
+void fill_tile(const uint16_t* rows, size_t count, size_t stride, size_t columns, uint32_t* to) {
+  constexpr size_t kRows = 16, kWords = kChunk / 2;
+  if (count < kRows || columns < kChunk) std::fill(to, to + kRows * kWords, 0u);
+  for (size_t row = 0; row < count; ++row) {
+    uint32_t words[kWords] = {};
+    std::memcpy(words, rows + row * stride, columns * sizeof(uint16_t));
+    for (size_t i = 0; i < (columns + 1) / 2; ++i) to[i * kRows + row] = words[i];
+  }
+}
+
 }  // namespace
 }  // namespace llmjax
 
 #pragma GCC visibility push(default)
 extern "C" {
+// rows: [rows, columns] of 16 bits each; panels: as kernels/panels.py says, all of which is written.
+void llmjax_fill_panels(const uint16_t* rows, size_t num_rows, size_t columns, uint32_t* panels) {
+  constexpr size_t kRows = 16, kWords = kRows * llmjax::kChunk / 2;
+  for (size_t panel = 0; panel < num_rows; panel += 2 * kRows) {
+    for (size_t column = 0; column < columns; column += llmjax::kChunk) {
+      for (size_t first = panel; first < panel + 2 * kRows; first += kRows, panels += kWords) {
+        const size_t count = first < num_rows ? std::min(kRows, num_rows - first) : 0;
+        llmjax::fill_tile(rows + (count == 0 ? 0 : first * columns + column), count, columns, std::min(llmjax::kChunk, columns - column), panels);
+      }
+    }
+  }
+}
+
 // raw: rows of `blocks` blocks; starts: of scales, minima, super scales and super minima in a record of `num_words` words;
 // words: whole tiles. 1 if it was done; -1: it was, and a scale is infinite or not a number; 0: the type is not known here.
 int llmjax_pack_blocks(int type, const uint8_t* raw, size_t rows, size_t blocks, size_t num_words, const size_t* starts,

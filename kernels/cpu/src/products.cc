@@ -60,9 +60,11 @@ bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w
          read_field(super_minima, supers, true, w.num_words, w.super_minima);
 }
 
+bool is_kept(Method method) { return method == Method::kKeptFloats || method == Method::kKeptPairs; }
+
 int tiles_of_task(const QuantizedMatrix& w, Method method) {
   if (method == Method::kBf16Tiles || method == Method::kInt8Tiles) return 2;  // which all rows of a task pass by
-  if (method == Method::kFloatPanels || method == Method::kBf16Panels || method == Method::kInt16Panels) return 4;
+  if (method == Method::kFloatPanels || method == Method::kBf16Panels || method == Method::kInt16Panels || is_kept(method)) return 4;
   return static_cast<int>(1 + kBytesOfTask / (static_cast<int64_t>(w.num_words) * kTileRows * 4));
 }
 
@@ -99,10 +101,10 @@ class Arena {
 size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* memory) {
   const size_t count = in.chunk_rows();
   const auto used = [&](Method method) { return methods[static_cast<int>(method)] != nullptr; };
-  const bool floats = used(Method::kFloatVectors), bytes = used(Method::kInt8Vectors);
+  const bool vectors = used(Method::kFloatVectors), bytes = used(Method::kInt8Vectors);
   Arena arena(memory);
-  in.floats = arena.take<float>(floats, count * kChunk);
-  in.float_sums = arena.take<float>(floats, count * 2);
+  in.floats = arena.take<float>(vectors || used(Method::kKeptFloats), count * kChunk);
+  in.float_sums = arena.take<float>(vectors, count * 2);
   in.bytes = arena.take<int8_t>(bytes, count * kChunk);
   in.byte_scales = arena.take<float>(bytes, count);
   in.byte_sums = arena.take<float>(bytes, count * 3);
@@ -112,7 +114,7 @@ size_t place(QuantizedInput& in, const QuantizedMethod* const* methods, char* me
   in.outlier_columns = arena.take<uint32_t>(bytes, rows * in.most_outliers());
   in.outlier_counts = arena.take<int32_t>(bytes, rows);
   in.outliers = arena.take<Outlier>(bytes, rows * in.most_outliers());
-  const bool bf16 = used(Method::kBf16Panels) || used(Method::kBf16Tiles);
+  const bool bf16 = used(Method::kBf16Panels) || used(Method::kBf16Tiles) || used(Method::kKeptPairs);
   in.bf16 = arena.take<uint16_t>(bf16, count * kChunk);
   const bool int16 = used(Method::kInt16Panels);
   in.int16 = arena.take<int16_t>(int16, count * kChunk);
@@ -236,12 +238,13 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
     Quantized product{};
     product.matrix = plain_matrix(matrix.weight.untyped_data(), in_.size_in, size_out, panels ? CodeKind::kBf16Panels : CodeKind::kBf16);
     product.matrix.bias = bias, product.matrix.residual = residual, product.matrix.y = y;
-    product.method = Method::kBf16Tiles, product.kernels = find_method(Method::kBf16Tiles);
-    if (product.kernels != nullptr) {
+    for (Method method : {Method::kBf16Tiles, Method::kKeptPairs, Method::kKeptFloats}) {  // the faster ones first
+      product.method = method, product.kernels = find_method(product.matrix, method);
+      if (product.kernels == nullptr) continue;
       push(product);
       return ffi::Error::Success();
     }
-    if (panels) return invalid("products: this instruction set has no tiles for a matrix in panels");
+    if (panels) return invalid("products: this instruction set does not take a matrix in panels");
   }
   Plain product{{in_.rows, in_.size_in, size_out, program_rows_, *type, x_, matrix.weight.untyped_data(), bias, residual, y},
                 find_linear_kernels(in_.size_in), plain_bytes_, 0, 0};
@@ -254,7 +257,7 @@ ffi::Error Products::add_plain(const MatrixArguments& matrix, int size_out, floa
 bool Products::round_into(std::initializer_list<uint16_t*> to) {
   if (!plain_.empty() || quantized_.size() != to.size()) return false;
   for (const Quantized& product : quantized_) {
-    if (product.method != Method::kBf16Tiles) return false;
+    if (product.method != Method::kBf16Tiles && !is_kept(product.method)) return false;
   }
   for (size_t i = 0; i < to.size(); ++i) quantized_[i].matrix.rounded = to.begin()[i];
   return true;
@@ -262,7 +265,8 @@ bool Products::round_into(std::initializer_list<uint16_t*> to) {
 
 void Products::gate_into(Products& next, Activation activation, const ffi::ThreadPool& pool) {
   next.follows_activation();
-  if (quantized_.size() == 1 && plain_.empty() && uses(Method::kBf16Tiles) && next.uses(Method::kBf16Tiles) && next.plain_.empty()) {
+  const Method first = quantized_.empty() ? Method::kFloatVectors : quantized_[0].method;
+  if (quantized_.size() == 1 && plain_.empty() && (first == Method::kBf16Tiles || is_kept(first)) && next.uses(first) && next.plain_.empty()) {
     activation_ = activation;
     gated_ = &next, next.filled_ = next.prepared_ = true;
     return;
@@ -286,13 +290,13 @@ void Products::gate_into(Products& next, Activation activation, const ffi::Threa
 size_t Products::bytes(const ffi::ThreadPool& pool) {
   if (pool.num_threads() > 0) threads_ = static_cast<int>(pool.num_threads());
   const bool only_bytes = uses(Method::kInt8Tiles) && !uses(Method::kBf16Tiles);
-  rows_of_task_ = rows_of_task(in_, in_.x != nullptr ? sizeof(float) : only_bytes ? 1 : 2, threads_);
+  rows_of_task_ = rows_of_task(in_, in_.x != nullptr || uses(Method::kKeptFloats) ? sizeof(float) : only_bytes ? 1 : 2, threads_);
   column_tasks_ = 0;
   for (Quantized& product : quantized_) {
     const QuantizedMatrix& w = product.matrix;
     product.tiles_of_task = tiles_of_task(w, product.method);
     if (gates_) product.tiles_of_task += product.tiles_of_task % 2;  // which the other method may need
-    if (gated_ != nullptr && gates_) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : 1;
+    if (gated_ != nullptr && gates_) product.tiles_of_task = gated_->uses(Method::kInt8Tiles) ? kSpanColumns / kTileRows : is_kept(product.method) ? 2 : 1;
     const size_t needed = product.kernels->workspace(w, rows_of_task_);
     task_workspace_ = needed > task_workspace_ ? needed : task_workspace_;
     if (gates_ && &product != &quantized_.front()) break;  // it comes with the first

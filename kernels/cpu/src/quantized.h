@@ -49,7 +49,7 @@ struct QuantizedMatrix {
   const float* bias;      // [size_out] or null
   const float* residual;  // [rows, size_out], added to y; or null
   float* y;               // [rows, size_out]
-  uint16_t* rounded;      // the same in bf16, in place of y, by kBf16Tiles alone; or null
+  uint16_t* rounded;      // the same in bf16, in place of y, by the methods of matrices of bf16 alone; or null
 
   int chunks() const { return (size_in + kChunk - 1) / kChunk; }
   int groups() const { return (size_in + group_size - 1) / group_size; }
@@ -69,9 +69,9 @@ struct QuantizedMatrix {
 };
 
 // How to multiply. Float vectors and panels are exact f32; the others round x to int8 or int16 by spans of columns, or x and
-// the dequantized weights to bf16.
-enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels, kInt8Tiles };
-constexpr int kMethods = 7;
+// the dequantized weights to bf16. The last two are of matrices of kBf16Panels alone, by vectors.
+enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels, kInt8Tiles, kKeptFloats, kKeptPairs };
+constexpr int kMethods = 9;
 
 // What x may be rounded to: int8, or 16 bits, which are bf16, together with weights, or int16.
 struct Rounding {
@@ -145,10 +145,10 @@ struct QuantizedMethod {
   // all; null: it takes x as it is.
   void (*prepare)(const QuantizedInput&, const float* x, int begin, int end);
   size_t (*workspace)(const QuantizedMatrix&, int rows);  // bytes, 64-byte aligned
-  // Outputs of tiles begin..end; of kBf16Tiles and kInt8Tiles `begin` is even.
+  // Outputs of tiles begin..end; of kBf16Tiles, kInt8Tiles and kept panels `begin` is even.
   void (*multiply)(const QuantizedMatrix&, const QuantizedInput&, int begin, int end, char* workspace);
   // activation(gate) * up as rows of x for the same method, for tiles begin..end of both, whose codes are alike; by
-  // kInt8Tiles all of a span's. Null: it does not. By kBf16Tiles `up` may be `gate`: activation(gate), and `begin` is even.
+  // kInt8Tiles all of a span's. Null: it does not. By kBf16Tiles and kept panels `up` may be `gate`: activation(gate), and `begin` is even.
   void (*multiply_gated)(const QuantizedMatrix& gate, const QuantizedMatrix& up, Activation, const QuantizedInput&,
                          const QuantizedInput& out, int begin, int end, char* workspace);
 };

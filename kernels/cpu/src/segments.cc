@@ -33,6 +33,7 @@ ffi::Error SegmentAttention::init(const SegmentTokens& of, const ffi::Buffer<ffi
   room_ = static_cast<char*>(room.untyped_data());
   call_.heads = call_.kv_heads = 1;
   call_.head_dim = call_.value_dim = (of.size + multiple - 1) / multiple * multiple;
+  call_.filled = call_.head_dim - of.size;
   call_.page_size = std::max(of.tokens, 1);
   call_.activations = of.type, call_.cache = *cache;
   call_.scale = scale;
