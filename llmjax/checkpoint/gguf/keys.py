@@ -12,8 +12,13 @@ from llmjax.errors import CheckpointError
 
 LARGEST = float(np.finfo(np.float32).max)
 
-HARMLESS = frozenset({"pooling_type", "tensor_data_layout", "rope.scaling.finetuned", "attention.layer_norm_epsilon"})
-"""Keys that do not affect a decoder with RMS norms."""
+HARMLESS = frozenset(
+    {
+        *("pooling_type", "tensor_data_layout", "rope.scaling.finetuned"),
+        *("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"),  # the one of norms that it does not have
+    }
+)
+"""Keys that may be there and do not affect a decoder."""
 
 HARMLESS_PREFIXES = ("vision.", "mm.")  # image encoders packed into the same file; their tensors stay unused
 

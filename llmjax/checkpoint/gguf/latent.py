@@ -19,12 +19,14 @@ from llmjax.checkpoint.gguf.keys import ArchitectureKeys
 from llmjax.checkpoint.gguf.names import (
     CHANNEL_DELTA,
     CONVOLUTIONS,
+    CORRECTION,
     CORRECTION_TENSORS,
     DECAY,
     EXPERT_TENSORS,
     INDEXER_TENSORS,
     LATENT_LAYER,
     SHARED_EXPERTS_TENSORS,
+    has_any,
 )
 
 SOFTMAX, SIGMOID = 1, 2
@@ -60,10 +62,8 @@ def latent_sizes(keys: ArchitectureKeys, config: dict[str, Any]) -> dict[str, An
     }
 
 
-def deepseek2(
-    keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile, *, unsaid: int = SOFTMAX
-) -> dict[str, Any]:
-    """Keys of DeepSeek V2 if the router is a softmax, else of V3; ``unsaid``: the router if no key says it."""
+def deepseek2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    """Keys of DeepSeek V2 if the router is a softmax, else of V3."""
     found = latent_sizes(keys, config)
     if (scaling := config["rope_scaling"]) is not None and (log := keys.number("rope.scaling.yarn_log_multiplier", 0)):
         both = round(log / LOG_MULTIPLIER, 6)
@@ -72,7 +72,9 @@ def deepseek2(
         for key in ("expert_shared_count", "expert_feed_forward_length", "leading_dense_block_count"):
             keys.value(key, 0)
         return found | {"n_routed_experts": None, "first_k_dense_replace": config["num_hidden_layers"]}
-    gating = keys.integer("expert_gating_func", unsaid)
+    # Files of V2 and of GLM-4.7-Flash do not say it; only routers with a sigmoid have corrections.
+    corrected = has_any(gguf.tensors, f"{CORRECTION}.bias", f"{CORRECTION}.weight")
+    gating = keys.integer("expert_gating_func", SIGMOID if corrected else SOFTMAX)
     found |= deepseek_experts(keys, config, gguf, gating=gating, normalize=False)
     if gating == SIGMOID:
         found |= {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3"}
@@ -87,7 +89,7 @@ def deepseek32(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -
     """Keys of V3 with the indexers of V3.2 and GLM-5."""
     keys.only("expert_gating_func", SIGMOID)
     own = {key: config[key] for key in ("architectures", "model_type")}
-    return deepseek2(keys, config, gguf, unsaid=SIGMOID) | {
+    return deepseek2(keys, config, gguf) | {
         "index_n_heads": keys.integer("attention.indexer.head_count"),
         "index_head_dim": keys.integer("attention.indexer.key_length"),
         "index_topk": keys.integer("attention.indexer.top_k"),

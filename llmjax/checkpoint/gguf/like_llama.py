@@ -81,7 +81,14 @@ def phi3(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict
 def granite(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
     """Keys about Granite's factors."""
     keys.only("rope.scaling.finetuned", True)  # else its heads are not rotated
+    for name in ("conv_kernel", "state_size", "group_count", "inner_size", "time_step_rank"):
+        keys.value(f"ssm.{name}", 0)  # of Granite 4 without recurrent layers, whose config.json has them too
     return recurrent.granite_factors(keys, config)
+
+
+def _granite(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
+    keys.only("expert_shared_feed_forward_length", config["intermediate_size"])  # Granite 4's name of its MLP's
+    return granite(keys, config, gguf)
 
 
 def _olmo2(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) -> dict[str, Any]:
@@ -228,7 +235,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         ),
         "phi3": _plain(hf_class="Phi3ForCausalLM", model_type="phi3", fused_gate=True, specialize=phi3),
         "smollm3": _permuted(hf_class="SmolLM3ForCausalLM", model_type="smollm3"),
-        "granite": _permuted(hf_class="GraniteForCausalLM", model_type="granite", specialize=granite),
+        "granite": _permuted(hf_class="GraniteForCausalLM", model_type="granite", specialize=_granite),
         "olmo2": Architecture(
             hf_class="Olmo2ForCausalLM",
             model_type="olmo2",

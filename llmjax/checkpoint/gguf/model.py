@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from llmjax import models
-from llmjax.checkpoint.gguf.architecture import Architecture
+from llmjax.checkpoint.gguf.architecture import LAYER_NORM, Architecture
 from llmjax.checkpoint.gguf.architectures import ARCHITECTURES
 from llmjax.checkpoint.gguf.changes import UNCHANGED, Change, halves_apart, minus
 from llmjax.checkpoint.gguf.file import GGUFFile, GGUFTensor
@@ -203,6 +203,8 @@ def hf_config(gguf: GGUFFile) -> dict[str, Any]:
     context = keys.integer("context_length")
     keys.integer("vocab_size", embedding.shape[0])  # the embedding's rows are what counts
     (act_key, act), (stored_eps, eps_key) = architecture.activation, architecture.eps
+    if stored_eps not in keys and LAYER_NORM in keys:  # as in files of Nemotron-H
+        stored_eps = LAYER_NORM
     config: dict[str, Any] = {
         "architectures": [architecture.hf_class],
         "model_type": architecture.model_type,

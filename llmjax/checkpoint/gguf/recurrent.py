@@ -150,8 +150,13 @@ def delta_net(keys: ArchitectureKeys, config: dict[str, Any], gguf: GGUFFile) ->
         keys.fail("ssm.inner_size", f"is {inner}, not a multiple of ssm.time_step_rank = {value_heads}")
     if value_heads % (key_heads := keys.integer("ssm.group_count")):
         keys.fail("ssm.time_step_rank", f"is {value_heads}, not a multiple of ssm.group_count = {key_heads}")
+    kinds = _kinds(gguf, config, recurrent="linear_attention", other="full_attention")
+    if (said := "attention.recurrent_layers") in keys:
+        recurrent = np.atleast_1d(keys.value(said))[: len(kinds)]  # further ones guess tokens
+        if recurrent.tolist() != [kind == "linear_attention" for kind in kinds]:
+            keys.fail(said, "names other layers than those that have recurrent tensors")
     return {
-        "layer_types": _kinds(gguf, config, recurrent="linear_attention", other="full_attention"),
+        "layer_types": kinds,
         "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel"),
         "linear_key_head_dim": keys.integer("ssm.state_size"),
         "linear_num_key_heads": key_heads,

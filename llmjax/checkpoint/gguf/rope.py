@@ -78,7 +78,6 @@ def _scaling(gguf: GGUFFile, keys: ArchitectureKeys, frequencies: int, context: 
 
 def _yarn(keys: ArchitectureKeys, *, factor: float, attention: float, original: int) -> dict[str, Any]:
     keys.only("rope.scaling.yarn_ext_factor", 1.0)
-    keys.only("rope.scaling.yarn_attn_factor", 1.0)
     scaling: dict[str, Any] = {
         "rope_type": "yarn",
         "factor": factor,
@@ -86,8 +85,11 @@ def _yarn(keys: ArchitectureKeys, *, factor: float, attention: float, original: 
         "beta_fast": keys.number("rope.scaling.yarn_beta_fast", 32.0),
         "beta_slow": keys.number("rope.scaling.yarn_beta_slow", 1.0),
     }
-    if attention != 1.0:  # on top of yarn's own factor, where Hugging Face's attention_factor replaces it
-        scaling["attention_factor"] = attention * (1.0 + 0.1 * math.log(max(factor, 1.0)))
+    # Converters write config.json's attention_factor, which replaces yarn's own; 1 is what they write for none.
+    given = keys.number("rope.scaling.yarn_attn_factor", 1.0)
+    own = 1.0 + 0.1 * math.log(max(factor, 1.0)) if given == 1.0 else given
+    if given != 1.0 or attention != 1.0:  # the other one is on top of either
+        scaling["attention_factor"] = attention * own
     return scaling
 
 

@@ -718,6 +718,11 @@ def qwen35(config: Config) -> dict[str, Any]:
     return delta_net(config) | {"rope.dimension_sections": [11, 11, 10, 0]}
 
 
+def qwen35_listed(config: Config) -> dict[str, Any]:
+    """Where config.json lists the kinds of layers."""
+    return qwen35(config) | {"attention.recurrent_layers": [True, True, True, False]}
+
+
 def delta_net_changes(name: str, values: np.ndarray, config: Config) -> np.ndarray:
     if name.endswith("conv1d.weight"):
         return values[:, 0]
@@ -805,8 +810,9 @@ def olmo(config: Config) -> dict[str, Any]:
 
 
 def nemotron(config: Config) -> dict[str, Any]:
-    keys = {"attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 6, "rope.scaling.type": "none"}
-    return common(config) | keys | {"rope.freq_base": 10000.0}
+    eps = dict.fromkeys(("attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"), 1e-5)  # norm_eps is both
+    keys = {**eps, "rope.dimension_count": 6, "rope.scaling.type": "none", "rope.freq_base": 10000.0}
+    return common(config) | keys
 
 
 def ministral3(config: Config) -> dict[str, Any]:
@@ -824,7 +830,8 @@ def ministral3(config: Config) -> dict[str, Any]:
 
 def glm4_moe_lite(config: Config) -> dict[str, Any]:
     known = {"rms_norm_eps": 1e-5, "norm_topk_prob": True, **config}
-    return deepseek2_absorbed({**known, "model_type": "deepseek_v3"}) | {"attention.layer_norm_rms_epsilon": 1e-5}
+    keys = deepseek2_absorbed({**known, "model_type": "deepseek_v3"}) | {"attention.layer_norm_rms_epsilon": 1e-5}
+    return {key: value for key, value in keys.items() if key != "expert_gating_func"}  # config.json does not say it
 
 
 def indexed(config: Config) -> dict[str, Any]:
@@ -1127,7 +1134,7 @@ CONVERSIONS = {
         # gguf's tables have no other name for its stacks.
         renamed={"backbone.layers.1.mlp": "model.layers.1.mlp", "backbone.layers.3.mlp": "model.layers.3.mlp"},
     ),
-    "qwen3_5": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35, first_value_heads_first, by_model_names=True),
+    "qwen3_5": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35_listed, first_value_heads_first, by_model_names=True),
     "qwen3-odd": Conversion(gguf.MODEL_ARCH.QWEN3, like_llama),
     "qwen3_5-odd": Conversion(gguf.MODEL_ARCH.QWEN35, qwen35, first_value_heads_first, by_model_names=True),
     "qwen3_5-moe": Conversion(gguf.MODEL_ARCH.QWEN35MOE, qwen35, first_value_heads_first, by_model_names=True),
@@ -1253,6 +1260,7 @@ def test_what_mpt_is_not_supported_with(stored: str, message: str, tmp_path: Pat
         ("minicpm", "logit_scale", 0.0, "is 0, not a number above 0"),
         ("gemma4-plain", "feed_forward_length", ["a", "b"], "is a list of strings"),
         ("nemotron-h", "feed_forward_length", ["a", "b"], "is a list of strings"),
+        ("qwen3_5", "attention.recurrent_layers", [False] * 4, "names other layers than those that have recurrent"),
         ("qwen3_5-odd", "ssm.group_count", 3, "is 7, not a multiple of ssm.group_count = 3"),
         ("qwen3_5-odd", "ssm.state_size", 2**31, "does not have 12 rows or columns for each of 7 heads of values"),
     ],

@@ -339,6 +339,28 @@ def test_rope_scalings(path: Path) -> None:
     assert llama(path, **yarn).config["rope_scaling"] == expected
     scaled = llama(path, **yarn, rope__scaling__attn_factor=0.5).config["rope_scaling"]
     assert scaled["attention_factor"] == pytest.approx(0.5 * (1 + 0.1 * math.log(4)))
+    # Files of Olmo 3: config.json's attention_factor, and the factor that goes with another one on top.
+    own = {"rope__scaling__yarn_attn_factor": 1.25}
+    assert llama(path, **yarn, **own).config["rope_scaling"] == {**expected, "attention_factor": 1.25}
+    both = llama(path, **yarn, **own, rope__scaling__attn_factor=0.5).config["rope_scaling"]
+    assert both["attention_factor"] == pytest.approx(0.625)
+
+
+def test_granite_of_a_hybrid_family_without_recurrent_layers(path: Path) -> None:
+    """Files of Granite 4 Micro, whose config.json has sizes of recurrent layers too."""
+    sizes = {"ssm__conv_kernel": 4, "ssm__state_size": 256, "ssm__group_count": 1, "ssm__inner_size": 64}
+    keys = sizes | {"ssm__time_step_rank": 4, "expert_count": 0, "expert_used_count": 0, "logit_scale": 2.0}
+    found = llama(path, arch="granite", **keys, expert_shared_feed_forward_length=FFN).config
+    assert found["model_type"] == "granite" and found["intermediate_size"] == FFN and found["logits_scaling"] == 2.0
+    refuse(path, "_length' is 40; .* with 48 only", arch="granite", expert_shared_feed_forward_length=40)
+
+
+def test_epsilon_of_the_other_kind_of_norm(path: Path) -> None:
+    """It is harmless beside the right one, and stands for it where that one is missing."""
+    assert llama(path, attention__layer_norm_epsilon=0.5).config["rms_norm_eps"] == 1e-5
+    keys = {key: value for key, value in KEYS.items() if key != "attention.layer_norm_rms_epsilon"}
+    written = write(path, "llama", keys | {"attention.layer_norm_epsilon": 1e-3}, original_weights())
+    assert open_checkpoint(written).config["rms_norm_eps"] == 1e-3
 
 
 def test_longrope(path: Path) -> None:
