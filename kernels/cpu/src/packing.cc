@@ -250,11 +250,17 @@ constexpr Packer kPackers[] = {
 // Words of two columns of each row, of 16 rows and 32 columns: [pairs of columns][rows]. What is not there is zeros.
 void fill_tile(const uint16_t* rows, size_t count, size_t stride, size_t columns, uint32_t* to) {
   constexpr size_t kRows = 16, kWords = kChunk / 2;
-  if (count < kRows || columns < kChunk) std::fill(to, to + kRows * kWords, 0u);
+  uint32_t words[kRows][kWords];
+  if (count < kRows || columns < kChunk) std::memset(words, 0, sizeof(words));
   for (size_t row = 0; row < count; ++row) {
-    uint32_t words[kWords] = {};
-    std::memcpy(words, rows + row * stride, columns * sizeof(uint16_t));
-    for (size_t i = 0; i < (columns + 1) / 2; ++i) to[i * kRows + row] = words[i];
+    if (columns == kChunk) {  // a length that compilers know
+      std::memcpy(words[row], rows + row * stride, sizeof(words[row]));
+    } else {
+      std::memcpy(words[row], rows + row * stride, columns * sizeof(uint16_t));
+    }
+  }
+  for (size_t i = 0; i < kWords; ++i) {
+    for (size_t row = 0; row < kRows; ++row) to[i * kRows + row] = words[row][i];
   }
 }
 
