@@ -13,8 +13,7 @@ using llmjax::AdaptedRows;
 
 constexpr int kDots = 4;  // rows of `a` that are multiplied side by side
 constexpr int kSums = 4;  // vectors of outputs that stay in registers
-constexpr int kAhead = 3;  // blocks of outputs from the one that is computed to the one that is fetched
-constexpr int kTogether = 2;  // rows of x that share what is widened of a matrix
+constexpr int kTogether = kRegisters < 32 ? 2 : 4;  // rows of x that share what is widened of a matrix
 
 inline float widened(float x) { return x; }
 inline float widened(Bf16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
@@ -24,9 +23,22 @@ inline float widened(F16 x) {
   return load(copies)[0];
 }
 
+template <int kNumber>
+struct Together {
+  static constexpr int kRows = kNumber;
+};
+
+// Calls rows(Together<kRows>, the first one) for all rows of a group, as many at a time as may be.
+template <int kRows = kTogether, class Rows>
+inline void each_rows(int count, const Rows& rows, int i = 0) {
+  for (; i + kRows <= count; i += kRows) rows(Together<kRows>{}, i);
+  if constexpr (kRows > 1) each_rows<kRows / 2>(count, rows, i);
+}
+
 // Products of kRows rows of x with rows first..first + count of their adapter's `a`.
 template <int kRows, class T>
-void shrink_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int first, int count) {
+void shrink_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int first, int count, const T* ahead) {
+  constexpr int kProducts = kRows * kDots, kVectors = (kProducts + kLanes - 1) / kLanes;
   const int size = call.size_in, whole = size / kLanes * kLanes;
   const float* x[kRows];
   for (int m = 0; m < kRows; ++m) x[m] = call.x + static_cast<size_t>(tokens[m]) * size;
@@ -36,24 +48,26 @@ void shrink_some(const Adapted& call, const AdaptedRows& of, const int32_t* toke
       const int row = of.place * call.rank + imin(j + k, first + count - 1);
       a[k] = static_cast<const T*>(call.a) + static_cast<size_t>(row) * size;
     }
-    Vec sums[kRows][kDots] = {};
+    alignas(64) float products[kVectors * kLanes];
+    Vec sums[kVectors * kLanes] = {};
     for (int c = 0; c < whole; c += kLanes) {
       Vec v[kRows];
 #pragma GCC unroll 4
-      for (int k = 0; k < kDots; ++k) __builtin_prefetch(reinterpret_cast<const char*>(a[k] + c) + 1024);
+      for (int k = 0; k < kDots; ++k) __builtin_prefetch(ahead + static_cast<size_t>(k) * size + c);
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) v[m] = load(x[m] + c);
 #pragma GCC unroll 4
       for (int k = 0; k < kDots; ++k) {
         const Vec w = load(a[k] + c);
 #pragma GCC unroll 4
-        for (int m = 0; m < kRows; ++m) sums[m][k] += v[m] * w;
+        for (int m = 0; m < kRows; ++m) sums[m * kDots + k] += v[m] * w;
       }
     }
+    for (int i = 0; i < kVectors; ++i) store(&products[i * kLanes], sum_rows(sums + i * kLanes));
     for (int m = 0; m < kRows; ++m) {
       float* to = call.shrunk + static_cast<size_t>(tokens[m]) * call.rank;
       for (int k = 0; k < kDots && j + k < first + count; ++k) {
-        float sum = horizontal_sum(sums[m][k]);
+        float sum = products[m * kDots + k];
         for (int c = whole; c < size; ++c) sum += x[m][c] * widened(a[k][c]);
         to[j + k] = sum;
       }
@@ -61,16 +75,9 @@ void shrink_some(const Adapted& call, const AdaptedRows& of, const int32_t* toke
   }
 }
 
-template <class T>
-void shrink_rows(const Adapted& call, const AdaptedRows& of, int first, int count) {
-  int i = 0;
-  for (; i + kTogether <= of.count; i += kTogether) shrink_some<kTogether, T>(call, of, of.tokens + i, first, count);
-  for (; i < of.count; ++i) shrink_some<1, T>(call, of, of.tokens + i, first, count);
-}
-
 // Outputs begin..end of kRows rows: y = gain * (y - call.bias) + call.bias + sum_j shrunk[j] * b[j] + bias.
 template <int kRows, class T>
-void expand_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int begin, int end) {
+void expand_some(const Adapted& call, const AdaptedRows& of, const int32_t* tokens, int begin, int end, const T* ahead) {
   const size_t width = static_cast<size_t>(call.size_out);
   const T* const b = static_cast<const T*>(call.b) + static_cast<size_t>(of.place) * call.rank * width;
   const float* const bias = of.special ? call.vectors + static_cast<size_t>(of.place) * width : nullptr;
@@ -103,7 +110,7 @@ void expand_some(const Adapted& call, const AdaptedRows& of, const int32_t* toke
 #pragma GCC unroll 4
       for (int m = 0; m < kRows; ++m) factor[m] = splat(h[m][j]);
       // Each row of `b` goes on somewhere else, in more places than processors fetch ahead from by themselves.
-      const char* next = reinterpret_cast<const char*>(b + j * width + o + kAhead * kSums * kLanes);
+      const char* next = reinterpret_cast<const char*>(ahead + j * width + (o - begin));
 #pragma GCC unroll 4
       for (int line = 0; line < static_cast<int>(kSums * kLanes * sizeof(T)); line += 64) __builtin_prefetch(next + line);
 #pragma GCC unroll 4
@@ -128,27 +135,32 @@ void expand_some(const Adapted& call, const AdaptedRows& of, const int32_t* toke
   }
 }
 
-template <class T>
-void expand_rows(const Adapted& call, const AdaptedRows& of, int begin, int end) {
-  int i = 0;
-  for (; i + kTogether <= of.count; i += kTogether) expand_some<kTogether, T>(call, of, of.tokens + i, begin, end);
-  for (; i < of.count; ++i) expand_some<1, T>(call, of, of.tokens + i, begin, end);
-}
-
-void shrink(const Adapted& call, const AdaptedRows& of, int first, int count) {
+// Calls body(T{}) with the type of the matrices.
+template <class Body>
+void with_type(const Adapted& call, const Body& body) {
   switch (call.type) {
-    case llmjax::Type::kBf16: return shrink_rows<Bf16>(call, of, first, count);
-    case llmjax::Type::kF16: return shrink_rows<F16>(call, of, first, count);
-    default: return shrink_rows<float>(call, of, first, count);
+    case llmjax::Type::kBf16: return body(Bf16{});
+    case llmjax::Type::kF16: return body(F16{});
+    default: return body(float{});
   }
 }
 
-void expand(const Adapted& call, const AdaptedRows& of, int begin, int end) {
-  switch (call.type) {
-    case llmjax::Type::kBf16: return expand_rows<Bf16>(call, of, begin, end);
-    case llmjax::Type::kF16: return expand_rows<F16>(call, of, begin, end);
-    default: return expand_rows<float>(call, of, begin, end);
-  }
+void shrink(const Adapted& call, const AdaptedRows& of, int first, int count, const void* ahead) {
+  with_type(call, [&](auto number) {
+    using T = decltype(number);
+    each_rows(of.count, [&](auto rows, int i) {
+      shrink_some<decltype(rows)::kRows, T>(call, of, of.tokens + i, first, count, static_cast<const T*>(ahead));
+    });
+  });
+}
+
+void expand(const Adapted& call, const AdaptedRows& of, int begin, int end, const void* ahead) {
+  with_type(call, [&](auto number) {
+    using T = decltype(number);
+    each_rows(of.count, [&](auto rows, int i) {
+      expand_some<decltype(rows)::kRows, T>(call, of, of.tokens + i, begin, end, static_cast<const T*>(ahead));
+    });
+  });
 }
 
 }  // namespace

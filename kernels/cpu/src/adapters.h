@@ -29,9 +29,11 @@ class Adapters {
     }
     for (int64_t place = 0; place < count_; ++place) {
       const auto& own = by_place_[static_cast<size_t>(place)];
-      if (own.empty()) continue;
       const bool changes = special != nullptr && special[place + 1] != 0;
-      groups_.push_back({static_cast<int>(place), own.data(), static_cast<int>(own.size()), changes});
+      for (size_t at = 0; at < own.size(); at += kRowsOfGroup) {
+        const size_t rows_of_group = std::min(kRowsOfGroup, own.size() - at);
+        groups_.push_back({static_cast<int>(place), own.data() + at, static_cast<int>(rows_of_group), changes});
+      }
     }
     return xla::ffi::Error::Success();
   }
@@ -68,7 +70,8 @@ class Adapters {
     for (Adapted& call : calls_) call.shrunk = at, at += static_cast<size_t>(rows_) * call.rank;
   }
 
-  // The phases of products begin..end, in the order of `add`; x and y are there when they begin.
+  // Phases that follow those of products begin..end, in the order of `add`. Rows of x are there when the last one of `phases`,
+  // that of the products, begins: what reads only them goes beside it.
   void append(size_t begin, size_t end, std::vector<Phase>& phases) const {
     if (groups_.empty()) return;
     const RowKernels* kernels = &find_row_kernels();
@@ -80,21 +83,27 @@ class Adapters {
       }
     }
     const size_t shrinks = shrinking.size(), expands = expanding.size();
-    phases.push_back({shrinks, [this, kernels, tasks = std::move(shrinking)](size_t i) {
-                        const Task& task = tasks[i];
+    Phase shrink{shrinks, [this, kernels, tasks = std::move(shrinking)](size_t i) {
+                        const Task &task = tasks[i], &next = tasks[std::min(i + 1, tasks.size() - 1)];
                         const Adapted& call = calls_[task.call];
-                        kernels->shrink(call, groups_[task.group], task.at, std::min(kRanksOfTask, call.rank - task.at));
+                        kernels->shrink(call, groups_[task.group], task.at, std::min(kRanksOfTask, call.rank - task.at), shrunk_by(next));
                       },
-                      Work::kProducts});
+                      Work::kProducts};
+    if (phases.empty()) {
+      phases.push_back(std::move(shrink));
+    } else {
+      phases.back() = in_turn(std::move(phases.back()), std::move(shrink));
+    }
     phases.push_back({expands, [this, kernels, tasks = std::move(expanding)](size_t i) {
-                        const Task& task = tasks[i];
+                        const Task &task = tasks[i], &next = tasks[std::min(i + 1, tasks.size() - 1)];
                         const Adapted& call = calls_[task.call];
-                        kernels->expand(call, groups_[task.group], task.at, std::min(task.at + kExpandedOfTask, call.size_out));
+                        kernels->expand(call, groups_[task.group], task.at, std::min(task.at + kExpandedOfTask, call.size_out), expanded_by(next));
                       },
                       Work::kProducts});
   }
 
  private:
+  static constexpr size_t kRowsOfGroup = 64;   // whose x stays in the cache
   static constexpr int kRanksOfTask = 4;       // rows of `a`
   static constexpr int kExpandedOfTask = 512;  // outputs
 
@@ -102,6 +111,18 @@ class Adapters {
     size_t call, group;
     int at;
   };
+
+  // What a task reads first of its matrix.
+  const char* shrunk_by(const Task& task) const {
+    const Adapted& call = calls_[task.call];
+    const size_t row = static_cast<size_t>(groups_[task.group].place) * call.rank + task.at;
+    return static_cast<const char*>(call.a) + row * call.size_in * size_of(call.type);
+  }
+  const char* expanded_by(const Task& task) const {
+    const Adapted& call = calls_[task.call];
+    const size_t row = static_cast<size_t>(groups_[task.group].place) * call.rank;
+    return static_cast<const char*>(call.b) + (row * call.size_out + task.at) * size_of(call.type);
+  }
 
   int64_t count_ = 0;
   int rows_ = 0;

@@ -170,8 +170,10 @@ struct RowKernels {
   // The first of the largest entries; 0 where there is a NaN.
   int (*argmax)(const float* x, int size);
   bool (*finite)(const float* x, int size);  // neither NaN nor infinity in the row
-  void (*shrink)(const Adapted&, const AdaptedRows&, int first, int count);  // shrunk = a x, by rows of a
-  void (*expand)(const Adapted&, const AdaptedRows&, int begin, int end);    // y = gain * y + b shrunk + bias, by outputs
+  // shrunk = a x, by rows of a, and y = gain * y + b shrunk + bias, by outputs. `ahead`: what a task of the same shape will read
+  // of its matrix.
+  void (*shrink)(const Adapted&, const AdaptedRows&, int first, int count, const void* ahead);
+  void (*expand)(const Adapted&, const AdaptedRows&, int begin, int end, const void* ahead);
   int (*sample)(const SampleRow&, float* workspace);  // workspace: 3 * size + 48 floats, 64-byte aligned
 
   // Of recurrent mixers (recurrent.h): columns begin..end of a head's state, and channels begin..end of states of channels

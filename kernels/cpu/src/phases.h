@@ -22,6 +22,18 @@ struct Phase {
   Work work = Work::kOther;
 };
 
+// The tasks of both in turn, each spread evenly, so that each thread gets its share of either, in order.
+inline Phase in_turn(Phase first, Phase second) {
+  const size_t part = first.count, count = part + second.count;
+  const Work work = first.work;
+  return {count, [first = std::move(first), second = std::move(second), part, count](size_t i) {
+            const size_t before = i * part / count;
+            if ((i + 1) * part / count > before) return first.task(before);
+            second.task(i - before);
+          },
+          work};
+}
+
 inline void pause_briefly() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

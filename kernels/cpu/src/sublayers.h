@@ -13,7 +13,7 @@ namespace {
 namespace ffi = xla::ffi;
 using Floats = ffi::Buffer<ffi::F32>;
 
-constexpr int kRowsOfTask = 16;
+constexpr int kRowsOfTask = 4;  // so that a decode step has some for each thread
 
 // Hands out columns of a call's scratch [rows, columns], as matrices of their own.
 class Scratch {
