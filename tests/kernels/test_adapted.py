@@ -85,6 +85,23 @@ def test_16_bit_adapters(way: str) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@each_isa
+@pytest.mark.parametrize("rank", [RANK, 10])
+def test_many_rows_of_a_place(isa: str, rank: int) -> None:
+    """Rows of a place are computed some at a time, to the same bits however many there are, and ranks likewise."""
+    size_in, size_out, rows = 76, 1100, 201
+    a, b, x = normal(PLACES, rank, size_in), normal(PLACES, size_out, rank), normal(rows, size_in)
+    of = [1 if t % 3 else t % 4 for t in range(rows)]
+    delta = delta_of(a, b)
+    run = jax.jit(way_of("C++"))
+    found = np.asarray(run(jnp.zeros((rows, size_out)), jnp.asarray(x), delta, places_of(of)))
+    expected = np.stack([b[of[t] - 1] @ (a[of[t] - 1] @ x[t]) * (of[t] != 0) for t in range(rows)])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    for t in (1, 65, 198):
+        alone = run(jnp.zeros((1, size_out)), jnp.asarray(x[t : t + 1]), delta, places_of([of[t]]))
+        np.testing.assert_array_equal(found[t], np.asarray(alone)[0])
+
+
 def test_the_bias_is_added_after_the_change() -> None:
     a, b, x = normal(PLACES, RANK, IN), normal(PLACES, OUT, RANK), normal(2, IN)
     weight, bias, gain = normal(OUT, IN), normal(OUT), normal(PLACES, OUT)

@@ -248,6 +248,25 @@ void members_round_as_their_caller() {
 #endif
 }
 
+void tasks_in_turn_are_all_run_in_order_and_spread() {
+  for (size_t firsts : {1, 3, 5, 48}) {
+    for (size_t seconds : {0, 1, 4, 5, 64}) {
+      std::vector<long> run;  // of the first phase from 0 on, of the second from -1 down
+      const llmjax::Phase both = llmjax::in_turn({firsts, [&](size_t i) { run.push_back(static_cast<long>(i)); }},
+                                                 {seconds, [&](size_t i) { run.push_back(-1 - static_cast<long>(i)); }});
+      check(both.count == firsts + seconds, "the number of tasks in turn");
+      for (size_t i = 0; i < both.count; ++i) both.task(i);
+      size_t first = 0, second = 0;
+      for (size_t i = 0; i < both.count; ++i) {
+        run[i] >= 0 ? check(run[i] == static_cast<long>(first++), "the order of the first phase's tasks")
+                    : check(run[i] == -1 - static_cast<long>(second++), "the order of the second phase's tasks");
+        check(first * both.count <= (i + 1) * firsts && (first + 1) * both.count > (i + 1) * firsts, "an even spread");
+      }
+      check(first == firsts && second == seconds, "that each task is run once");
+    }
+  }
+}
+
 static_assert(llmjax::TeamParts::kLinger <= std::chrono::milliseconds(50), "idle members soon sleep");
 
 }  // namespace
@@ -264,6 +283,7 @@ int main() {
   many_callers_get_what_is_theirs();
   threads_may_halt_anywhere();
   members_round_as_their_caller();
+  tasks_in_turn_are_all_run_in_order_and_spread();
   std::puts("right");
   return 0;
 }
