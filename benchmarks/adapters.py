@@ -78,7 +78,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Those of several rounds, of which medians count."""
+    """The medians of several rounds."""
 
     found: list[Speed]
 
@@ -101,7 +101,8 @@ class Requests:
         """The speed while all streams decode, and the seconds of the longest step until then.
 
         Args:
-            tokens: of each stream.
+            streams: number of streams.
+            tokens: number of tokens that each makes.
         """
         for i in range(streams):
             self._add(adaptations[i % len(adaptations)], prompt=PROMPT, tokens=tokens)

@@ -4,11 +4,11 @@
 
 A session of each agent is replayed, request by request, each with all that was said before it, as agents send them; the
 answers in the history are the session's own, so that all servers read the same, in turns. From the second request on,
-the table has the share of the prompts' tokens that came from the prefix cache, and the time to the first token: beside
-the first server's, over the time in which the engine computed the new tokens after their history (what a server says
-at /metrics), and over the time to the first token of a prompt without a history that has as many tokens as were new.
-Ours, llama-server and vLLM's server speak these APIs, each some of them; an agent whose API a server has not is a row
-that says so.
+the table has the share of the prompts' tokens that came from the prefix cache, and the time to the first token:
+beside the first server's; what of it the engine took to compute the new tokens with their attention to the history,
+as a server says at /metrics, and what the rest took; how many times the computing it is; and how many times the first
+token of a prompt without a history that has as many tokens as were new. Ours, llama-server and vLLM's server speak
+these APIs, each some of them; an agent whose API a server has not is a row that says so.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ async def run(servers: Mapping[str, str], options: AgentsOptions, console: Conso
 def _table(title: str, *, to: str, several: bool) -> Table:
     table = Table("agent", "server", box=box.SIMPLE, title=title, title_justify="left")
     beside = (f"median to {to}",) if several else ()
-    first = ("first token: median, ms", "p95", *beside, "over its computing", "over new tokens alone")
+    split = ("of it computing", "the rest")
+    first = ("first token: median, ms", "p95", *beside, *split, "over its computing", "over new tokens alone")
     for name in ("errors", "tokens of the last", "cached", *first):
         table.add_column(name, justify="right")
     return table
@@ -169,7 +170,8 @@ def _cells(figures: Figures, first: Figures | None) -> list[str]:
     beside = [] if first is None else [f"{median / first.first_seconds(50):.2f}" if first.later else "–"]
     ratios = [f"{ratio:.2f}" if ratio else "–" for ratio in (figures.over_computed, figures.over_alone)]
     times = [f"{1e3 * median:,.0f}", f"{1e3 * figures.first_seconds(95):,.0f}"]
-    return [errors, f"{figures.later[-1].prompt_tokens:,}", f"{figures.cached:.1%}", *times, *beside, *ratios]
+    split = [f"{1e3 * part:,.0f}" if part else "–" for part in (figures.computed_seconds, figures.other_seconds)]
+    return [errors, f"{figures.later[-1].prompt_tokens:,}", f"{figures.cached:.1%}", *times, *beside, *split, *ratios]
 
 
 def servers_of(arguments: Sequence[str]) -> dict[str, str]:

@@ -42,6 +42,19 @@ class Figures:
         return float(np.percentile([turn.first_seconds for turn in self.later], percentile))
 
     @property
+    def computed_seconds(self) -> float | None:
+        """In which the new tokens of a turn were computed after their history: the median."""
+        found = [turn.computed_seconds for turn in self.later if turn.computed_seconds]
+        return statistics.median(found) if found else None
+
+    @property
+    def other_seconds(self) -> float | None:
+        """What the first token took beside that: reading the request, template, tokenizer, the search for pages, the
+        way to the engine and back. The median."""
+        found = [turn.first_seconds - turn.computed_seconds for turn in self.later if turn.computed_seconds]
+        return statistics.median(found) if found else None
+
+    @property
     def over_computed(self) -> float | None:
         """The first token's time over that in which the new tokens were computed after their history: the median."""
         ratios = [turn.first_seconds / turn.computed_seconds for turn in self.later if turn.computed_seconds]

@@ -155,6 +155,17 @@ def test_the_table(server: Running, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert all(name in shown for name in ("cline", "one", "two"))
 
 
+def test_what_is_not_computing_is_told_apart() -> None:
+    """The difference is taken turn by turn. Neither the first turn counts nor one whose computing no server tells."""
+
+    def turn(first: float, computed: float | None) -> Turn:
+        return Turn(prompt_tokens=9, cached_tokens=8, first_seconds=first, computed_seconds=computed, events=[])
+
+    figures = Figures(turns=[turn(9, 1), turn(5, 4.5), turn(2, 1.25), turn(8, None), turn(4, 1), None])
+    assert (figures.computed_seconds, figures.other_seconds, figures.over_computed) == (1.25, 0.75, 1.6)
+    assert Figures(turns=[turn(1, None), turn(1, None)]).other_seconds is None
+
+
 def test_an_error_is_counted_and_told(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--agents", "aider", "--turns", "2", "--characters", "1000", "--no-alone"]
     assert main([server.url, *flags, "--max-tokens", str(2 * CONTEXT)]) == 1
