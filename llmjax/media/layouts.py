@@ -302,8 +302,11 @@ def _quartered(image: Image.Image, layout: Quartered, preparation: Preparation) 
 def _windowed(image: Image.Image, layout: Windowed, preparation: Preparation) -> LaidOut:
     tile, patch, text = layout.tile, preparation.patch, preparation.text
     assert isinstance(text, Columned)
-    edge, along, grid = layout.before + layout.after, tile // patch, windowed_grid(image.height, image.width, layout)
-    window = tile - edge
+    edge, along = layout.before + layout.after, tile // patch
+    whole = windows_of(np.arange(along**2).reshape(along, along), layout.side)
+    if not layout.most:
+        return _of_windows([mixed_of_four(image, (tile, tile))], [whole], preparation)
+    grid, window = windowed_grid(image.height, image.width, layout), tile - edge
     height, width = (count * window + edge for count in grid)
     large = mixed_of_four(image, (height, width))
     corners = [(column * window, row * window) for row in range(grid[0]) for column in range(grid[1])]
@@ -311,7 +314,6 @@ def _windowed(image: Image.Image, layout: Windowed, preparation: Preparation) ->
     margins = window // patch, layout.before // patch, layout.after // patch
     (rows, row), (columns, column) = (in_tiles(count, *margins) for count in grid)
     places = (1 + rows[:, None] * grid[1] + columns) * along**2 + row[:, None] * along + column
-    whole = windows_of(np.arange(along**2).reshape(along, along), layout.side)
     return _of_windows(tiles, [whole, windows_of(places, layout.side)], preparation)
 
 

@@ -96,8 +96,12 @@ class ImageProcessor(Protocol):
             InvalidRequest: it is not a picture that is supported, or it is too large; the reason in one line.
         """
 
-    def frame_texts(self, times: Sequence[float]) -> tuple[str, str]:
-        """The texts before and after a patch's frames of a video, which are at these times, in seconds."""
+    def frame_texts(self, times: Sequence[float], *, first: bool) -> tuple[str, str]:
+        """The texts before and after a patch's frames of a video, which are at these times, in seconds.
+
+        Args:
+            first: whether they are the video's first.
+        """
 
     def prepare_video(self, video: bytes | Frames) -> PreparedVideo:
         """Decodes and prepares the video in a file, or frames of one.
@@ -204,10 +208,10 @@ class PillowProcessor:
             row_token=None if row_token == self.row_token_id else row_token,
         )
 
-    def frame_texts(self, times: Sequence[float]) -> tuple[str, str]:
+    def frame_texts(self, times: Sequence[float], *, first: bool) -> tuple[str, str]:
         """See ``ImageProcessor.frame_texts``."""
         video = self.preparation.video
-        return ("", "") if video is None or video.text is None else video.text.texts(times)
+        return ("", "") if video is None or video.text is None else video.text.texts(times, first=first)
 
     def prepare_video(self, video: bytes | Frames) -> PreparedVideo:
         """See ``ImageProcessor.prepare_video``."""

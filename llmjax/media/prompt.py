@@ -103,13 +103,13 @@ def with_videos(
     *,
     placeholder: Sequence[int],
     video_placeholder: Sequence[int],
-    texts: Callable[[Sequence[float]], tuple[list[int], list[int]]],
+    texts: Callable[[Sequence[float], bool], tuple[list[int], list[int]]],
 ) -> tuple[list[int], list[PreparedImage]]:
     """A prompt in which each video is a picture for each patch's frames, with the texts around them.
 
     Args:
         ids: the prompt with one placeholder for each picture and each video.
-        texts: makes the ids before and after a patch's frames of their times.
+        texts: makes the ids before and after a patch's frames of their times, and of whether they are the first.
 
     Returns:
         The prompt with a placeholder for each picture, and the pictures in its order.
@@ -129,8 +129,8 @@ def with_videos(
     for place, video in zip(at_videos, videos, strict=True):
         pictures += [next(left) for at in at_images if done <= at < place]
         out += ids[done:place]
-        for picture, times in zip(video.pictures, video.times, strict=True):
-            before, after = texts(times)
+        for number, (picture, times) in enumerate(zip(video.pictures, video.times, strict=True)):
+            before, after = texts(times, not number)
             out += [*before, *placeholder, *after]
             pictures.append(picture)
         done = place + len(video_placeholder)

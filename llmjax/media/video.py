@@ -18,6 +18,7 @@ from llmjax.models.vision.preparation import Sampling
 
 EXTRA = "videos are decoded by PyAV, which is not installed: pip install 'llmjax[video]'"
 SHORT, LONG, LONGEST = 30, 300, 2400  # seconds of videos whose frames are taken at one pace
+PAIR = 2  # frames, of which both are taken
 FPS_UNKNOWN = 24.0  # as transformers has it
 
 
@@ -72,6 +73,8 @@ def sampled(total: int, fps: float, sampling: Sampling) -> list[int]:
     if sampling.order == "length":
         return _by_length(total, fps, sampling)
     wished = sampling.most if sampling.fps is None else total / fps * sampling.fps
+    if sampling.order == "last":
+        return _with_last(total, fps, sampling)
     if sampling.order == "parts":
         count = max(min(int(wished), sampling.most, total), 1)
         return [number * total // count for number in range(count)]
@@ -97,6 +100,17 @@ def _by_seconds(total: int, fps: float, sampling: Sampling) -> list[int]:
         found = [min(last, math.ceil(at * fps)) for at in np.linspace(0, seconds, sampling.most)]
     found = list(dict.fromkeys(found))
     return [*found, found[-1]] if len(found) % 2 else found
+
+
+def _with_last(total: int, fps: float, sampling: Sampling) -> list[int]:
+    """Formula: ``uniform_last_frame`` of the code that Molmo 2's checkpoints came with."""
+    assert sampling.fps is not None
+    if total <= PAIR:
+        return list(range(total))
+    if total / fps > (sampling.most - 1) / sampling.fps:
+        return [int(index) for index in np.linspace(0, total - 1, min(sampling.most, total))]
+    found = [int(index) for index in np.arange(0.0, total - 1, fps / sampling.fps).round()]
+    return found if found[-1] == total - 1 else [*found, total - 1]
 
 
 def _by_length(total: int, fps: float, sampling: Sampling) -> list[int]:

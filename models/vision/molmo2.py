@@ -7,7 +7,7 @@ from llmjax.models.layers.mlp import MLP, GatedMLP
 from llmjax.models.layers.norm import Layer
 from llmjax.models.vision.family import Sight, VisionFamily
 from llmjax.models.vision.fields import BILINEAR, HALF, MAX_LAYERS, activation, preparation, require_sides, square
-from llmjax.models.vision.preparation import Columned, Preparation, Windowed
+from llmjax.models.vision.preparation import Columned, FrameText, Preparation, Sampling, VideoPreparation, Windowed
 from llmjax.models.vision.spec import (
     Fed,
     TablePositions,
@@ -50,10 +50,12 @@ ADAPTER = {
 WHOLE = {
     "image_start_token_id": 151936,
     "low_res_image_start_token_id": 151940,
+    "frame_start_token_id": 151943,
+    "frame_end_token_id": 151944,
     "image_end_token_id": 151937,
     "image_patch_id": 151938,
 }
-SIDE = 2  # patches along each side of a window
+SIDE, FRAME_SIDE = 2, 3  # patches along each side of a window, of a picture and of a frame
 # The same of Molmo2ImageProcessor and of Molmo2Processor.
 PROCESSOR = {
     "resample": BILINEAR,
@@ -67,9 +69,18 @@ PROCESSOR = {
     "image_use_col_tokens": True,
     "use_single_crop_col_tokens": None,
     "use_single_crop_start_token": True,
+    "video_use_col_tokens": False,
+    "use_frame_special_tokens": True,
+}
+# The same of Molmo2VideoProcessor.
+VIDEO = {
+    **{key: PROCESSOR[key] for key in ("resample", "size", "rescale_factor", "image_mean", "image_std")},
+    "pooling_size": [FRAME_SIDE, FRAME_SIDE],
+    "num_frames": 64,
+    "max_fps": 2,
 }
 # The texts at which learned rows stand, in their order.
-TEXTS = ("<low_res_im_start>", "<im_start>", "<im_end>", "<im_col>")
+TEXTS = ("<low_res_im_start>", "<im_start>", "<im_end>", "<im_col>", "<frame_start>", "<frame_end>")
 _FILED = ("vision_backbone.image_vit", "transformer.resblocks.*")
 _INSIDE = {
     **{(f"self_attn.{part}_proj", f"attention.w{part}"): f"attn.{part}_proj" for part in "qkvo"},
@@ -108,11 +119,12 @@ def _adapter(sight: Sight) -> Fields:
     return Fields(values, ADAPTER, name="config.json: adapter_config", aliases=aliases)
 
 
-def _ids(sight: Sight) -> tuple[int, int, int, int]:
+def _ids(sight: Sight) -> tuple[int, ...]:
     """The tokens of `TEXTS`."""
     keys = ("low_res_image_start_token_id", "image_start_token_id", "image_end_token_id")
-    low, start, end = (sight.whole.integer(key, minimum=0) for key in keys)
-    return low, start, end, _row_token(sight) + 1
+    frame_keys = ("frame_start_token_id", "frame_end_token_id")
+    pictures, frames = ([sight.whole.integer(key, minimum=0) for key in each] for each in (keys, frame_keys))
+    return (*pictures, _row_token(sight) + 1, *frames)
 
 
 def _row_token(sight: Sight) -> int:
@@ -169,7 +181,7 @@ def encoder(sight: Sight) -> VisionSpec:
         table=TablePositions(rows=along, columns=along),
         learned=len(TEXTS),
         tokens=TokenVectors(first=first, learned=_ids(sight), added=_row_token(sight)),
-        sources=SIDE**2,
+        sources=max(SIDE, FRAME_SIDE) ** 2,
         bidirectional=True,
         whole_images=True,
         tile=along**2,
@@ -187,7 +199,7 @@ def pictures(sight: Sight) -> Preparation:
     files.require("pooling_size", [SIDE, SIDE])
     lines = files.flag("image_use_col_tokens")
     whole_lines = lines if files.get("use_single_crop_col_tokens") is None else files.flag("use_single_crop_col_tokens")
-    low, start, end, column = TEXTS
+    low, start, end, column = TEXTS[:4]
     return preparation(
         files,
         layout=Windowed(
@@ -212,6 +224,46 @@ def pictures(sight: Sight) -> Preparation:
         ids=tuple(zip(TEXTS, _ids(sight), strict=True)),
         row_texts=TEXTS,
         begun=True,
+        video=videos(sight) if sight.video.get("pooling_size") == [FRAME_SIDE, FRAME_SIDE] else None,
+    )
+
+
+def videos(sight: Sight) -> VideoPreparation:
+    """What is done to videos: each frame is a picture of one view, after its time."""
+    files, along, patch = sight.video, square(sight.vision, "image_size"), square(sight.vision, "patch_size")
+    require_sides(files, along)
+    files.require("frame_sample_mode", "uniform_last_frame")
+    own = sight.processor.flag("use_frame_special_tokens")
+    start, end = ("<frame_start>", "<frame_end>") if own else ("<im_start>", "<im_end>")
+    column = "<im_col>" if sight.processor.flag("video_use_col_tokens") else ""
+    frame = preparation(
+        files,
+        layout=Windowed(tile=along, before=0, after=0, most=0, side=FRAME_SIDE),
+        patch=patch,
+        side=1,
+        placeholder="<|video|>",
+        row_token=_row_token(sight),
+        text=Columned(
+            along=-(-(along // patch) // FRAME_SIDE),
+            whole=start,
+            start="",
+            line_end="",
+            whole_line_end=column,
+            end=end,
+        ),
+        row_texts=TEXTS,
+    )
+    return VideoPreparation(
+        frame=frame,
+        frames=1,
+        together=False,
+        sampling=Sampling(
+            order="parts" if files.get("frame_sample_mode") is None else "last",
+            fps=files.number("max_fps"),
+            least=1,
+            most=files.integer("num_frames"),
+        ),
+        text=FrameText(before="{seconds:.1f} ", after="", between=" "),
     )
 
 
@@ -224,6 +276,7 @@ FAMILIES = tuple(
         DEFAULTS,
         WHOLE,
         PROCESSOR,
+        VIDEO,
         aliases=ALIASES,
         shown_by=key,
         key=key,

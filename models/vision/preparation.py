@@ -192,7 +192,7 @@ class Windowed:
     Attributes:
         tile: pixels along each side of a tile.
         before, after: pixels along a tile's two edges that are taken from its neighbors, if it has any there.
-        most: how many tiles there may be, beside the whole.
+        most: how many tiles there may be, beside the whole; 0 for a frame of a video.
         side: patches along each side of a window.
     """
 
@@ -602,7 +602,7 @@ class Columned:
     Attributes:
         along: rows and lines of the whole picture.
         whole: the text before the whole.
-        start: the text before the tiles.
+        start: the text before the tiles; empty: there are none.
         line_end: the text after each line of the tiles; empty: there is none.
         whole_line_end: the same of the whole.
         end: the text after both.
@@ -623,6 +623,8 @@ class Columned:
     def parts(self, arrangement: Arrangement) -> Sequence[str | int]:
         """Texts, and numbers of feature rows, in order."""
         whole: list[str | int] = [self.along, *filter(None, [self.whole_line_end])]
+        if not self.start:
+            return [self.whole, *whole * self.along, self.end]
         tiles: list[str | int] = [arrangement.width, *filter(None, [self.line_end])]
         return [self.whole, *whole * self.along, self.end, self.start, *tiles * arrangement.height, self.end]
 
@@ -653,14 +655,15 @@ class Sampling:
         order: "steps": an even number of them at equal distances (Qwen2-VL); "ends": the first, the last, and
             others evenly between (Qwen3-VL); "seconds": those at or after each part of a second, and the last again
             where they are odd (GLM-4V); "length": the same at a pace that depends on how long the video is (GLM-4.6V);
-            "parts": the first one of each of equal parts (LLaVA).
+            "parts": the first one of each of equal parts (LLaVA); "last": those at a pace and the last, or as many as
+            there may be evenly between the ends (Molmo 2).
         fps: frames of a second; where the length decides, those of a video of 30 to 300 seconds, of which shorter ones
             have three times as many, and longer ones half. None: as many as there may be.
         least: frames of a video that has as many.
         most: frames of the longest video.
     """
 
-    order: Literal["steps", "ends", "seconds", "length", "parts"]
+    order: Literal["steps", "ends", "seconds", "length", "parts", "last"]
     fps: float | None
     least: int
     most: int
@@ -672,17 +675,23 @@ class FrameText:
 
     Attributes:
         middle: the time is the middle between that of the first and of the last frame, not that of the first.
+        between: what stands before all but the first.
     """
 
     before: str
     after: str
     middle: bool = False
+    between: str = ""
 
-    def texts(self, times: Sequence[float]) -> tuple[str, str]:
-        """Both texts of frames with these times, in seconds."""
+    def texts(self, times: Sequence[float], *, first: bool) -> tuple[str, str]:
+        """Both texts of frames with these times, in seconds.
+
+        Args:
+            first: whether they are the first of the video.
+        """
         seconds = (times[0] + times[-1]) / 2 if self.middle else times[0]
         before, after = (each.format(seconds=seconds, whole=int(seconds)) for each in (self.before, self.after))
-        return before, after
+        return before if first else self.between + before, after
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,7 @@ WHOLE_PROMPTS = ("paligemma", "paligemma2")
 RECURRENT = ("qwen3_5",)
 WINDOWED = ("gemma3", "gemma4", "gemma4-layered", "paligemma2", "aya-vision", "cohere2-vision")
 SIZES = {name: WHOLE.get(name, CHUNKS) for name in NAMES}
-VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v", "glm46v", "llava-next-video", "llava-onevision"]
+VIDEOS = ["qwen2-vl", "qwen2_5-vl", "qwen3-vl", "glm4v", "glm46v", "llava-next-video", "llava-onevision", "molmo2"]
 MORE = [f"{name} in chunks of {chunk}" for name in NAMES for chunk in SIZES[name]]
 FAST = ["qwen2-vl in chunks of 1", "qwen2_5-vl in chunks of 7", "qwen3-vl in chunks of 64", "gemma3 in chunks of 20"]
 SLOW = [f"{name} in chunks of {SIZES[name][0] if name in WHOLE else 7}" for name in NAMES[4:]]
@@ -281,7 +281,8 @@ def test_logits_behind_videos_are_those_of_transformers(name: str, compile_cache
     prompt: Any = {"prompt": found["prompt"].tobytes().decode(), "multi_modal_data": data}
     expected = log_softmax(found["logits"])
     folder = test_video.seeing_video(name, tmp_path / name)
-    llm = engine_of(name, compile_cache_dir, folder=folder, max_num_batched_tokens=20)
+    budget = WHOLE[name][0] if name in WHOLE_IMAGES else 20
+    llm = engine_of(name, compile_cache_dir, folder=folder, max_num_batched_tokens=budget)
     for again in range(2):
         params = scored(max_tokens=1, prompt_logprobs=None if again else -1)
         (output,) = llm.generate([prompt], params, use_tqdm=False)

@@ -296,8 +296,8 @@ class Images:
         own = list(self.processor.placeholder)
         return ids == own or [token for token in ids if token not in self._special] in ([], own)
 
-    def _texts(self, times: Sequence[float]) -> tuple[list[int], list[int]]:
-        before, after = self.processor.frame_texts(times)
+    def _texts(self, times: Sequence[float], first: bool) -> tuple[list[int], list[int]]:
+        before, after = self.processor.frame_texts(times, first=first)
         return self._tokenize(before) if before else [], self._tokenize(after) if after else []
 
 

@@ -60,12 +60,16 @@ def prompt_of(name: str, video: PreparedVideo) -> tuple[list[int], list[Prepared
     """The golden prompt's tokens with a placeholder for each picture and patch's frames, and these."""
     processor, tokenizer = processor_of(name), family(name).tokenizer
 
-    def texts(times: tuple[float, ...]) -> tuple[list[int], list[int]]:
-        before, after = (tokenizer.encode(each, add_special_tokens=False).ids for each in processor.frame_texts(times))
+    def texts(times: tuple[float, ...], first: bool) -> tuple[list[int], list[int]]:
+        around = processor.frame_texts(times, first=first)
+        before, after = (tokenizer.encode(each, add_special_tokens=False).ids for each in around)
         return before, after
 
     return with_videos(
-        tokenizer.encode(golden(name)["prompt"].tobytes().decode(), add_special_tokens=False).ids,
+        [
+            *processor.first,
+            *tokenizer.encode(golden(name)["prompt"].tobytes().decode(), add_special_tokens=False).ids,
+        ],
         [] if name in ALONE else [family(name).prepared(0)],
         [video],
         placeholder=processor.placeholder,
@@ -128,10 +132,23 @@ def test_prompts_have_the_same_tokens_and_positions(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_features_are_those_of_transformers(name: str) -> None:
-    rows, tapped = encoded(family(name).checkpoint, list(processor_of(name).prepare_video(frames(name)).pictures))
+    processor, pictures = processor_of(name), processor_of(name).prepare_video(frames(name)).pictures
+    rows, tapped = encoded(family(name).checkpoint, list(pictures))
+    of_texts = set(processor.row_token_ids) - {processor.row_token_id}  # rows that are none of transformers' features
+    tokens = [token for picture in pictures for token in picture.tokens]
+    rows = rows[[token not in of_texts for token in tokens]]
     for found, expected in ((rows, golden(name)["rows"]), (tapped, golden(name).get("tapped"))):
         if expected is not None:
             np.testing.assert_allclose(found, expected, atol=ATOL * max(1.0, float(np.abs(expected).max())))
+
+
+def test_the_last_frame_is_taken_too() -> None:
+    sampling = Sampling(order="last", fps=2.0, least=1, most=9)
+    assert sampled(2, 1.0, sampling) == [0, 1]
+    assert sampled(41, 24.0, sampling) == [0, 12, 24, 36, 40]
+    assert sampled(49, 24.0, sampling) == [0, 12, 24, 36, 48]
+    assert sampled(18, 5.0, sampling) == [0, 2, 5, 8, 10, 12, 15, 17]  # 2.5 and others are rounded to even ones
+    assert sampled(970, 24.0, sampling) == [0, 121, 242, 363, 484, 605, 726, 847, 969]
 
 
 def test_text_goes_on_after_the_last_moment_of_a_video() -> None:

@@ -26,7 +26,7 @@ from PIL import Image
 from transformers.video_utils import VideoMetadata  # type: ignore[import-not-found,unused-ignore]
 
 from tests.checkpoints import SEEING
-from tests.models.vision.golden.make_golden import CHECKPOINTS
+from tests.models.vision.golden.make_golden import CHECKPOINTS, _from_patches
 
 OUT = Path(__file__).parent / "video"
 SIZE = {"patch_size": 6, "temporal_patch_size": 2, "merge_size": 2}
@@ -69,8 +69,22 @@ VIDEOS: dict[str, tuple[str, dict[str, Any], str, str]] = {
         {"size": {"height": 18, "width": 18}, "num_frames": 6},
         *["<video>"] * 2,
     ),
+    "molmo2": (
+        "Molmo2VideoProcessor",
+        {
+            "size": {"height": 30, "width": 30},
+            "patch_size": 6,
+            "pooling_size": [3, 3],
+            "num_frames": 6,
+            "max_fps": 2,
+            "do_rescale": True,
+            "do_normalize": True,
+        },
+        *["<|video|>"] * 2,
+    ),
 }
-KNOWN = {"llava-next-video": (24, 35), "llava-onevision": (18, 18)}  # heights and widths that are not resized
+# Heights and widths that are not resized.
+KNOWN = {"llava-next-video": (24, 35), "llava-onevision": (18, 18), "molmo2": (30, 30)}
 TAKEN, TOTAL = [0, 4, 8, 13, 19], 21
 # Frames of Qwen2.5-VL's are so near in time that transformers 5 goes on after the last of them, as models are trained.
 FPS = {**dict.fromkeys(VIDEOS, 7.5), "qwen2_5-vl": 30.0}
@@ -122,6 +136,8 @@ def write(name: str) -> None:
     out = model.model.get_video_features(*(inputs[key] for key in names if key in inputs), return_dict=True)
     rows = out.pooler_output
     rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows.flatten(0, 1)
+    if name == "molmo2":  # which adds them to what stands there
+        rows = rows + model.get_input_embeddings().weight[model.config.image_patch_id]
     cases = {
         "config": np.frombuffer(json.dumps(settings).encode(), np.uint8),
         "frames": clip,
@@ -147,10 +163,13 @@ def write(name: str) -> None:
         positions, delta = model.model.get_rope_index(inputs["input_ids"], **known)
         cases["positions"], cases["delta"] = positions[:, 0].numpy().astype(np.int32), delta.reshape(-1)[:1].numpy()
     cases["odd/pixels"] = np.asarray(cases["odd/pixels"])
+    if name == "molmo2":
+        cases |= {key: _from_patches(cases[key]) for key in ("pixels", "odd/pixels")}
     cases["videos"] = np.array(OTHERS)
     for number, (total, fps) in enumerate(OTHERS):
         of = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
-        if (most := settings.get("num_frames", 0)) > total:  # which transformers refuses
+        most = settings.get("num_frames", 0)
+        if name.startswith("llava") and most > total:  # which transformers refuses
             continue
         taken = videos.sample_frames(of, **({} if most else {"fps": 2}))
         cases[f"sampled/{number}"] = np.array(taken)
