@@ -15,6 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from llmjax.config import ServerConfig
+from llmjax.serve.mcp import client
 from tests.serve.scripted import scripted_engine
 
 TOOL_SERVER = Path(__file__).parent / "tool_server.py"
@@ -117,9 +118,11 @@ def running(
         mcp_max_result_bytes=MOST_BYTES,
         mcp_max_calls=MOST_CALLS,
     )
-    server, stop = start_server(config, settings)
-    yield server
-    stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "CONNECT_SECONDS", 3600.0)  # a tool server is a program that has much to import
+        server, stop = start_server(config, settings)
+        yield server
+        stop()
     for pid in pids.read_text().split():  # nothing is left
         assert not Path(f"/proc/{pid}").exists()
 
