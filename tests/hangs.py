@@ -24,7 +24,8 @@ import pytest
 
 SLOW_SECONDS = 600  # that a slow test may take; `timeout` in pyproject.toml is for the others
 LONGEST = 10  # times its limit may pass on the clock, if the machine computes other things meanwhile
-IDLE_SHARE = 0.05  # of a core: a test and its processes that compute less than that stand still
+IDLE_SHARE = 0.05  # of a core: a test and its processes that compute less than that stand still,
+WAITING_SHARE = 0.5  # unless their threads spend this much of the time waiting for a core that others have
 END_SECONDS = 30  # that a test that has failed for this may take to come to its end
 DUMP_SECONDS = 5  # that a process gets to show its stacks
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}  # processes that tests start show their stacks when SIGABRT ends them
@@ -49,22 +50,27 @@ class Limit:
         seconds: the limit.
         clock: seconds on the clock.
         computed: seconds of the processors that the test and its processes have used.
+        waited: seconds that their threads could have computed, and had no processor.
     """
 
     seconds: float
     clock: Callable[[], float]
     computed: Callable[[], float]
+    waited: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._start = self._moved = self.clock()
         self._start_computed = self._seen = self.computed()
+        self._seen_waiting = self.waited()
 
     def too_late(self) -> str | None:
         """Why the test is too late, or None. To be asked again and again."""
-        now, computed = self.clock(), self.computed()
-        # An ended process that nobody has waited for takes its time out of the sum.
-        if computed < self._seen or computed - self._seen > IDLE_SHARE * (now - self._moved):
-            self._seen, self._moved = computed, now
+        now, computed, waited = self.clock(), self.computed(), self.waited()
+        passed = now - self._moved
+        self._seen_waiting = min(self._seen_waiting, waited)  # what has ended takes its time out of the sums
+        moves = computed < self._seen or computed - self._seen > IDLE_SHARE * passed
+        if moves or waited - self._seen_waiting > WAITING_SHARE * passed:
+            self._seen, self._seen_waiting, self._moved = computed, waited, now
         if computed - self._start_computed >= self.seconds:
             return f"it has not ended after {self.seconds:g} s of computing"
         if now - self._moved >= self.seconds:
@@ -85,16 +91,26 @@ def computed_seconds() -> float:
     return total
 
 
+def waited_seconds() -> float:
+    """Seconds that threads of this process and of its descendants have waited for a processor, as Linux counts them."""
+    total = 0
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        for path in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+            with suppress(OSError):  # it has ended
+                total += int(path.read_text().split()[1])
+    return total / 1e9
+
+
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     """A hook of pytest-timeout, whose own message shows threads alone, and to nobody where pytest-xdist runs tests."""
     if settings.method != "signal" or threading.current_thread() is not threading.main_thread():
         return None
-    limit = Limit(seconds=settings.timeout, clock=time.monotonic, computed=computed_seconds)
+    limit = Limit(seconds=settings.timeout, clock=time.monotonic, computed=computed_seconds, waited=waited_seconds)
 
     def look(number: int, frame: FrameType | None) -> None:
         end_later()
         why = limit.too_late()
-        if why is not None:
+        if why is not None and in_test(frame):
             signal.setitimer(signal.ITIMER_REAL, 0)
             pytest.fail(f"{why}\n\n{standing(frame)}")
 
@@ -113,6 +129,17 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool | None:
     signal.setitimer(signal.ITIMER_REAL, settings.timeout / 12, settings.timeout / 12)
     end_later()
     return True
+
+
+def in_test(frame: FrameType | None) -> bool:
+    """Whether a frame is of the test or of its fixtures: pytest itself, which may be telling that it has failed, would
+    end all tests with an error that is raised there."""
+    call = pytest.CallInfo.from_call.__func__.__code__  # type: ignore[attr-defined]
+    while frame is not None and frame.f_back is not None:
+        if frame.f_back.f_code is call and frame.f_code.co_name == "<lambda>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def standing(frame: FrameType | None) -> str:
