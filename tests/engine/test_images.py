@@ -19,6 +19,7 @@ from PIL import Image
 
 from llmjax import LLM, AsyncLLM, SamplingParams
 from llmjax.config import EngineConfig
+from llmjax.engine.clients.client import Control
 from llmjax.engine.clients.loop import ThreadEngine
 from llmjax.errors import InvalidRequest
 from llmjax.outputs import RequestOutput
@@ -420,7 +421,13 @@ def test_streams_that_come_and_go_leave_nothing(compile_cache_dir: str) -> None:
     async def run() -> None:
         llm = AsyncLLM.from_config(config)
         try:
-            found = await asyncio.gather(*(streamed(llm, i, prompts[i % len(prompts)]) for i in range(32)))
+            await asyncio.wrap_future(
+                llm.client.control(Control.FREEZE)
+            )  # until all are there, so that some are preempted
+            streams = asyncio.gather(*(streamed(llm, i, prompts[i % len(prompts)]) for i in range(32)))
+            await until_async(lambda: llm.num_requests >= 26)  # the other six are canceled before anything is computed
+            await asyncio.wrap_future(llm.client.control(Control.GO_ON))
+            found = await streams
             for case in range(len(CASES)):
                 same = [tokens for i, tokens in enumerate(found) if i % len(CASES) == case and tokens is not None]
                 assert len(same) > 4 and all(tokens == same[0] for tokens in same)

@@ -122,14 +122,23 @@ class Running:
     server: DrainingServer
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, **options)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=None, **options)
 
     def http(self) -> httpx.Client:
-        return httpx.Client(base_url=self.url, timeout=60)
+        return httpx.Client(base_url=self.url, timeout=None)
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """What a coroutine returns that is run in the server's event loop."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The engine's steps stand still meanwhile: what runs neither goes on nor ends by itself."""
+        self.call(self.engine.pause_generation("keep"))
+        try:
+            yield
+        finally:
+            self.call(self.engine.resume_generation())
 
     def wait_idle(self) -> None:
         """Returns once no request is left in the engine."""
@@ -260,4 +269,12 @@ def children(pid: int) -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # threads end
             found += map(int, path.read_text().split())
     engines = (b"clients.process_main", b"ranks.worker_main")
-    return [child for child in found if any(name in Path(f"/proc/{child}/cmdline").read_bytes() for name in engines)]
+    return [child for child in found if any(name in command_line(child) for name in engines)]
+
+
+def command_line(pid: int) -> bytes:
+    """What a process was started with; nothing, if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""

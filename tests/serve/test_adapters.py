@@ -29,11 +29,11 @@ class Served(NamedTuple):
     model: Path
 
     def post(self, path: str, body: Any, *, headers: dict[str, str] | None = None) -> httpx.Response:
-        with httpx.Client(base_url=self.server.url, timeout=60, headers=headers or OPERATOR) as client:
+        with httpx.Client(base_url=self.server.url, timeout=None, headers=headers or OPERATOR) as client:
             return client.post(path, json=body)
 
     def get(self, path: str) -> Any:
-        with httpx.Client(base_url=self.server.url, timeout=60, headers=OPERATOR) as client:
+        with httpx.Client(base_url=self.server.url, timeout=None, headers=OPERATOR) as client:
             return client.get(path).json()
 
     def text(self, model: str, **body: Any) -> str:
@@ -174,7 +174,7 @@ def test_requests_that_run_keep_the_adapter_that_is_replaced_or_unloaded(served:
     long = {**PROMPT, "max_tokens": 200, "model": "used"}
     expected = served.post("/v1/completions", long).json()["choices"][0]["text"]
     with (
-        httpx.Client(base_url=served.server.url, timeout=60, headers=OPERATOR) as client,
+        httpx.Client(base_url=served.server.url, timeout=None, headers=OPERATOR) as client,
         client.stream("POST", "/v1/completions", json={**long, "stream": True}) as answer,
     ):
         lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
@@ -228,15 +228,14 @@ def test_what_cannot_be_loaded(served: Served, tmp_path: Path, name: str, path: 
 
 
 def test_metrics_name_the_adapters_that_run(served: Served) -> None:
-    engine, read = served.server.engine, served.server.http
+    read = served.server.http
     # More than run at once, so that it does not end before it is stopped, and some of its texts wait.
     long = {**PROMPT, "max_tokens": 480, "n": 32, "model": "sql", "stream": True}
     with read() as client, client.stream("POST", "/v1/completions", json=long, headers=OPERATOR) as answer:
         lines = answer.iter_lines()
         next(lines)
-        served.server.call(engine.pause_generation("keep"))
-        running = client.get("/metrics").text
-        served.server.call(engine.resume_generation())
+        with served.server.paused():
+            running = client.get("/metrics").text
     served.server.wait_idle()
     assert served.text("tiny-llama")
     labels = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="%s",waiting_lora_adapters="%s"}'
@@ -305,7 +304,7 @@ def test_a_server_without_a_folder_loads_nothing(
 ) -> None:
     server, stop = start_server(engine_config, ServerConfig(port=0, admin_key=["operator"]))
     try:
-        with httpx.Client(base_url=server.url, timeout=60, headers=OPERATOR) as client:
+        with httpx.Client(base_url=server.url, timeout=None, headers=OPERATOR) as client:
             answer = client.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": "y"})
             assert (answer.status_code, answer.json()["error"]["code"]) == (403, "not_enabled")
             assert client.get("/lora-adapters").json() == []

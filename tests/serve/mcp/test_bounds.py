@@ -59,7 +59,7 @@ def test_an_approved_call_whose_result_does_not_fit(http: httpx.Client) -> None:
 
 def test_the_time_of_all_rounds_is_bounded(running: Running, mcp_config: str) -> None:
     config = ServerConfig(port=0, mcp_config=mcp_config, mcp_loop_timeout=0.2)
-    with also_serving(running, config) as url, httpx.Client(base_url=url, timeout=100) as http:
+    with also_serving(running, config) as url, httpx.Client(base_url=url, timeout=None) as http:
         found = events_of(http, "late")[-1]["response"]
     assert (found["status"], kinds(found)) == ("incomplete", ["mcp_list_tools", "mcp_call"])
     assert "--mcp-loop-timeout" in found["incomplete_details"]["message"]
@@ -68,7 +68,7 @@ def test_the_time_of_all_rounds_is_bounded(running: Running, mcp_config: str) ->
 
 def test_a_stream_that_nobody_reads_ends_its_call(running: Running, patient: str, notes: Path) -> None:
     whole = body("late", stream=True)
-    with httpx.Client(base_url=patient, timeout=100) as http, http.stream("POST", RESPONSES, json=whole) as response:
+    with httpx.Client(base_url=patient, timeout=None) as http, http.stream("POST", RESPONSES, json=whole) as response:
         lines = response.iter_lines()  # which closes the connection as soon as nobody holds it
         assert any("mcp_call_arguments.done" in line for line in lines)
         until(lambda: notes.read_text() == "waits\n")
@@ -77,7 +77,7 @@ def test_a_stream_that_nobody_reads_ends_its_call(running: Running, patient: str
 
 
 def test_a_response_that_nobody_waits_for_ends_its_call(running: Running, patient: str, notes: Path) -> None:
-    connection = HTTPConnection(urlsplit(patient).netloc, timeout=100)
+    connection = HTTPConnection(urlsplit(patient).netloc, timeout=None)
     with closing(connection):
         connection.request("POST", RESPONSES, orjson.dumps(body("late")), {"Content-Type": "application/json"})
         until(lambda: notes.read_text() == "waits\n")
@@ -86,7 +86,7 @@ def test_a_response_that_nobody_waits_for_ends_its_call(running: Running, patien
 
 
 def test_a_response_in_the_background_is_canceled(patient: str, notes: Path) -> None:
-    with httpx.Client(base_url=patient, timeout=100) as http:
+    with httpx.Client(base_url=patient, timeout=None) as http:
         id: Any = answer(http, "late", background=True)["id"]
         until(lambda: notes.read_text() == "waits\n")
         found = http.post(f"{RESPONSES}/{id}/cancel").json()
