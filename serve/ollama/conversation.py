@@ -160,7 +160,7 @@ def _sample(made: GenerationRequest, body: OllamaGenerating, ignored: list[str])
     made.min_p, made.seed, made.stop = options.min_p, options.seed, options.stop
     made.repetition_penalty, made.repeat_last_n = options.repeat_penalty, options.repeat_last_n
     made.presence_penalty, made.frequency_penalty = options.presence_penalty, options.frequency_penalty
-    if options.num_predict is not None and options.num_predict >= 0:  # below: as many as fit
+    if options.num_predict is not None and options.num_predict > 0:  # 0 and below: as many as fit, as its runner has it
         made.max_tokens = options.num_predict
 
 

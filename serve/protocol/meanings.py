@@ -209,7 +209,7 @@ MEANINGS: Mapping[str, str] = {
     "tool_name": "the tool that this is the result of",
     "OllamaNameRequest.name": "`model` under its older name",
     **dict.fromkeys(("verbose", "insecure"), TAKEN),
-    "num_predict": "longest answer in tokens; below 0: as many as fit",
+    "num_predict": "longest answer in tokens; 0, -1 and -2: as many as fit",
     "repeat_penalty": "divides the logits of tokens in prompt or answer; 1: off",
     **dict.fromkeys(
         ("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap", "use_mlock"),

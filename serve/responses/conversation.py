@@ -37,12 +37,14 @@ PREFIXES = {
     REQUEST: "mcpr",
     RESPONSE: "mcprr",
 }
-# Calls of tools that OpenAI defines and clients run: what the function is called here, and what holds its arguments.
+# Calls of tools that OpenAI defines and clients run: what the function is called here, and what may hold its arguments.
 RUN_BY_CLIENTS = {
-    "local_shell_call": ("local_shell", "action"),
-    "shell_call": ("shell", "action"),
-    "apply_patch_call": ("apply_patch", "operation"),
+    "local_shell_call": ("local_shell", ("action",)),
+    "shell_call": ("shell", ("action",)),
+    "apply_patch_call": ("apply_patch", ("operation",)),
+    "computer_call": ("computer", ("action", "actions")),
 }
+SCREENSHOT = "computer_screenshot"
 RESULTS = frozenset({"function_call_output", "custom_tool_call_output", *(f"{kind}_output" for kind in RUN_BY_CLIENTS)})
 # Calls, which one answer may have several of.
 CALLS = frozenset({"function_call", "custom_tool_call", "mcp_call", REQUEST, *RUN_BY_CLIENTS})
@@ -53,8 +55,6 @@ OF_THE_SERVER = frozenset(
     {
         "code_interpreter_call",
         "compaction",
-        "computer_call",
-        "computer_call_output",
         "context_compaction",
         "file_search_call",
         "image_generation_call",
@@ -203,8 +203,9 @@ class _Conversation:
         self._call({**item, "arguments": arguments_of(item["input"])}, path)
 
     def _defined_call(self, item: Item, path: str) -> None:
-        name, field = RUN_BY_CLIENTS[item["type"]]
-        self._call({**item, "name": name, "arguments": item.get(field)}, path)
+        name, fields = RUN_BY_CLIENTS[item["type"]]
+        arguments = next((item[field] for field in fields if item.get(field) is not None), None)
+        self._call({**item, "name": name, "arguments": arguments}, path)
 
     def _mcp_call(self, item: Item, path: str) -> None:
         if item.get("error") is None and item.get("output") is not None:
@@ -310,7 +311,9 @@ def _is_of(part: Any, kinds: frozenset[str]) -> bool:
 def _output(
     output: Any, path: str, unread: list[str], *, whole: frozenset[str] = frozenset()
 ) -> str | list[dict[str, Any]]:
-    """What a tool has found: text, with a note where it is something else, or JSON."""
+    """What a tool has found: text, with a note where it is something else, a screenshot, or JSON."""
+    if _is_of(output, frozenset({SCREENSHOT})):
+        output = [{**output, "type": "input_image"}]
     if not isinstance(output, list):
         return _content(output, path)
     parts: list[dict[str, Any]] = []
@@ -385,9 +388,11 @@ def _listed(item: Item) -> Item:
             listed_tools = tools if isinstance(tools, list) else []
             return {**common, "server_label": item["server_label"], "tools": listed_tools, "error": item.get("error")}
         case str() if kind in RUN_BY_CLIENTS:
-            return {**common, **_kept(item, "call_id", RUN_BY_CLIENTS[kind][1])}
+            return {**common, **_kept(item, "call_id", *RUN_BY_CLIENTS[kind][1])}
         case str() if kind in RESULTS:
             output = item["output"]
+            if _is_of(output, frozenset({SCREENSHOT})):
+                return {**common, "call_id": _call_of(item), "output": _kept(output, *KEPT_FIELDS)}
             parts = _parts(_output(output, "", [], whole=READ | SEEN))
             listed_parts = [_listed_part(part, "input_text") for part in parts]
             return {**common, "call_id": _call_of(item), "output": output if isinstance(output, str) else listed_parts}

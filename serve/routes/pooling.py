@@ -193,15 +193,17 @@ async def rerank(request: Request) -> Response:
     body = parse(await read_json(request), RerankRequest, ignored=ignored_fields(request))
     server.check_task("score")
     query = await _contents(request, server, body, body.query, "query")
-    documents = await _contents(request, server, body, body.contents, "documents")
+    contents = body.contents
+    documents = await _contents(request, server, body, contents, "documents")
     with other_names({"text_1": "query", "text_2": "documents"}):
         scores, made = await _scores(request, server, body, body.pairs_of(query, documents), field="documents")
     order = sorted(range(len(documents)), key=lambda index: -scores[index])[: body.top_n or None]
     results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in order]
     if body.return_documents:
         for result in results:
-            document = documents[result["index"]]
-            result["document"] = {"text": "" if isinstance(document, Page) else document}
+            given, document = contents[result["index"]], documents[result["index"]]
+            page = {"multi_modal": given.content} if isinstance(given, PageContent) else {}  # in vLLM's form
+            result["document"] = {"text": "" if isinstance(document, Page) else document, **page}
     return await _answer(
         server, body.model, "rerank", {"results": results, "meta": {"api_version": {"version": "2"}}}, made
     )

@@ -154,8 +154,9 @@ def test_a_raw_prompt_goes_to_the_model_as_it_is(client: ollama.Client) -> None:
         client.generate("scripted", "x", suffix="y")
 
 
-def test_more_tokens_than_fit_may_be_asked_for(client: ollama.Client) -> None:
-    options = {"temperature": 0, "num_predict": 10**6}
+@pytest.mark.parametrize("tokens", [10**6, 0, -1, -2])
+def test_more_tokens_than_fit_may_be_asked_for(client: ollama.Client, tokens: int) -> None:
+    options = {"temperature": 0, "num_predict": tokens}
     assert client.chat(**{**ask("plain"), "options": options}).message.content == SCRIPTS["plain"]
     assert client.generate("scripted", "[[plain]]", raw=True, options=options).response == SCRIPTS["plain"]
 

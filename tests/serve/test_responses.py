@@ -600,6 +600,25 @@ def test_calls_of_tools_that_clients_run_are_those_of_functions(http: httpx.Clie
     assert tokens_of(http, [USER], previous_response_id=id) > tokens_of(http, [USER, *older])
 
 
+def test_screenshots_are_results_with_a_picture(http: httpx.Client) -> None:
+    """Of a history of OpenAI's computer, whose call says one action or several."""
+    click = {"type": "click", "x": 3, "y": 4}
+    shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,AAAA"}
+    for actions in ({"action": click}, {"actions": [click]}):
+        call = {"type": "computer_call", "id": "i", "call_id": "c", "pending_safety_checks": [], **actions}
+        found = {"type": "computer_call_output", "call_id": "c", "output": shot}
+        written = json.dumps(next(iter(actions.values())))
+        same = [
+            {"type": "function_call", "call_id": "c", "name": "computer", "arguments": written},
+            {"type": "function_call_output", "call_id": "c", "output": [{**shot, "type": "input_image"}]},
+        ]
+        assert tokens_of(http, [USER, call, found]) == tokens_of(http, [USER, *same])
+        response = http.post(RESPONSES, json=body("plain", input=[USER, call, found]))
+        assert response.headers["x-ignored-fields"] == "input.2.output.0"  # the model reads text only
+        listed = http.get(f"{RESPONSES}/{response.json()['id']}/input_items").json()["data"]
+        assert listed[0]["output"] == shot and listed[1].items() >= actions.items()
+
+
 @pytest.mark.parametrize("written", ['{"city": "Ulm', "{'city': 'Ulm'}", ["Ulm"], None, ""], ids=str)
 def test_arguments_that_are_not_json_end_no_conversation(http: httpx.Client, written: Any) -> None:
     call = {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": written}

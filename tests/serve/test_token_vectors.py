@@ -120,6 +120,8 @@ def test_pages_are_scored_and_ranked(pages: tuple[str, Any]) -> None:
     assert order == np.argsort(-scores[0]).tolist() and len(found["results"]) == 4
     texts = {entry["index"]: entry["document"]["text"] for entry in found["results"]}
     assert texts == {0: "", 1: "", 2: "", 3: "a text"}
+    given = {entry["index"]: entry["document"].get("multi_modal") for entry in found["results"]}
+    assert given == {0: documents[0]["content"], 1: documents[1]["content"], 2: documents[2]["content"], 3: None}
 
 
 def test_what_is_no_page(pages: tuple[str, Any]) -> None:

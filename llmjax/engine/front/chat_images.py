@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
-from binascii import Error
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmjax.base64_text import from_base64
 from llmjax.engine.front.images import TEXT_ONLY, Images
 from llmjax.errors import InvalidRequest
 
@@ -59,8 +58,8 @@ def _picture_of(part: Mapping[str, Any]) -> Any:
         raise InvalidRequest(f"a part of type {part['type']} has nothing under that name", field="messages")
     if isinstance(found, str) and found[:5].lower() == "data:":
         try:
-            return b64decode(found.partition(",")[2], validate=True)
-        except (Error, ValueError):
+            return from_base64(found.partition(",")[2])
+        except ValueError:
             raise InvalidRequest("a data: URL must be of the form data:image/png;base64,…", field="messages") from None
     if isinstance(found, str) and found[:5].lower() in ("http:", "https"):
         raise InvalidRequest("nothing is downloaded here: give a path, bytes or a data: URL", field="messages")
