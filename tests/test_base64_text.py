@@ -21,5 +21,5 @@ def test_forms(length: int) -> None:
 
 @pytest.mark.parametrize("text", ["%%%", "A", "AAAA=AAA", "AA==AA", "AAAA!", "\u00e9AAA", "AAAA%2B=="])
 def test_what_is_none(text: str) -> None:
-    with pytest.raises(ValueError, match="base64|padding|ASCII|data"):
+    with pytest.raises(ValueError, match=r"base64|padding|ASCII|data"):
         from_base64(text)
