@@ -601,7 +601,7 @@ def test_calls_of_tools_that_clients_run_are_those_of_functions(http: httpx.Clie
 
 
 def test_screenshots_are_results_with_a_picture(http: httpx.Client) -> None:
-    """Of a history of OpenAI's computer, whose call says one action or several."""
+    """Histories of OpenAI's computer are read, whose calls name one action or several."""
     click = {"type": "click", "x": 3, "y": 4}
     shot = {"type": "computer_screenshot", "image_url": "data:image/png;base64,AAAA"}
     for actions in ({"action": click}, {"actions": [click]}):
