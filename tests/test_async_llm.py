@@ -537,7 +537,7 @@ async def test_shutdown_lets_running_requests_finish(
     tasks = [asyncio.create_task(collect(engine.generate([5], sampled(i), str(i)))) for i in range(6)]
     await asyncio.sleep(0)
     assert engine.num_requests == 6
-    stopping = asyncio.create_task(engine.shutdown(drain_timeout=30))
+    stopping = asyncio.create_task(engine.shutdown(drain_timeout=3600))
     await asyncio.sleep(0)
     with pytest.raises(QueueFull, match="shutting down"):
         await collect(engine.generate([5], sampled(0), "late"))

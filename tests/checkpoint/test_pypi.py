@@ -218,7 +218,7 @@ def test_a_later_call_resumes_what_an_earlier_one_left(index: FakeIndex, tmp_pat
     url = index.url.replace("simple", "files/big")
     target = tmp_path / "big"
     index.drop_after = [70_000, 0, 0]
-    with httpx.Client() as client:
+    with httpx.Client(timeout=None) as client:
         with pytest.raises(CheckpointError, match="70,000 bytes are kept, run again to resume"):
             fetch(client, url, target, progress=False, retry=RetryPolicy(pause=0))
         assert not target.exists()
@@ -244,7 +244,7 @@ def test_a_file_that_has_changed_meanwhile_starts_over(
 ) -> None:
     index.wheels, index.drop_after = {"big": OTHER}, [70_000, 0, 0]
     url, target = index.url.replace("simple", "files/big"), tmp_path / "big"
-    with httpx.Client() as client:
+    with httpx.Client(timeout=None) as client:
         vars(index).update(before)
         with pytest.raises(CheckpointError, match="cannot download"):
             fetch(client, url, target, progress=False, retry=RetryPolicy(pause=0))
@@ -258,7 +258,7 @@ def test_a_file_that_has_changed_meanwhile_starts_over(
 def test_a_server_without_ranges_starts_over(index: FakeIndex, tmp_path: Path) -> None:
     index.wheels, index.ranges = {"big": WHEEL}, False
     (tmp_path / "big.partial").write_bytes(b"stale" * 100)
-    with httpx.Client() as client:
+    with httpx.Client(timeout=None) as client:
         fetch(client, index.url.replace("simple", "files/big"), tmp_path / "big", progress=False)
     assert (tmp_path / "big").read_bytes() == WHEEL
 
@@ -267,7 +267,7 @@ def test_a_server_without_ranges_starts_over(index: FakeIndex, tmp_path: Path) -
 def test_a_partial_file_as_long_as_the_file_or_longer(index: FakeIndex, tmp_path: Path, stale: bytes) -> None:
     index.wheels = {"big": WHEEL}
     (tmp_path / "big.partial").write_bytes(stale)
-    with httpx.Client() as client:
+    with httpx.Client(timeout=None) as client:
         url = index.url.replace("simple", "files/big")
         fetch(client, url, tmp_path / "big", progress=False, retry=RetryPolicy(pause=0))
     assert (tmp_path / "big").read_bytes() == WHEEL
@@ -276,7 +276,7 @@ def test_a_partial_file_as_long_as_the_file_or_longer(index: FakeIndex, tmp_path
 def test_a_passing_server_error_is_retried_and_a_lasting_one_is_told(index: FakeIndex, tmp_path: Path) -> None:
     index.wheels, index.statuses = {"big": WHEEL, "other": b""}, [503, 429, 200, 403]
     url = index.url.replace("simple", "files/big")
-    with httpx.Client() as client:
+    with httpx.Client(timeout=None) as client:
         fetch(client, url, tmp_path / "big", progress=False, retry=RetryPolicy(pause=0))
         with pytest.raises(CheckpointError, match=r"files/other: HTTP 403$"):
             fetch(client, url.replace("big", "other"), tmp_path / "other", progress=False)
@@ -286,7 +286,10 @@ def test_a_passing_server_error_is_retried_and_a_lasting_one_is_told(index: Fake
 def test_an_unreachable_server_is_one_line(tmp_path: Path) -> None:
     with FakeIndex() as index:
         url = index.url
-    with httpx.Client() as client, pytest.raises(CheckpointError, match=r"cannot download .*Connection refused"):
+    with (
+        httpx.Client(timeout=None) as client,
+        pytest.raises(CheckpointError, match=r"cannot download .*Connection refused"),
+    ):
         fetch(client, url, tmp_path / "x", progress=False, retry=RetryPolicy(pause=0))
 
 
@@ -365,7 +368,10 @@ def test_too_little_disk_is_known_before_a_byte_is_written(
 def test_a_disk_that_fills_up_meanwhile(index: FakeIndex, tmp_path: Path) -> None:
     index.wheels = {"big": WHEEL}
     (tmp_path / "big.partial").symlink_to("/dev/full")
-    with httpx.Client() as client, pytest.raises(CheckpointError, match=rf"disk full: {len(WHEEL):,} bytes are needed"):
+    with (
+        httpx.Client(timeout=None) as client,
+        pytest.raises(CheckpointError, match=rf"disk full: {len(WHEEL):,} bytes are needed"),
+    ):
         fetch(client, index.url.replace("simple", "files/big"), tmp_path / "big", progress=False)
 
 

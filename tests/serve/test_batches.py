@@ -46,7 +46,7 @@ def running(engine_config: EngineConfig, start_server: Any, tmp_path_factory: py
 
 
 def client_of(running: Any, key: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0, timeout=60)
+    return openai.OpenAI(base_url=f"{running.url}/v1", api_key=key, max_retries=0, timeout=None)
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_files_belong_to_a_key_and_have_bounds(running: Any, client: openai.Open
 def test_what_is_wrong_is_named(
     running: Any, send: Callable[[httpx.Client], httpx.Response], status: int, words: str
 ) -> None:
-    with httpx.Client(base_url=running.url, headers={"authorization": f"Bearer {KEYS[0]}"}) as http:
+    with httpx.Client(base_url=running.url, timeout=None, headers={"authorization": f"Bearer {KEYS[0]}"}) as http:
         response = send(http)
     assert response.status_code == status, response.text
     assert words in response.json()["error"]["message"]

@@ -270,9 +270,8 @@ def test_a_large_body_does_not_keep_its_sender_from_the_answer(running: Any) -> 
         sock.sendall(POST + b"Content-Length: %d\r\n\r\n" % size)
         assert sock.recv(12) == b"HTTP/1.1 413"
         sock.sendall(b" " * size)
-    response = httpx.post(
-        url.join("/v1/completions"), content=b" " * size, headers={"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json"}
+    response = httpx.post(url.join("/v1/completions"), content=b" " * size, headers=headers, timeout=None)
     assert response.status_code == 413 and response.json()["error"]["code"] == "body_too_large"
 
 

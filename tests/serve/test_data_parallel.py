@@ -37,7 +37,7 @@ def server(config: EngineConfig) -> Iterator[tuple[int, str]]:
 
 def by_engine(url: str, name: str) -> dict[str, float]:
     """A metric's values, by label."""
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=None).text)
     return {
         sample.labels["engine"]: sample.value
         for family in families
@@ -48,7 +48,7 @@ def by_engine(url: str, name: str) -> dict[str, float]:
 
 def complete(url: str, prompt: list[int], count: int = 8) -> httpx.Response:
     body = {"prompt": prompt, "max_tokens": count, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
-    return httpx.post(f"{url}/v1/completions", json=body, timeout=120)
+    return httpx.post(f"{url}/v1/completions", json=body, timeout=None)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_the_server_goes_on_without_an_engine_until_that_is_back(server: tuple[i
     until(lambda: not all(reader.is_alive() for reader in readers))
     (dead,) = [each for each, reader in zip(lines, readers, strict=True) if not reader.is_alive()]
     assert dead[-1] == "data: [DONE]" and "stopped: its process was killed by SIGKILL" in dead[-2]
-    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/health", timeout=None).status_code == 200
     until(lambda: sum(by_engine(url, "llmjax:engine_restarts_total").values()) == restarts + 1)
     assert by_engine(url, "llmjax:engine_up") == {"0": 1, "1": 1}
     assert complete(url, [40, 41, 42]).json()["choices"][0]["text"] == tokens
@@ -98,7 +98,7 @@ def test_the_server_goes_on_without_an_engine_until_that_is_back(server: tuple[i
 
 def test_a_server_that_is_killed_leaves_no_engine_behind(config: EngineConfig) -> None:
     with process(config) as (running, url):
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=None).status_code == 200
         engines = children(running.pid)
         assert len(engines) == 2
         running.kill()

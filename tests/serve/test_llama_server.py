@@ -13,6 +13,7 @@ import pytest
 
 from llmjax.config import EngineConfig, ServerConfig
 from tests.pooled_models import write_with_tokenizer
+from tests.serve.conftest import Running
 from tests.serve.scripted import scripted_engine
 
 GREEDY: dict[str, Any] = {"temperature": 0, "n_predict": 8, "ignore_eos": True}
@@ -249,7 +250,7 @@ def test_tokens_in_both_forms(http: httpx.Client) -> None:
     assert len(special) == 1 < len(plain)
 
 
-def test_the_model_is_described(http: httpx.Client, engine_config: EngineConfig) -> None:
+def test_the_model_is_described(http: httpx.Client, running: Running, engine_config: EngineConfig) -> None:
     found = http.get("/props").json()
     assert (found["total_slots"], found["model_alias"], found["model_path"]) == (4, "tiny-llama", "tiny-llama")
     assert engine_config.model not in json.dumps(found)
@@ -257,6 +258,7 @@ def test_the_model_is_described(http: httpx.Client, engine_config: EngineConfig)
     assert found["modalities"] == {"vision": False, "audio": False} and "im_start" in found["chat_template"]
     settings = found["default_generation_settings"]
     assert (settings["n_ctx"], settings["params"]["n_predict"], settings["params"]["top_p"]) == (512, -1, 1.0)
+    running.wait_idle()  # what clients that left have begun may still run
     places = http.get("/slots", params={"fail_on_no_slot": 1}).json()
     assert [place["id"] for place in places] == [0, 1, 2, 3]
     assert not any(place["is_processing"] for place in places)

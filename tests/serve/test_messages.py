@@ -62,13 +62,13 @@ def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile
 
 @pytest.fixture
 def http(running: Any) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.url, timeout=60, headers={"x-api-key": KEY}) as client:
+    with httpx.Client(base_url=running.url, timeout=None, headers={"x-api-key": KEY}) as client:
         yield client
 
 
 @pytest.fixture
 def client(running: Any) -> Iterator[anthropic.Anthropic]:
-    with anthropic.Anthropic(base_url=running.url, api_key=KEY, max_retries=0, timeout=60) as client:
+    with anthropic.Anthropic(base_url=running.url, api_key=KEY, max_retries=0, timeout=None) as client:
         yield client
 
 
@@ -331,7 +331,7 @@ def test_models_are_those_of_anthropics_client(client: anthropic.Anthropic, runn
         assert (model.type, model.id, model.display_name) == ("model", "scripted", "scripted")
         assert model.created_at.tzinfo is not None
     assert client.models.list().has_more is False
-    plain = httpx.get(f"{running.url}/v1/models", headers={"authorization": f"Bearer {KEY}"}).json()
+    plain = httpx.get(f"{running.url}/v1/models", headers={"authorization": f"Bearer {KEY}"}, timeout=None).json()
     assert "type" not in plain["data"][0] and "has_more" not in plain
 
 
@@ -355,7 +355,7 @@ def test_errors_have_anthropics_form(running: Any, http: httpx.Client, monkeypat
     error = response.json()
     assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
     assert error["request_id"] == response.headers["x-request-id"]
-    nobody = httpx.post(running.url + MESSAGES, json=body("plain"))
+    nobody = httpx.post(running.url + MESSAGES, json=body("plain"), timeout=None)
     assert (nobody.status_code, nobody.json()["error"]["type"]) == (401, "authentication_error")
     assert http.get(MESSAGES).json()["error"]["type"] == "invalid_request_error"  # 405
     assert "param" in http.post("/v1/chat/completions", json={}).json()["error"]

@@ -62,7 +62,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, start_server: Any, compile
 
 @pytest.fixture
 def client(running: Any) -> Iterator[ollama.Client]:
-    with ollama.Client(host=running.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as client:
+    with ollama.Client(host=running.url, headers={"authorization": f"Bearer {KEY}"}, timeout=None) as client:
         yield client
 
 
@@ -85,7 +85,7 @@ def test_a_chat_whole_and_in_pieces(client: ollama.Client) -> None:
 
 
 def test_lines_are_json_and_come_unless_they_are_not_wanted(running: Any) -> None:
-    with httpx.Client(base_url=running.url, headers={"authorization": f"Bearer {KEY}"}, timeout=60) as http:
+    with httpx.Client(base_url=running.url, headers={"authorization": f"Bearer {KEY}"}, timeout=None) as http:
         response = http.post("/api/chat", json=ask("plain"))
     assert response.headers["content-type"] == "application/x-ndjson"
     lines = [json.loads(line) for line in response.text.splitlines()]
@@ -212,10 +212,14 @@ def test_a_key_is_needed(running: Any) -> None:
 
 def test_what_is_without_effect_is_told(running: Any) -> None:
     body = {**ask("plain"), "keep_alive": "5m", "stream": False, "options": {"num_ctx": 4096, "temperature": 0}}
-    response = httpx.post(f"{running.url}/api/chat", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    response = httpx.post(
+        f"{running.url}/api/chat", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=None
+    )
     assert response.headers["x-ignored-fields"] == "options.num_ctx,keep_alive"
     body = {**ask("plain"), "truncate": True, "shift": False, "stream": False}
-    response = httpx.post(f"{running.url}/api/chat", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=60)
+    response = httpx.post(
+        f"{running.url}/api/chat", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=None
+    )
     assert (response.status_code, response.headers["x-ignored-fields"]) == (200, "truncate")
 
 
@@ -228,7 +232,7 @@ def test_the_model_is_shown(client: ollama.Client, running: Any) -> None:
     assert {"completion", "tools", "thinking"} == set(shown.capabilities)
     assert shown.modelinfo[f"{shown.modelinfo['general.architecture']}.context_length"] == CONTEXT
     headers = {"authorization": f"Bearer {KEY}"}
-    assert httpx.get(f"{running.url}/api/version", headers=headers).json() == {"version": VERSION}
+    assert httpx.get(f"{running.url}/api/version", headers=headers, timeout=None).json() == {"version": VERSION}
 
 
 def test_the_only_model_is_there_and_stays(client: ollama.Client) -> None:
@@ -265,7 +269,7 @@ def embedder(
 
 
 def test_vectors(embedder: Any) -> None:
-    with ollama.Client(host=embedder.url, timeout=60) as client:
+    with ollama.Client(host=embedder.url, timeout=None) as client:
         both = client.embed("tiny", ["w1 w2 w3", "w4"])
         one = client.embeddings("tiny", "w4")
         assert client.embed("tiny", []).embeddings == []
@@ -273,7 +277,7 @@ def test_vectors(embedder: Any) -> None:
         with pytest.raises(ollama.ResponseError, match="makes embeddings"):
             client.chat("tiny", [{"role": "user", "content": "w1"}])
     openai = httpx.post(
-        f"{embedder.url}/v1/embeddings", json={"model": "tiny", "input": ["w1 w2 w3", "w4"]}, timeout=60
+        f"{embedder.url}/v1/embeddings", json={"model": "tiny", "input": ["w1 w2 w3", "w4"]}, timeout=None
     )
     expected = [entry["embedding"] for entry in openai.json()["data"]]
     np.testing.assert_allclose(both.embeddings, expected, rtol=1e-5)

@@ -25,7 +25,7 @@ def streamed(url: str, number: int, pictures: list[str]) -> str | None:
     own = [pictures[number // 2 % len(pictures)]] if number % 2 else []
     body = {"messages": user(*own), "max_tokens": 24, "temperature": 0, "stream": True, "ignore_eos": True}
     said: list[str] = []
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=300) as response:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=None) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             if line.startswith("data: {"):
@@ -37,7 +37,7 @@ def streamed(url: str, number: int, pictures: list[str]) -> str | None:
 
 
 def gauge(url: str, name: str) -> float:
-    found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", httpx.get(f"{url}/metrics").text, re.MULTILINE)
+    found = re.search(rf"^vllm:{name}\{{[^}}]*\}} (\S+)$", httpx.get(f"{url}/metrics", timeout=None).text, re.MULTILINE)
     assert found is not None, name
     return float(found[1])
 

@@ -75,7 +75,7 @@ def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
     def read() -> None:
         with (
             suppress(httpx.TransportError),  # a server that ends at once says nothing any more
-            httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response,
+            httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=None) as response,
         ):
             lines.extend(line for line in response.iter_lines() if line)
 
@@ -86,7 +86,7 @@ def stream(url: str, lines: list[str], **fields: Any) -> threading.Thread:
 
 def wait_closed(url: str) -> None:
     """Until the server takes no requests any more."""
-    until(lambda: httpx.get(f"{url}/health").status_code == 503)
+    until(lambda: httpx.get(f"{url}/health", timeout=None).status_code == 503)
 
 
 ENDLESS: dict[str, Any] = {"max_tokens": 500, "n": 128}  # for as long as a test takes
@@ -101,17 +101,18 @@ def stalled(url: str) -> socket.socket:
 
 
 def test_sigterm_lets_streams_finish_and_answers_whatever_else_there_is(engine_config: EngineConfig) -> None:
-    with process(engine_config, "--shutdown-timeout", "600") as (server, url), stalled(url) as client:
+    flags = ("--shutdown-timeout", "600", "--read-timeout", "3600")
+    with process(engine_config, *flags) as (server, url), stalled(url) as client:
         short: list[str] = []
         reader = stream(url, short, max_tokens=200)
         until(lambda: bool(short))
         body = {"prompt": [40, 41], "stream": True, "ignore_eos": True, **ENDLESS}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as endless:
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=None) as endless:
             lines = endless.iter_lines()  # dropping it would close the connection
             next(lines)
             server.send_signal(signal.SIGTERM)
             wait_closed(url)
-            response = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
+            response = httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=None)
             reader.join()
         answer = b""
         while part := client.recv(65536):
@@ -170,12 +171,12 @@ def test_a_killed_engine_process_ends_streams_with_an_error_and_the_server_with_
         lines: list[str] = []
         reader = stream(url, lines, **ENDLESS)
         until(lambda: bool(lines))
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert httpx.get(f"{url}/health", timeout=None).status_code == 200
         (engine,) = children(server.pid)
         os.kill(engine, signal.SIGKILL)
         reader.join()
-        answer = httpx.get(f"{url}/health")
-        late = httpx.post(f"{url}/v1/completions", json={"prompt": [40]})
+        answer = httpx.get(f"{url}/health", timeout=None)
+        late = httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=None)
         assert server.stdout is not None
         log = ""
         while not all(said in log for said in ("with status 137", "SIGKILL")):  # by two threads, each in its time
@@ -202,7 +203,7 @@ def test_a_killed_rank_ends_streams_with_an_error_and_the_others(engine_config: 
         (rank,) = children(leader)
         os.kill(rank, signal.SIGKILL)
         reader.join()
-        answer = httpx.get(f"{url}/health")
+        answer = httpx.get(f"{url}/health", timeout=None)
         server.send_signal(signal.SIGTERM)
         assert server.wait() == 1
         assert server.stdout is not None
@@ -221,7 +222,7 @@ def test_other_ranks_are_told_of_the_end(engine_config: EngineConfig) -> None:
     other = subprocess.Popen(serve_command(config.replace(node_rank=1)), stderr=subprocess.PIPE, text=True)
     try:
         with process(config) as (server, url):
-            assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
+            assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=None).status_code == 200
             server.send_signal(signal.SIGTERM)
             assert server.wait() == 0
         _, said = other.communicate()
@@ -249,7 +250,7 @@ def test_ranks_listen_on_loopback_and_end_with_the_one_that_leads_them(engine_co
         (leader,) = children(server.pid)
         (rank,) = children(leader)
         assert listens_at(server.pid) == listens_at(rank) == {"0100007F"}
-        assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=60).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json={"prompt": [40]}, timeout=None).status_code == 200
         server.kill()
         until_ended(rank)
 
@@ -287,7 +288,7 @@ def test_a_server_whose_engine_has_died_ends_by_itself(
             raise RuntimeError("the device is on fire")
 
         monkeypatch.setattr(running.engine.client.engine.runner, "dispatch", fail)
-        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": [40]}, timeout=60)
+        answer = httpx.post(f"{running.url}/v1/completions", json={"prompt": [40]}, timeout=None)
         assert answer.status_code == 503 and "on fire" in answer.json()["error"]["message"]
         until(lambda: running.server.should_exit)
         assert running.engine.exit_status == 1

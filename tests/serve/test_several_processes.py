@@ -77,7 +77,7 @@ def server(engine_config: EngineConfig, folder: Path, **settings: Any) -> Iterat
 def ask(url: str, model: str, *, stream: bool, tokens: int) -> str:
     """How a request ends."""
     body = {"model": model, "prompt": [40, 41], "max_tokens": tokens, "ignore_eos": True, "stream": stream}
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=300)
+    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None)
     if answer.status_code == 503:
         time.sleep(int(answer.headers.get("retry-after", 1)))  # as clients do
         return str(answer.json()["error"]["code"])
@@ -119,12 +119,12 @@ def run(pid: int, url: str, *, requests: int, kills: int, seed: int) -> Counter[
 
 def check(pid: int, url: str, process: subprocess.Popen[str]) -> None:
     """All models answer again, nothing is held that should not be, and nothing is left behind."""
-    cards = {card["id"]: card for card in httpx.get(f"{url}/v1/models").json()["data"]}
+    cards = {card["id"]: card for card in httpx.get(f"{url}/v1/models", timeout=None).json()["data"]}
     assert set(cards) == set(NAMES)
     for name in NAMES:
         until(lambda name=name: ask(url, name, stream=False, tokens=1) == "length")  # type: ignore[misc]
-    assert httpx.get(f"{url}/health").status_code == 200
-    states = Counter(card["state"] for card in httpx.get(f"{url}/v1/models").json()["data"])
+    assert httpx.get(f"{url}/health", timeout=None).status_code == 200
+    states = Counter(card["state"] for card in httpx.get(f"{url}/v1/models", timeout=None).json()["data"])
     assert 1 <= states["loaded"] + states["sleeping"] <= 2
     until(lambda: len(children(pid)) <= 2)
     engines = children(pid)
@@ -155,7 +155,7 @@ def test_a_model_whose_files_are_missing_leaves_the_others(engine_config: Engine
         shutil.rmtree(tmp_path / "two")
         assert ask(url, "two", stream=False, tokens=1) == "model_unavailable"
         assert ask(url, "one", stream=False, tokens=1) == "length"
-        card = httpx.get(f"{url}/v1/models/two").json()
+        card = httpx.get(f"{url}/v1/models/two", timeout=None).json()
         assert card["state"] == "failed" and card["failure"] == "it could not be loaded; the server's log says why"
         shutil.copytree(tmp_path / "one", tmp_path / "two")
         until(lambda: ask(url, "two", stream=True, tokens=1) == "length")

@@ -52,7 +52,7 @@ def told(url: str, path: str, asked: dict[str, Any]) -> tuple[str, list[float], 
     """What the benchmark takes from a stream: text, times of chunks with choices, and tokens by the usage."""
     text, times, tokens = "", [], -1
     headers = {"Authorization": "Bearer None"}  # of an OPENAI_API_KEY that is not set
-    with httpx.stream("POST", url + path, json=asked, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", url + path, json=asked, headers=headers, timeout=None) as answer:
         assert answer.status_code == 200, answer.read()
         for line in answer.iter_lines():
             data = line.removeprefix("data: ").strip()
@@ -95,5 +95,5 @@ def test_the_benchmarks_requests(running: Running, path: str, chat: bool, keep: 
 def test_its_profile_needs_a_key(running: Running) -> None:
     """--profile: it goes on where a server refuses."""
     asked = body("tiny-llama", chat=False, keep_special_tokens=True)
-    answer = httpx.post(f"{running.url}/start_profile", json=asked, timeout=60)
+    answer = httpx.post(f"{running.url}/start_profile", json=asked, timeout=None)
     assert answer.status_code == 403 and "--admin-key" in answer.json()["error"]["message"]

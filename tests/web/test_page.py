@@ -170,7 +170,7 @@ def test_files_are_attached(visitor_of: Callable[..., Visitor], server: Running)
     expect(page.locator(".attachments summary")).to_contain_text("notes.md")
 
     def sees(route: Any) -> None:
-        body = httpx.get(route.request.url).json()
+        body = httpx.get(route.request.url, timeout=None).json()
         body["data"][0]["input_modalities"] = ["text", "image"]
         route.fulfill(json=body)
 
