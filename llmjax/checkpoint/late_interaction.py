@@ -11,7 +11,7 @@ from llmjax.checkpoint.files import object_if_there
 from llmjax.checkpoint.sentence_transformers import SentenceModules
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
-from llmjax.models.layers.pooling import DOCUMENT, QUERY, Dense, TextPrompt
+from llmjax.models.layers.pooling import DOCUMENT, PUNCTUATION, QUERY, Dense, TextPrompt
 from llmjax.models.nested import unwrapped_name
 
 T = TypeVar("T", bound=StoredTensor)
@@ -90,7 +90,8 @@ def _marks(folder: Path) -> dict[str, TextPrompt]:
     marks = {name: values.get(key, missing) for name, (key, missing) in MARKS.items()}
     if wrong := next((name for name, mark in marks.items() if not isinstance(mark, str)), None):
         raise CheckpointError(f"{folder / COLBERT_FILE}: {MARKS[wrong][0]} must be a token")
-    return {name: TextPrompt(second=mark) for name, mark in marks.items()}
+    skipped = PUNCTUATION if values.get("mask_punctuation", True) else ()
+    return {name: TextPrompt(second=mark, skipped=skipped * (name == DOCUMENT)) for name, mark in marks.items()}
 
 
 def _questions(folder: Path, asked: _Asked) -> dict[str, TextPrompt]:

@@ -15,7 +15,7 @@ from llmjax.checkpoint.safetensors import stored_tensors
 from llmjax.checkpoint.stored_tensor import StoredTensor
 from llmjax.errors import CheckpointError
 from llmjax.models.config import ModelConfig
-from llmjax.models.layers.pooling import DOCUMENT, QUERY, Dense, Pooler, PoolingKind, TextPrompt
+from llmjax.models.layers.pooling import DOCUMENT, PUNCTUATION, QUERY, Dense, Pooler, PoolingKind, TextPrompt
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
@@ -182,7 +182,11 @@ def _marks(settings: Mapping[str, Any], path: Path) -> dict[str, TextPrompt]:
     found = {name: settings[key] for name, key in MARKS.items() if settings.get(key)}
     if wrong := next((name for name, mark in found.items() if not isinstance(mark, str)), None):
         raise CheckpointError(f"{path}: {MARKS[wrong]} must be a text")
-    return {name: TextPrompt(second=mark) for name, mark in found.items()}
+    words = settings.get("skiplist_words")
+    if words is not None and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        raise CheckpointError(f"{path}: skiplist_words must be a list of texts")
+    skipped = PUNCTUATION if words is None else tuple(words)
+    return {name: TextPrompt(second=mark, skipped=skipped * (name == DOCUMENT)) for name, mark in found.items()}
 
 
 def _pooling(path: Path) -> PoolingKind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -35,16 +36,21 @@ class TextPrompt:
         before, after: texts in front of it and after it.
         second: a token that stands after the first one, which the tokenizer puts there (ColBERT); empty: none does.
         complete: whether the tokenizer puts nothing around it, because it is in ``before`` (ColPali).
+        skipped: tokens whose vectors do not count where every token has one, such as punctuation in documents; a text
+            is known by ``second``.
     """
 
     before: str = ""
     after: str = ""
     second: str = ""
     complete: bool = False
+    skipped: tuple[str, ...] = ()
 
 
 QUERY, DOCUMENT = "query", "document"
 """Names of prompts for what is looked for, and for what it is looked for in."""
+PUNCTUATION = tuple(string.punctuation)
+"""Tokens of documents that ColBERT and PyLate skip where their files do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)

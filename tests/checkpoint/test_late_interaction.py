@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import string
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,11 @@ def test_marks_of_texts_are_tokens(tmp_path: Path) -> None:
     (folder / "artifact.metadata").unlink()
     modules = open_checkpoint(folder).modules
     assert modules is not None
-    assert modules.prompts == {"query": TextPrompt(second="[unused0]"), "document": TextPrompt(second="[unused1]")}
+    document = TextPrompt(second="[unused1]", skipped=tuple(string.punctuation))
+    assert modules.prompts == {"query": TextPrompt(second="[unused0]"), "document": document}
+    (folder / "artifact.metadata").write_text(json.dumps({"mask_punctuation": False}))
+    modules = open_checkpoint(folder).modules
+    assert modules is not None and modules.prompts["document"] == TextPrompt(second="[unused1]")
     (folder / "artifact.metadata").write_text(json.dumps({"doc_token_id": 3}))
     with pytest.raises(CheckpointError, match="doc_token_id must be a token"):
         open_checkpoint(folder)

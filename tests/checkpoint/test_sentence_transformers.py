@@ -164,7 +164,7 @@ def test_matrices_without_pooling_are_of_each_token(tmp_path: Path) -> None:
     assert opened.modules is not None and opened.modules.prompts == {
         "title": TextPrompt(before="T: "),
         "query": TextPrompt(second="[Q] "),
-        "document": TextPrompt(second="[D] "),
+        "document": TextPrompt(second="[D] ", skipped=tuple("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")),
     }
     (tmp_path / "model" / settings).write_text(json.dumps({"query_prefix": 7}))
     with pytest.raises(CheckpointError, match="query_prefix must be a text"):

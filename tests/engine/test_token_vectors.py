@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +58,26 @@ def test_vectors_of_tokens_are_those_of_the_original(served: Served) -> None:
         output = served.made(key)
         assert output.prompt_token_ids == served.golden[f"{key}/tokens"].tolist()
         np.testing.assert_allclose(output.outputs.data, served.golden[f"{key}/vectors"], atol=TOLERANCE)
+
+
+def test_skipped_words_of_documents_have_no_vectors(tmp_path: Path, compile_cache_dir: str) -> None:
+    """They are read like others, and queries have vectors of all."""
+    folder, golden = tmp_path / "pylate", dict(np.load(TOKEN_VECTORS / "pylate" / "golden.npz"))
+    shutil.copytree(TOKEN_VECTORS / "pylate", folder)
+    settings, text = folder / "config_sentence_transformers.json", golden["document0"].tobytes().decode()
+    words = text.split()[:2]
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "skiplist_words": [*words, "unknown"]}))
+    llm = LLM(str(folder), **options(compile_cache_dir))
+    try:
+        left = ~np.isin(golden["document0/tokens"], [int(word[1:]) for word in words])
+        expected = golden["document0/vectors"][left]
+        made, query = (llm.encode([text], PoolingParams(prompt_name=name))[0] for name in ("document", "query"))
+        assert 0 < len(expected) < len(made.prompt_token_ids) == len(query.outputs.data)
+        np.testing.assert_allclose(made.outputs.data, expected, atol=TOLERANCE)
+        (score,) = llm.score(golden["query0"].tobytes().decode(), text)
+        assert score.outputs.score == pytest.approx(max_sim(golden["query0/vectors"], expected), abs=TOLERANCE)
+    finally:
+        llm.close()
 
 
 def test_batches_make_the_same_vectors(served: Served) -> None:

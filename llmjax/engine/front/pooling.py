@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+import numpy as np
+
 from llmjax.engine.front.pairs import Page, PairPrompts, Side, TextPair
 from llmjax.engine.front.requests import Prompt, Requests, check_keys, ids_of
 from llmjax.engine.front.scores import PoolingInput
@@ -34,6 +36,7 @@ class PoolingPrompts:
         self._tokenizer = tokenizer
         self._pooler = info.pooler
         self._max_model_len = info.max_model_len
+        self._skipped = {} if tokenizer is None or info.pooler is None else _skipped(tokenizer, info.pooler)
         self._pairs = None
         if tokenizer is not None and info.pooler is not None:
             self._pairs = PairPrompts.of(tokenizer, info.pooler, chosen=chosen_template)
@@ -174,5 +177,17 @@ class PoolingPrompts:
         """An output of `Frontend.process` as its request wants it: cut, normalized or activated. Any thread may
         ask, and should for the vectors of many tokens."""
         if output.error is None and self._pooler is not None:
-            output.outputs = PoolingOutput(finished(output.outputs.data, params, self._pooler))
+            vectors, ids = output.outputs.data, output.prompt_token_ids
+            if len(ids) > 1 and ids[1] in self._skipped and len(vectors) == len(ids):
+                vectors = vectors[~np.isin(ids, self._skipped[ids[1]])]
+            output.outputs = PoolingOutput(finished(vectors, params, self._pooler))
         return output
+
+
+def _skipped(tokenizer: Tokenizer, pooler: PoolerInfo) -> dict[int, list[int]]:
+    """The tokens of texts that have no vectors, by the token that marks such a text; empty: all tokens have."""
+    if pooler.kind != "each":
+        return {}
+    ids = {form.second: list(map(tokenizer.token_to_id, form.skipped)) for form in pooler.prompts.values()}
+    known = {tokenizer.token_to_id(mark): [id for id in skipped if id is not None] for mark, skipped in ids.items()}
+    return {mark: skipped for mark, skipped in known.items() if mark is not None and skipped}
