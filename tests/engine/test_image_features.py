@@ -78,7 +78,8 @@ def test_a_prefix_may_end_inside_an_image(plain: LLM) -> None:
 
 @pytest.mark.slow
 def test_drafts(expected: Tokens, compile_cache_dir: str) -> None:
-    llm = engine_of(NAME, compile_cache_dir, speculative_config=NGRAM)
+    # One step at a time: else how long steps take decides how many, and so where drafts are looked for.
+    llm = engine_of(NAME, compile_cache_dir, speculative_config=NGRAM, decode_steps=1)
     llm.engine.runner.programs.wait_all()  # there are no drafts before
     llm.engine._speculation = AlwaysWorthIt(SpeculativeConfig.of(NGRAM))
     assert generated(llm) == expected
