@@ -71,7 +71,8 @@ def _grammar(params: StructuredOutputsParams, markers: Markers) -> dict[str, Any
         tag = _read("structural_tag", params.structural_tag)
         try:
             check_schema(tag)
-            return {"lark_grammar": tag_grammar(tag, options=json_options(params), markers=markers)}
+            close = params.disable_additional_properties
+            return {"lark_grammar": tag_grammar(tag, options=json_options(params), markers=markers, close=close)}
         except InvalidRequest as error:
             raise InvalidRequest(f"structural_tag: {error}") from error
     assert params.grammar is not None

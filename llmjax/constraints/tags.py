@@ -9,25 +9,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from llmjax.constraints.closing import closed
 from llmjax.constraints.lark import Markers, lark_of, lark_regex
 from llmjax.errors import InvalidRequest
 
 MAX_DEPTH = 32  # nested formats
 
 
-def tag_grammar(tag: Any, *, options: Mapping[str, Any], markers: Markers) -> str:
+def tag_grammar(tag: Any, *, options: Mapping[str, Any], markers: Markers, close: bool = False) -> str:
     """Converts a structural tag to Lark.
 
     Args:
         tag: the tag as JSON.
         options: options of schemas, see ``json_options``.
+        close: whether objects have the properties that their schemas name, and no others.
 
     Raises:
         InvalidRequest: it is not a structural tag.
     """
     if not isinstance(tag, dict):
         raise InvalidRequest("is not an object")
-    writer = _Writer(options, markers)
+    writer = _Writer(options, markers, close)
     if "format" in tag:
         start = writer.format(tag["format"], depth=0)
     else:
@@ -42,8 +44,9 @@ def tag_grammar(tag: Any, *, options: Mapping[str, Any], markers: Markers) -> st
 
 
 class _Writer:
-    def __init__(self, options: Mapping[str, Any], markers: Markers) -> None:
+    def __init__(self, options: Mapping[str, Any], markers: Markers, close: bool) -> None:
         self._options = options
+        self._close = close
         self._markers = markers
         self.rules: list[str] = []
         self._count = 0
@@ -87,7 +90,7 @@ class _Writer:
 
     def _json(self, schema: Any) -> str:
         if isinstance(schema, dict):
-            schema = {**schema, "x-guidance": self._options}
+            schema = {**(closed(schema) if self._close else schema), "x-guidance": self._options}
         return self._rule(f"%json {json.dumps(schema)}")
 
     def _text(self, value: Mapping[str, Any], key: str) -> str:

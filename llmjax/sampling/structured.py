@@ -45,7 +45,7 @@ class StructuredOutputsParams:
         structural_tag: free text in which tags lead to parts that have a form.
         disable_any_whitespace: JSON without white space.
         disable_additional_properties: objects have the properties that their schema names, and no others, where it does
-            not say.
+            not say, as llama.cpp, Ollama and vLLM's own grammars have it; false: any others too, as JSON Schema has it.
         whitespace_pattern: what may stand between the parts of JSON, as an expression.
         lenient: keywords of a schema that cannot be enforced are left out; otherwise they are errors.
         after: what comes before, for models that reason.
@@ -63,7 +63,7 @@ class StructuredOutputsParams:
     json_object: bool | None = None
     structural_tag: str | Mapping[str, Any] | None = None
     disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
+    disable_additional_properties: bool = True
     whitespace_pattern: str | None = None
     lenient: bool = False
     after: FreeText | None = None

@@ -57,6 +57,20 @@ def test_what_is_wrong_is_told_as_the_library_says_it(compiler: GrammarCompiler)
         assert raised.value.field == "regex"
 
 
+def test_objects_have_no_properties_that_are_not_named(compiler: GrammarCompiler) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    tagged = {"structural_tag": {"format": {"type": "json_schema", "json_schema": schema}}}
+    more = '{"a": 1, "b": 2}'
+    for form in ({"json": schema}, tagged):
+        assert accepts(compiler, '{"a": 1}', **form) and not accepts(compiler, more, **form)
+    for opened in (
+        {"json": {**schema, "additionalProperties": True}},
+        {"json": schema, "disable_additional_properties": False},
+        {**tagged, "disable_additional_properties": False},
+    ):
+        assert accepts(compiler, more, **opened)
+
+
 def test_a_grammar_is_compiled_where_it_is_asked_for_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = GrammarCompiler(Bytes(), vocab_size=EOS + 1, eos_token_ids=[EOS])  # type: ignore[arg-type]
     made: list[str] = []

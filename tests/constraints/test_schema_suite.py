@@ -61,7 +61,7 @@ def compiler() -> GrammarCompiler:
 
 
 def compiled(compiler: GrammarCompiler, schema: Any) -> LLMatcher:
-    grammar = compiler.grammar(StructuredOutputsParams(json=json.dumps(schema)))
+    grammar = compiler.grammar(StructuredOutputsParams(json=json.dumps(schema), disable_additional_properties=False))
     compiler.check(grammar)
     return compiler.matcher(grammar)
 

@@ -123,7 +123,10 @@ def test_results_of_tools_go_back(client: ollama.Client) -> None:
     assert client.chat(**body, tools=[WEATHER]).message.content == SCRIPTS["plain"]
 
 
-@pytest.mark.parametrize("form", ["json", {"type": "object", "properties": {"town": {"type": "string"}}}], ids=str)
+TOWN = {"type": "object", "properties": {"town": {"type": "string"}, "size": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("form", ["json", TOWN], ids=["json", "schema"])
 def test_answers_in_a_form(client: ollama.Client, form: Any) -> None:
     found = client.generate("scripted", "object", format=form, options={"temperature": 0, "num_predict": 60})
     assert json.loads(found.response)["town"] == "Wien"
