@@ -42,7 +42,7 @@ const generated = await client.generate({ model: "scripted", prompt: "plain", op
 assert.equal(generated.response, said);
 const [text] = await join(await client.generate({ model: "scripted", prompt: "[[plain]]", raw: true, stream: true, options }), (part) => part.response);
 assert.equal(text, said);
-const format = { type: "object", properties: { town: { type: "string" } } };
+const format = { type: "object", properties: { town: { type: "string" }, size: { type: "integer" } } };
 assert.equal(JSON.parse((await client.generate({ model: "scripted", prompt: "object", format, options })).response).town, "Wien");
 
 assert.deepEqual((await client.list()).models.map((model) => model.model), ["scripted"]);
