@@ -72,9 +72,9 @@ def sampled(total: int, fps: float, sampling: Sampling) -> list[int]:
         return _by_seconds(total, fps, sampling)
     if sampling.order == "length":
         return _by_length(total, fps, sampling)
-    wished = sampling.most if sampling.fps is None else total / fps * sampling.fps
     if sampling.order == "last":
         return _with_last(total, fps, sampling)
+    wished = sampling.most if sampling.fps is None else total / fps * sampling.fps
     if sampling.order == "parts":
         count = max(min(int(wished), sampling.most, total), 1)
         return [number * total // count for number in range(count)]

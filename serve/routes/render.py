@@ -119,8 +119,8 @@ def as_json(params: SamplingParams) -> dict[str, Any]:
 
 
 def _form(form: StructuredOutputsParams) -> dict[str, Any]:
-    given = {field.name: getattr(form, field.name) for field in fields(form) if field.name != "field"}
-    told = {name: value for name, value in given.items() if value not in (None, False)}
+    given = {field: getattr(form, field.name) for field in fields(form) if field.name != "field"}
+    told = {field.name: value for field, value in given.items() if value != field.default}
     if form.after is not None:
         told["after"] = asdict(form.after)
     if form.instead is not None:

@@ -57,6 +57,15 @@ def test_a_chat_in_two_steps(http: httpx.Client, more: dict[str, Any]) -> None:
             assert entry["top_logprobs"][0] == {name: entry[name] for name in ("token_id", "logprob", "rank")}
 
 
+def test_a_rendered_form_says_what_is_not_the_default(http: httpx.Client) -> None:
+    form = {"json": {"properties": {"a": {}}}, "disable_additional_properties": False, "disable_any_whitespace": True}
+    body = {"messages": HELLO, "structured_outputs": form}
+    rendered = http.post(CHAT + "/render", json=body).json()["sampling_params"]["structured_outputs"]
+    assert {**rendered, "json": json.loads(rendered["json"])} == form
+    usual = http.post(CHAT + "/render", json={**body, "structured_outputs": {"json": form["json"]}}).json()
+    assert list(usual["sampling_params"]["structured_outputs"]) == ["json"]
+
+
 def test_completions_in_two_steps(http: httpx.Client) -> None:
     body = {**ASKED, "prompt": ["the", "and the"], "n": 2}
     rendered = http.post(TEXT + "/render", json=body).json()
