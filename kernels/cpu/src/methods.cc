@@ -11,9 +11,8 @@ constexpr int kMaxVectorRows = 4, kMaxByteRowsBesideTiles = 8;
 constexpr int kMinRowsOfByteTiles = 65;
 
 bool takes(const QuantizedMatrix& w, Method method) {
-  const bool kept = method == Method::kKeptFloats || method == Method::kKeptPairs;
-  if (w.kind == CodeKind::kBf16Panels) return kept || method == Method::kBf16Tiles;
-  if (kept || w.kind == CodeKind::kBf16) return method == Method::kBf16Tiles;
+  if (w.kind == CodeKind::kBf16Panels) return is_kept(method) || method == Method::kBf16Tiles;
+  if (is_kept(method) || w.kind == CodeKind::kBf16) return method == Method::kBf16Tiles;
   const bool integers = w.level_factor != 0 && w.kind != CodeKind::kE4M3 && w.kind != CodeKind::kE5M2;
   switch (method) {
     case Method::kInt8Vectors:

@@ -60,8 +60,6 @@ bool read_format(const int32_t* numbers, const float* levels, QuantizedMatrix& w
          read_field(super_minima, supers, true, w.num_words, w.super_minima);
 }
 
-bool is_kept(Method method) { return method == Method::kKeptFloats || method == Method::kKeptPairs; }
-
 int tiles_of_task(const QuantizedMatrix& w, Method method) {
   if (method == Method::kBf16Tiles || method == Method::kInt8Tiles) return 2;  // which all rows of a task pass by
   if (method == Method::kFloatPanels || method == Method::kBf16Panels || method == Method::kInt16Panels || is_kept(method)) return 4;

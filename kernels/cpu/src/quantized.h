@@ -73,6 +73,9 @@ struct QuantizedMatrix {
 enum class Method : int { kFloatVectors, kFloatPanels, kInt8Vectors, kBf16Panels, kBf16Tiles, kInt16Panels, kInt8Tiles, kKeptFloats, kKeptPairs };
 constexpr int kMethods = 9;
 
+// Whether a method takes kBf16Panels by vectors.
+constexpr bool is_kept(Method method) { return method == Method::kKeptFloats || method == Method::kKeptPairs; }
+
 // What x may be rounded to: int8, or 16 bits, which are bf16, together with weights, or int16.
 struct Rounding {
   bool int8, half;
